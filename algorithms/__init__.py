@@ -1,0 +1,8 @@
+"""The engines, one file each."""
+
+from gradfree.algorithms.backprop import Backprop
+from gradfree.algorithms.fixed_point import FixedPoint
+from gradfree.algorithms.highway_bp import HighwayBP
+from gradfree.algorithms.truncated import Truncated
+
+__all__ = ["Backprop", "FixedPoint", "HighwayBP", "Truncated"]

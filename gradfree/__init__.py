@@ -1,0 +1,32 @@
+"""Gradient engines for PyTorch: switch how an existing model gets its gradients by changing one line."""
+
+from gradfree import checkout
+
+if checkout.IS_CHECKOUT:
+    __path__.append(str(checkout.ROOT))
+
+from gradfree.attaching import Handle
+from gradfree.chain import Chain, ChainError, ChainGradients
+from gradfree.engine import Engine, SweepEngine
+from gradfree.fidelity import Fidelity, gradient_fidelity
+from gradfree.optimizer import EngineOptimizer
+from gradfree.registry import create_engine, create_model, list_engines, list_models
+from gradfree.validation import Report
+
+__version__ = "0.1.0"
+__all__ = [
+    "Chain",
+    "ChainError",
+    "ChainGradients",
+    "Engine",
+    "EngineOptimizer",
+    "Fidelity",
+    "Handle",
+    "Report",
+    "SweepEngine",
+    "create_engine",
+    "create_model",
+    "gradient_fidelity",
+    "list_engines",
+    "list_models",
+]

@@ -1,0 +1,47 @@
+"""Putting an engine on a model's chains, and taking it off again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from gradfree.chain import ChainError
+from gradfree.recording import RecordedChain
+from gradfree.validation import Report
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+
+class Handle:
+    """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model."""
+
+    def __init__(self, hooks: Sequence[RemovableHandle]):
+        self._hooks = hooks
+
+    def detach(self) -> None:
+        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+
+def attach(engine: Engine, model: nn.Module, report: Report) -> Handle:
+    """Hook ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
+    if not report.ok:
+        problems = "\n".join(f"- {problem}" for problem in report.problems)
+        raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
+    recorded = [RecordedChain(engine, dict(blocks)) for blocks in report.chains.values()]
+    return Handle([hook for chain in recorded for hook in chain.record()])

@@ -1,0 +1,74 @@
+"""What an engine may ask of one forward pass through a chain h_i = f_i(h_{i-1}; θ_i), i = 1..L."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gradfree.scan import Cotangent, Factor
+
+
+class ChainError(RuntimeError):
+    """A model, or a forward or backward pass of it, that an engine cannot carry out correctly."""
+
+
+class ChainGradients(NamedTuple):
+    """The gradients that leave a chain; ``None`` where ordinary backpropagation would give ``None``.
+
+    Attributes:
+        initial: the gradient of h_0, the state that enters the chain.
+        inputs: of the other tensors that its blocks were given, in the order of their first use.
+        parameters: of the chain's trainable parameters, each once.
+    """
+
+    initial: Cotangent
+    inputs: Sequence[Tensor | None]
+    parameters: Sequence[Tensor | None]
+
+
+class Chain(ABC):
+    """One recorded forward pass, linearised: the Jacobians F_i = ∂h_i/∂h_{i-1} as products, never as matrices.
+
+    An engine turns the direct cotangents e_i (what the loss sends to each state itself) into the cotangents
+    δ_i = e_i + δ_{i+1} F_{i+1}, exactly or not. The chain has the two operations for that, :meth:`pull` and
+    :meth:`scan`, and the last step, the same for every engine: :meth:`gradients`. The containers of cotangents
+    and of factors are the chain's own affair; engines only hand them on.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """L, the number of links."""
+
+    @abstractmethod
+    def constant(self, factor: float) -> Any:
+        """Return the factors K_i = ``factor`` · I."""
+
+    @abstractmethod
+    def residual(self, weight: float = 1.0) -> Any:
+        """Return the diagonal part of each F_i that the residual path carries, times ``weight``.
+
+        Raises:
+            ChainError: no link has a residual path.
+        """
+
+    @abstractmethod
+    def scan(self, terms: Any, factors: Any) -> Any:
+        """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
+
+    @abstractmethod
+    def pull(self, direct: Any, delta: Any, factors: Any) -> Any:
+        """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
+
+    @abstractmethod
+    def backpropagate(self, direct: Any) -> ChainGradients:
+        """Return the exact gradients, link by link from the last to the first."""
+
+    @abstractmethod
+    def gradients(self, delta: Any) -> ChainGradients:
+        """Return δ_i ∂f_i/∂θ_i for all links at once, and δ_1 F_1 for the initial state."""
+
+
+__all__ = ["Chain", "ChainError", "ChainGradients", "Cotangent", "Factor"]

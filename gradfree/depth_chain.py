@@ -1,0 +1,200 @@
+"""Chains in depth: each link is a module with a graph of its own, a state is one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradfree.chain import Chain, ChainError, ChainGradients
+from gradfree.residual import residual_factor
+from gradfree.scan import Cotangent, Factor, plus, reverse_scan, times
+
+
+@dataclass(frozen=True)
+class Link:
+    """One block's part of a forward pass: a graph that ends at the block's own inputs.
+
+    Attributes:
+        path: the block's module path.
+        out: the block's output h_i, the root of the graph.
+        state: where h_{i-1} enters the graph; ``None`` if h_{i-1} needs no gradient.
+        inputs: where other tensors that need a gradient enter it, by their number in the chain.
+        parameters: the block's trainable parameters, by their number in the chain.
+    """
+
+    path: str
+    out: Tensor
+    state: GradientEdge | None
+    inputs: tuple[tuple[int, GradientEdge], ...]
+    parameters: dict[int, Tensor]
+
+
+class DepthChain(Chain):
+    """Links with separate graphs. Cotangents and factors are lists, one entry a link.
+
+    Args:
+        links: in the order of the forward pass. The last one's output must have a cotangent.
+        parameters: every trainable parameter of the chain, each once.
+        inputs: how many tensors other than the state the links were given.
+        keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
+    """
+
+    def __init__(self, links: Sequence[Link], parameters: Sequence[Tensor], inputs: int, keep_graph: bool):
+        self.links = links
+        self.parameters = parameters
+        self.inputs = inputs
+        self.keep_graph = keep_graph
+
+    def __len__(self) -> int:
+        """L, the number of links."""
+        return len(self.links)
+
+    def constant(self, factor: float) -> list[Factor]:
+        """Return the factors K_i = ``factor`` · I."""
+        return [factor] * len(self)
+
+    def residual(self, weight: float = 1.0) -> list[Factor]:
+        """Return ``weight`` · K_i, read off each block's graph; see :func:`~gradfree.residual.residual_factor`."""
+        if weight == 0.0:
+            return self.constant(0.0)
+        factors = [0.0 if link.state is None else residual_factor(link.out, link.state) for link in self.links]
+        # K_1 leads out of the chain, so a chain of one link needs none; a first block may change the shape.
+        if len(self) > 1 and not any(isinstance(f, Tensor) or f != 0.0 for f in factors[1:]):
+            raise ChainError(
+                f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
+                "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "
+                "see (a compiled block hides it). Use the engine 'fixed_point' or 'truncated', which need none."
+            )
+        return factors if weight == 1.0 else [f * weight for f in factors]
+
+    def scan(self, terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
+        """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
+        return reverse_scan(terms, factors)
+
+    def pull(
+        self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
+    ) -> list[Cotangent]:
+        """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
+        live = [i for i in range(1, len(self)) if delta[i] is not None]
+        result = list(direct)
+        for group in _groups(live):
+            links = [self.links[i] for i in group]
+            with _named(links):
+                pulled = torch.autograd.grad(
+                    [link.out for link in links],
+                    [link.state for link in links],  # type: ignore[misc]
+                    [delta[i] for i in group],  # type: ignore[misc]
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            for i, v in zip(group, pulled, strict=True):
+                known = times(delta[i], factors[i])
+                result[i - 1] = plus(result[i - 1], v if known is None else v - known)
+        return result
+
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients, each block's graph walked once and freed on the way."""
+        total = self._zero()
+        for link, e in zip(reversed(self.links), reversed(direct), strict=True):
+            delta = plus(e, total.initial)
+            total = _add(total, self._local_gradients([link], [delta]) if delta is not None else self._zero())
+        return total
+
+    def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
+        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
+
+        A state whose δ is ``None`` still gives zeros: backpropagation would reach these parameters, so they get
+        a gradient (DDP's reducer waits for it).
+        """
+        dense = [
+            torch.zeros_like(link.out) if d is None else d for link, d in zip(self.links, delta, strict=True)
+        ]
+        total = self._zero()
+        for group in reversed(_groups(range(len(self)))):
+            total = _add(
+                total, self._local_gradients([self.links[i] for i in group], [dense[i] for i in group])
+            )
+        return total
+
+    def _zero(self) -> ChainGradients:
+        return ChainGradients(None, [None] * self.inputs, [None] * len(self.parameters))
+
+    def _local_gradients(self, links: Sequence[Link], delta: Sequence[Tensor]) -> ChainGradients:
+        """Pull ``delta`` back to the first link's state and to all the links' inputs and parameters."""
+        _check_finite(links, delta)
+        numbers = sorted({n for link in links for n in link.parameters})
+        entries = [(n, edge) for link in links for n, edge in link.inputs]
+        first = [] if links[0].state is None else [links[0].state]
+        leaves = [self.parameters[n] for n in numbers]
+        with _named(links), _without_hooks(leaves):
+            grads = torch.autograd.grad(
+                [link.out for link in links],
+                [*first, *(edge for _, edge in entries), *leaves],
+                delta,
+                retain_graph=self.keep_graph,
+                allow_unused=True,
+            )
+        rest = iter(grads)
+        initial = next(rest) if first else None
+        inputs: list[Cotangent] = [None] * self.inputs
+        for n, _ in entries:
+            inputs[n] = plus(inputs[n], next(rest))
+        parameters: list[Cotangent] = [None] * len(self.parameters)
+        for n in numbers:
+            parameters[n] = next(rest)
+        return ChainGradients(initial, inputs, parameters)
+
+
+def _add(later: ChainGradients, earlier: ChainGradients) -> ChainGradients:
+    """Return the gradients of two pieces of a chain: sums, but the earlier piece's initial state."""
+    return ChainGradients(
+        earlier.initial,
+        list(map(plus, later.inputs, earlier.inputs)),
+        list(map(plus, later.parameters, earlier.parameters)),
+    )
+
+
+def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
+    """Return the links to walk in one autograd call: all, or one by one where a failing link must be named."""
+    if torch.is_anomaly_enabled():
+        return [[i] for i in indices]
+    return [indices] if indices else []
+
+
+def _check_finite(links: Sequence[Link], delta: Sequence[Tensor]) -> None:
+    """Under anomaly detection, refuse NaN and inf (elsewhere they pass: GradScaler must see them)."""
+    if not torch.is_anomaly_enabled():
+        return
+    for link, d in zip(links, delta, strict=True):
+        if not d.isfinite().all():
+            raise ChainError(f"non-finite cotangent at the output of {link.path}, from the blocks behind it.")
+
+
+@contextmanager
+def _named(links: Sequence[Link]) -> Iterator[None]:
+    """Say which links a failing local backward pass belongs to."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        where = links[0].path if len(links) == 1 else f"{links[0].path} to {links[-1].path}"
+        raise ChainError(f"the backward pass inside {where} failed: {error}") from error
+
+
+@contextmanager
+def _without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Keep tensor hooks on parameters from running here: autograd runs them when the gradient arrives."""
+    hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    try:
+        for hooks, _ in hooked:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, saved in hooked:
+            hooks.update(saved)

@@ -1,0 +1,102 @@
+"""The engine interface: a configuration that knows how to solve a chain for its gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from gradfree.attaching import Handle, attach
+from gradfree.chain import Chain, ChainGradients
+from gradfree.validation import Report, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(ABC):
+    """A way to train a network: turns the direct cotangents of a chain's states into gradients.
+
+    Subclasses are frozen dataclasses whose fields are the options; they implement :meth:`gradients`, or derive
+    from :class:`SweepEngine`. An engine holds no state of a model and may be attached to several.
+
+    Raises:
+        TypeError: an unknown option; the message names the known ones.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> Engine:
+        """Refuse options that the engine does not have."""
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(options.keys() - set(known))
+        if unknown or args:
+            what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
+            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
+        return super().__new__(cls)
+
+    @abstractmethod
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
+
+        Must be linear in ``direct`` (loss scaling and gradient accumulation rely on it) and must not wait for
+        the device.
+        """
+
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+        """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
+
+        Args:
+            model: any module.
+            chains: module paths of the containers (``nn.Sequential``, ``nn.ModuleList``) whose blocks form a
+                chain; by default the only one found.
+        """
+        return validate(model, chains)
+
+    def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
+        """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
+
+        Use the handle as a context manager or call its ``detach()``. Arguments as in :meth:`validate`.
+
+        Raises:
+            ChainError: what :meth:`validate` reports; the model is unchanged then.
+        """
+        return attach(self, model, self.validate(model, chains))
+
+
+class SweepEngine(Engine):
+    """An engine that splits each link's Jacobian into F = K + J and iterates δ ← scan(e + pull_J(δ), K).
+
+    With diagonal K the scan is cheap; each sweep pulls through all links at once. After k sweeps δ is exact for
+    the last k + 1 states, so k = L - 1 is exact everywhere (Highway-BP, arXiv 2501.17086, eqs. 6 and 7).
+    """
+
+    @property
+    @abstractmethod
+    def sweeps(self) -> int:
+        """Return k, the number of sweeps after the first scan."""
+
+    @abstractmethod
+    def split(self, chain: Chain) -> Any:
+        """Return the factors K_i, made by ``chain.constant`` or ``chain.residual``."""
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients after :attr:`sweeps` sweeps."""
+        factors = self.split(chain)
+        delta = chain.scan(direct, factors)
+        for _ in range(min(self.sweeps, len(chain) - 1)):
+            delta = chain.scan(chain.pull(direct, delta, factors), factors)
+        return chain.gradients(delta)
+
+
+def check_count(engine: Engine, option: str, least: int) -> None:
+    """Refuse an option that is not a whole number of at least ``least``.
+
+    Raises:
+        TypeError: not an ``int``.
+        ValueError: too small.
+    """
+    value = getattr(engine, option)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{type(engine).__name__}: {option} must be an int of at least {least}, not {value!r}.")
+    if value < least:
+        raise ValueError(f"{type(engine).__name__}: {option} must be at least {least}, not {value}.")

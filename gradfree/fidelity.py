@@ -1,0 +1,112 @@
+"""How close an engine's gradients come to exact backpropagation's on the same batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.engine import Engine
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two gradients compared, the approximate one g and the exact one g*.
+
+    Attributes:
+        cosine: g · g* / (|g| |g*|); NaN if one of them is zero.
+        norm_ratio: |g| / |g*|; NaN or inf if g* is zero.
+        relative_error: |g - g*| / |g*|; NaN or inf if g* is zero.
+    """
+
+    cosine: float
+    norm_ratio: float
+    relative_error: float
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """The agreement of a whole gradient and of each parameter's part of it.
+
+    Attributes:
+        total: all parameters together, as one vector.
+        parameters: each trainable parameter that exact backpropagation gives a gradient, by name.
+    """
+
+    total: Agreement
+    parameters: dict[str, Agreement]
+
+    def __str__(self) -> str:
+        width = max(map(len, [*self.parameters, "parameter"]))
+        rows = [f"{'parameter':{width}}   cosine  norm ratio  relative error"]
+        for name, a in [*self.parameters.items(), ("all", self.total)]:
+            rows.append(f"{name:{width}}  {a.cosine:7.4f}  {a.norm_ratio:10.4f}  {a.relative_error:14.3e}")
+        return "\n".join(rows)
+
+
+def gradient_fidelity(
+    engine: Engine,
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Sequence[Any],
+    chains: Sequence[str] | None = None,
+) -> Fidelity:
+    """Compare the engine's gradients with exact backpropagation's, and leave no trace.
+
+    Runs the model twice with the same random numbers (dropout masks) on the same batch. Weights, buffers,
+    ``.grad`` and the random state are afterwards as before.
+
+    Args:
+        engine: what to judge. Must not be attached to the model at the moment.
+        model: in the mode (train or eval) to judge it in.
+        loss_fn: called as ``loss_fn(model(*inputs), target)``; returns a scalar.
+        batch: ``(*inputs, target)``.
+        chains: as in :meth:`gradfree.Engine.attach`.
+
+    Raises:
+        ChainError: the engine cannot be attached, or the model's pass breaks its rules.
+    """
+    *inputs, target = batch
+    names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+
+    def gradients() -> tuple[Tensor | None, ...]:
+        with _unchanged(model, inputs), torch.enable_grad():
+            return torch.autograd.grad(loss_fn(model(*inputs), target), parameters, allow_unused=True)
+
+    with engine.attach(model, chains):
+        approximate = gradients()
+    exact = gradients()
+    pairs = {
+        name: (torch.zeros_like(e) if a is None else a, e)
+        for name, a, e in zip(names, approximate, exact, strict=True)
+        if e is not None
+    }
+    whole = [torch.cat([pair[i].flatten().double() for pair in pairs.values()]) for i in (0, 1)]
+    return Fidelity(_agreement(*whole), {name: _agreement(*pair) for name, pair in pairs.items()})
+
+
+def _agreement(g: Tensor, exact: Tensor) -> Agreement:
+    g, exact = g.flatten().double(), exact.flatten().double()
+    norm, exact_norm = g.norm(), exact.norm()
+    figures = (g @ exact / (norm * exact_norm), norm / exact_norm, (g - exact).norm() / exact_norm)
+    return Agreement(*(figure.item() for figure in figures))
+
+
+@contextmanager
+def _unchanged(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
+    """Restore the model's buffers and the random state of every device in use."""
+    tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, torch.Tensor))]
+    devices = {t.device for t in tensors if t.device.type != "cpu"}
+    kind = next(iter(devices)).type if devices else "cuda"
+    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in saved:
+                    buffer.copy_(value)

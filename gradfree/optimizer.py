@@ -1,0 +1,95 @@
+"""An engine and an optimizer as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gradfree.engine import Engine
+from gradfree.registry import resolve_engine
+
+
+class EngineOptimizer(Optimizer):
+    """Your optimizer, and the engine that computes the gradients it steps on.
+
+    Attaches the engine to ``model`` at once; everything else is the wrapped optimizer: LR schedulers,
+    ``GradScaler``, closures, hooks and ``state_dict`` see its groups and its state.
+
+    Args:
+        optimizer: any optimizer over parameters of ``model``.
+        model: the model to attach to.
+        engine: an engine's name, or an engine.
+        chains: as in :meth:`gradfree.Engine.attach`.
+        **options: the engine's options, if it is given by name.
+
+    Raises:
+        ChainError: the engine cannot be attached.
+        ValueError: the optimizer holds none of the model's parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        engine: str | Engine = "highway_bp",
+        *,
+        chains: Sequence[str] | None = None,
+        **options: Any,
+    ):
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r}.")
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if own.isdisjoint(map(id, model.parameters())):
+            raise ValueError(f"the optimizer holds none of the parameters of {type(model).__name__}.")
+        # Optimizer.__init__ would build groups of its own.
+        self.optimizer = optimizer
+        self.engine = resolve_engine(engine, options)
+        self._handle = self.engine.attach(model, chains)
+
+    def detach(self) -> None:
+        """Take the engine off the model; the optimizer goes on with plain gradients."""
+        self._handle.detach()
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what the base class would have set, and the wrapped optimizer's own attributes."""
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state by parameter."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's defaults."""
+        return self.optimizer.defaults
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step; a closure is called as the wrapped optimizer calls it."""
+        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state: it loads with and without gradfree."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a wrapped or a plain optimizer's state."""
+        self.optimizer.load_state_dict(state_dict)

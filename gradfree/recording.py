@@ -1,0 +1,295 @@
+"""Recording a forward pass through a chain of modules so that ``loss.backward()`` asks the engine for gradients.
+
+The model runs its blocks itself; hooks on them cut autograd's graph at the block borders:
+
+- *Start*, before the first block, takes the initial state and every trainable parameter of the chain. Autograd
+  runs it last, when every direct cotangent is known: it lets the engine solve and returns all gradients.
+- *Entry*, before each block, gives it a state without history: the block builds a graph of its own.
+- *Exit*, behind each block, hands the state on. Its backward only collects the direct cotangent e_i.
+
+No state is kept on the modules: a state tensor's own graph node tells which pass it belongs to, so passes may
+overlap and a model may be called several times before one backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from gradfree.chain import ChainError
+from gradfree.depth_chain import DepthChain, Link
+from gradfree.scan import Cotangent
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+
+class Recording:
+    """What one forward pass through a chain leaves behind for its backward pass."""
+
+    def __init__(self, chain: RecordedChain, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+        self.chain = chain
+        self.parameters = parameters
+        self.inputs = inputs
+        self.links: list[Link] = []
+        self.direct: list[Cotangent] = []
+
+    def append(self, link: Link) -> None:
+        self.links.append(link)
+        self.direct.append(None)
+
+    def collect(self, index: int, cotangent: Cotangent) -> None:
+        """Keep the direct cotangent of the state behind link ``index``."""
+        if cotangent is not None and torch.is_anomaly_enabled() and not cotangent.isfinite().all():
+            raise ChainError(
+                f"non-finite cotangent at the output of {self.links[index].path}: the loss sends NaN or inf there."
+            )
+        self.direct[index] = cotangent
+
+    def solve(self) -> tuple[Cotangent, ...]:
+        """Return the gradients of the initial state, the other inputs and the parameters."""
+        direct, self.direct = self.direct, [None] * len(self.links)
+        last = max((i for i, e in enumerate(direct) if e is not None), default=None)
+        if last is None:
+            return (None,) * (1 + len(self.inputs) + len(self.parameters))
+        chain = DepthChain(self.links[: last + 1], self.parameters, len(self.inputs), _keep_graph())
+        gradients = self.chain.engine.gradients(chain, direct[: last + 1])
+        return gradients.initial, *gradients.inputs, *gradients.parameters
+
+
+class _Context(FunctionCtx):
+    recording: Recording
+    index: int
+    path: str
+
+
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, recording: Recording, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
+        ctx.recording = recording
+        ctx.set_materialize_grads(False)
+        return state.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
+        return None, *ctx.recording.solve()
+
+
+class _Exit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, recording: Recording, before: Tensor, state: Tensor) -> Tensor:
+        ctx.recording = recording
+        ctx.index = len(recording.links) - 1
+        ctx.set_materialize_grads(False)
+        return state.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, ...]:
+        ctx.recording.collect(ctx.index, cotangent)
+        return None, None, None
+
+
+class _Entry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, path: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.path = path
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, *_: Tensor) -> tuple[None, ...]:
+        # The engine's own passes stop at this node; only a graph that left the block elsewhere runs it.
+        raise ChainError(
+            f"the loss uses a tensor from inside {ctx.path} (one of its inputs, or a loss or feature computed in it) "
+            "that is not the block's output: its gradient cannot pass the chain. Use the outputs of the blocks "
+            f"instead, or leave the blocks around {ctx.path} out of the chain."
+        )
+
+
+class _Call(NamedTuple):
+    """What a block's pre-hook leaves for its forward hook."""
+
+    recording: Recording
+    before: Tensor
+    state: GradientEdge | None
+    inputs: tuple[tuple[int, GradientEdge], ...]
+
+
+class RecordedChain:
+    """One chain of a model with an engine attached.
+
+    Args:
+        engine: solves for the gradients.
+        blocks: the blocks by module path, in the order in which the model runs them.
+    """
+
+    def __init__(self, engine: Engine, blocks: dict[str, nn.Module]):
+        self.engine = engine
+        self.blocks = blocks
+
+    def record(self) -> list[torch.utils.hooks.RemovableHandle]:
+        """Put the hooks on the blocks; return their handles."""
+        handles = []
+        for path, block in self.blocks.items():
+            recorder = BlockRecorder(self, path)
+            # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
+            handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(recorder.leave, prepend=True))
+        return handles
+
+    def trainable(self) -> list[Tensor]:
+        """Return the parameters of all blocks that need a gradient, each once."""
+        unique = {id(p): p for block in self.blocks.values() for p in block.parameters() if p.requires_grad}
+        return list(unique.values())
+
+
+class BlockRecorder:
+    """The hooks of one block."""
+
+    def __init__(self, chain: RecordedChain, path: str):
+        self.chain = chain
+        self.path = path
+        self.call: _Call | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a call that an exception has cut short: its tensors cannot be copied."""
+        return {**self.__dict__, "call": None}
+
+    def enter(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Give the block inputs without history and join the pass that its state belongs to, or start one."""
+        self.call = None
+        if not torch.is_grad_enabled():
+            return None
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        live = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not live and not any(p.requires_grad for p in block.parameters()):
+            return None
+        state = leaves[0] if leaves else None
+        if not isinstance(state, Tensor):
+            raise ChainError(f"{self.path} was called without a state: its first argument must be a tensor.")
+        others = [leaves[i] for i in live if i > 0]
+        recording, before = self._join(state, others)
+        local = _Entry.apply(self.path, *(leaves[i].detach().requires_grad_() for i in live)) if live else ()
+        for i, tensor in zip(live, local, strict=True):
+            leaves[i] = tensor
+        edges = dict(zip(live, map(get_gradient_edge, local), strict=True))
+        entry = edges.pop(0, None)
+        numbers = [self._number(recording, tensor) for tensor in others]
+        self.call = _Call(recording, before, entry, tuple(zip(numbers, edges.values(), strict=True)))
+        return pytree.tree_unflatten(leaves, structure)
+
+    def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
+        """Add the block's graph to the recording and hand its output on as the next state."""
+        call, self.call = self.call, None
+        if call is None:
+            return None
+        if not isinstance(out, Tensor):
+            raise ChainError(
+                f"{self.path} returned {type(out).__name__}, but a block of a chain must return one tensor, the next "
+                "state. Return the rest another way, or leave the block out of the chain."
+            )
+        if not out.requires_grad:
+            return None
+        recording = call.recording
+        if recording.links and recording.links[0].out.shape != out.shape:
+            first = recording.links[0]
+            raise ChainError(
+                f"{self.path} returned a state of shape {tuple(out.shape)}, {first.path} one of "
+                f"{tuple(first.out.shape)}: the blocks of a chain must keep the shape. Attach one chain for each "
+                "shape, chains=[...], with the blocks that change it in front of each."
+            )
+        used = self._parameters(out, call)
+        recording.append(Link(self.path, out, call.state, call.inputs, used))
+        return _Exit.apply(recording, call.before, out.detach())
+
+    def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor]:
+        """Return the recording that ``state`` belongs to, and the node's output to continue from."""
+        node = state.grad_fn
+        recording = node.recording if isinstance(node, _exit_node) else None
+        if recording is not None and recording.chain is self.chain:
+            self._check_order(recording, node.index, state)
+            return recording, state
+        if state.requires_grad and self.path != next(iter(self.chain.blocks)):
+            raise ChainError(
+                f"{self.path} was not given the output of the block before it: the model, or a hook, computes "
+                "something between the blocks. Move that into a block, or leave this container out of the chains: "
+                "chains=[...] names the ones to use."
+            )
+        parameters = self.chain.trainable()
+        recording = Recording(self.chain, parameters, others)
+        return recording, _Start.apply(recording, state, *others, *parameters)
+
+    def _check_order(self, recording: Recording, index: int, state: Tensor) -> None:
+        if any(link.path == self.path for link in recording.links):
+            raise ChainError(
+                f"{self.path} runs twice in one forward pass. A chain runs each block once; to apply a block "
+                "several times, give each use a module of its own (they may share parameters)."
+            )
+        if index != len(recording.links) - 1:
+            raise ChainError(
+                f"{self.path} was given the output of {recording.links[index].path}, which "
+                f"{recording.links[index + 1].path} has already used: the blocks branch. Leave the branching blocks "
+                "out of the chain: chains=[...] names the containers to use."
+            )
+        if state._backward_hooks or state.retains_grad:
+            raise ChainError(
+                f"the output of {recording.links[index].path} has a gradient hook or retain_grad(): it would see the "
+                "state's direct cotangent only, not its whole gradient. Remove it while an engine is attached."
+            )
+
+    def _number(self, recording: Recording, tensor: Tensor) -> int:
+        for n, known in enumerate(recording.inputs):
+            if tensor is known:
+                return n
+        raise ChainError(
+            f"{self.path} was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that the first "
+            "block was not given. Inputs that need a gradient must be the same for every block; detach this one, "
+            "or leave the block out of the chain."
+        )
+
+    def _parameters(self, out: Tensor, call: _Call) -> dict[int, Tensor]:
+        """Return the parameters that the block's graph uses; refuse any other tensor that needs a gradient.
+
+        Its gradient would be lost without a word. Looked at on every pass: a block may take another branch.
+        """
+        numbers = {id(p): n for n, p in enumerate(call.recording.parameters)}
+        entries = {edge.node for edge in (call.state, *(edge for _, edge in call.inputs)) if edge is not None}
+        used: dict[int, Tensor] = {}
+        seen: set[Node | None] = {None, *entries}
+        stack = [out.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            stack.extend(n for n, _ in node.next_functions)
+            leaf = node.variable if node.name() == "torch::autograd::AccumulateGrad" else None
+            if leaf is not None and id(leaf) in numbers:
+                used[numbers[id(leaf)]] = leaf
+            elif leaf is not None or isinstance(node, _foreign):
+                what = "another state" if leaf is None else f"a tensor of shape {tuple(leaf.shape)}"
+                raise ChainError(
+                    f"{self.path} uses {what} that needs a gradient and is neither an argument of its call nor a "
+                    "parameter of the chain's blocks. Pass it as an argument, or register it on the block."
+                )
+        return used
+
+
+_exit_node: type = _Exit._backward_cls
+_foreign: tuple[type, ...] = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
+
+
+def _keep_graph() -> bool:
+    """Tell whether the running backward pass was called with ``retain_graph=True``."""
+    query = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if query is None else query()

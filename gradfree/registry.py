@@ -1,0 +1,83 @@
+"""Engines and models by name, ours and other people's alike: whatever the entry points declare."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import metadata
+from typing import Any
+
+from torch import nn
+
+from gradfree import checkout
+from gradfree.engine import Engine
+
+ENGINES = "gradfree.engines"
+MODELS = "gradfree.models"
+
+
+def entries(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of ``group`` by name; an installed package's beat a checkout's."""
+    found = [*checkout.entry_points(group), *metadata.entry_points(group=group)]
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def lookup(group: str, name: str) -> Any:
+    """Load what is registered as ``name``.
+
+    Raises:
+        ValueError: nothing is; the message names what is.
+    """
+    known = entries(group)
+    if name not in known:
+        what = group.removeprefix("gradfree.").removesuffix("s")
+        raise ValueError(f"no {what} is called {name!r}; there are: {', '.join(known)}.")
+    return known[name].load()
+
+
+def list_engines() -> list[str]:
+    """Return the names of all engines, sorted."""
+    return list(entries(ENGINES))
+
+
+def list_models() -> list[str]:
+    """Return the names of all models, sorted."""
+    return list(entries(MODELS))
+
+
+def create_engine(name: str, **options: Any) -> Engine:
+    """Return the engine registered as ``name`` with these options.
+
+    Raises:
+        ValueError: unknown name, or an option out of range.
+        TypeError: unknown option, or one of the wrong type.
+    """
+    return lookup(ENGINES, name)(**options)
+
+
+def create_model(name: str, **options: Any) -> nn.Module:
+    """Return a new model of the kind registered as ``name``.
+
+    Raises:
+        ValueError: unknown name.
+        TypeError: an option that the model does not have; the message names those it has.
+    """
+    model = lookup(MODELS, name)
+    known = inspect.signature(model).parameters
+    if unknown := options.keys() - known.keys():
+        raise TypeError(f"{name} has no option {', '.join(map(repr, unknown))}; its options are: {', '.join(known)}.")
+    return model(**options)
+
+
+def resolve_engine(engine: str | Engine, options: dict[str, Any]) -> Engine:
+    """Return ``engine``, created with ``options`` if given by name.
+
+    Raises:
+        TypeError: options beside an engine that has its own, or neither a name nor an engine.
+    """
+    if isinstance(engine, str):
+        return create_engine(engine, **options)
+    if not isinstance(engine, Engine):
+        raise TypeError(f"engine must be a name or an Engine, not {engine!r}.")
+    if options:
+        raise TypeError(f"{engine!r} has its options already; {', '.join(options)} would be ignored.")
+    return engine

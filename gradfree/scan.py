@@ -1,0 +1,48 @@
+"""The reverse linear recurrence that turns cotangents of single links into cotangents of whole chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Cotangent = Tensor | None
+"""A gradient with respect to a state, of the state's shape; ``None`` is a zero that is never computed with."""
+
+Factor = float | Tensor
+"""A diagonal link Jacobian K: a number (a multiple of the identity) or a tensor that broadcasts to the state."""
+
+
+def plus(a: Cotangent, b: Cotangent) -> Cotangent:
+    """Return a + b."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def times(delta: Cotangent, factor: Factor) -> Cotangent:
+    """Return the row vector ``delta`` times the diagonal ``factor``."""
+    if isinstance(factor, Tensor):
+        return None if delta is None else (delta * factor).to(delta.dtype)
+    if delta is None or factor == 0.0:
+        return None
+    return delta if factor == 1.0 else delta * factor
+
+
+def reverse_scan(terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
+    """Solve δ_i = terms_i + δ_{i+1} K_{i+1} from the last state to the first.
+
+    This is CumSumProd of Highway-BP (arXiv 2501.17086, eq. 12). Its Algorithm 1 prints the factors one place
+    off: the factor that carries δ_{i+1} over to state i is K_{i+1}, the Jacobian of the link between them.
+
+    Args:
+        terms: one cotangent a state, h_1 to h_L.
+        factors: one factor a link, K_1 to K_L. K_1 leads to h_0 and takes no part.
+
+    Returns:
+        δ_1 to δ_L. Entries may share storage with each other and with ``terms``: do not write to them.
+    """
+    delta = list(terms)
+    for i in range(len(delta) - 2, -1, -1):
+        delta[i] = plus(delta[i], times(delta[i + 1], factors[i + 1]))
+    return delta
