@@ -80,15 +80,15 @@ class DepthChain(Chain):
         self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
     ) -> list[Cotangent]:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
-        live = [i for i in range(1, len(self)) if delta[i] is not None]
+        live = [i for i in range(1, len(self)) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
         for group in _groups(live):
             links = [self.links[i] for i in group]
             with _named(links):
                 pulled = torch.autograd.grad(
                     [link.out for link in links],
-                    [link.state for link in links],  # type: ignore[misc]
-                    [delta[i] for i in group],  # type: ignore[misc]
+                    [link.state for link in links],  # type: ignore[arg-type]
+                    [delta[i] for i in group],
                     retain_graph=True,
                     allow_unused=True,
                 )
@@ -111,14 +111,10 @@ class DepthChain(Chain):
         A state whose δ is ``None`` still gives zeros: backpropagation would reach these parameters, so they get
         a gradient (DDP's reducer waits for it).
         """
-        dense = [
-            torch.zeros_like(link.out) if d is None else d for link, d in zip(self.links, delta, strict=True)
-        ]
+        dense = [torch.zeros_like(link.out) if d is None else d for link, d in zip(self.links, delta, strict=True)]
         total = self._zero()
         for group in reversed(_groups(range(len(self)))):
-            total = _add(
-                total, self._local_gradients([self.links[i] for i in group], [dense[i] for i in group])
-            )
+            total = _add(total, self._local_gradients([self.links[i] for i in group], [dense[i] for i in group]))
         return total
 
     def _zero(self) -> ChainGradients:
@@ -134,7 +130,7 @@ class DepthChain(Chain):
         with _named(links), _without_hooks(leaves):
             grads = torch.autograd.grad(
                 [link.out for link in links],
-                [*first, *(edge for _, edge in entries), *leaves],
+                [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
                 delta,
                 retain_graph=self.keep_graph,
                 allow_unused=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,17 +33,19 @@ class Fidelity:
     """The agreement of a whole gradient and of each parameter's part of it.
 
     Attributes:
-        total: all parameters together, as one vector.
+        total: all parameters together, as one vector: what the optimizer gets.
+        chains: those of the chains' blocks alone. What lies behind a chain (the head) is exact under every engine.
         parameters: each trainable parameter that exact backpropagation gives a gradient, by name.
     """
 
     total: Agreement
+    chains: Agreement
     parameters: dict[str, Agreement]
 
     def __str__(self) -> str:
         width = max(map(len, [*self.parameters, "parameter"]))
         rows = [f"{'parameter':{width}}   cosine  norm ratio  relative error"]
-        for name, a in [*self.parameters.items(), ("all", self.total)]:
+        for name, a in [*self.parameters.items(), ("the chains", self.chains), ("all", self.total)]:
             rows.append(f"{name:{width}}  {a.cosine:7.4f}  {a.norm_ratio:10.4f}  {a.relative_error:14.3e}")
         return "\n".join(rows)
 
@@ -80,17 +82,21 @@ def gradient_fidelity(
     with engine.attach(model, chains):
         approximate = gradients()
     exact = gradients()
+    blocks = [block for chain in engine.validate(model, chains).chains.values() for block in chain.values()]
+    inside = {id(p) for block in blocks for p in block.parameters()}
     pairs = {
         name: (torch.zeros_like(e) if a is None else a, e)
         for name, a, e in zip(names, approximate, exact, strict=True)
         if e is not None
     }
-    whole = [torch.cat([pair[i].flatten().double() for pair in pairs.values()]) for i in (0, 1)]
-    return Fidelity(_agreement(*whole), {name: _agreement(*pair) for name, pair in pairs.items()})
+    chained = [pairs[name] for name, p in zip(names, parameters, strict=True) if id(p) in inside and name in pairs]
+    each = {name: _agreement([pair]) for name, pair in pairs.items()}
+    return Fidelity(_agreement(pairs.values()), _agreement(chained), each)
 
 
-def _agreement(g: Tensor, exact: Tensor) -> Agreement:
-    g, exact = g.flatten().double(), exact.flatten().double()
+def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
+    """Compare (g, g*) pairs, taken together as one vector each."""
+    g, exact = (torch.cat([pair[i].flatten().double() for pair in pairs] or [torch.zeros(0)]) for i in (0, 1))
     norm, exact_norm = g.norm(), exact.norm()
     figures = (g @ exact / (norm * exact_norm), norm / exact_norm, (g - exact).norm() / exact_norm)
     return Agreement(*(figure.item() for figure in figures))

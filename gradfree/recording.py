@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
@@ -41,6 +41,7 @@ class Recording:
         self.direct: list[Cotangent] = []
 
     def append(self, link: Link) -> None:
+        """Add the next link of the pass."""
         self.links.append(link)
         self.direct.append(None)
 
@@ -77,8 +78,12 @@ class _Start(torch.autograd.Function):
         return state.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
+        if torch.is_grad_enabled():
+            raise ChainError(
+                "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for "
+                "the passes that need second derivatives (gradient penalties)."
+            )
         return None, *ctx.recording.solve()
 
 
@@ -91,7 +96,6 @@ class _Exit(torch.autograd.Function):
         return state.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, ...]:
         ctx.recording.collect(ctx.index, cotangent)
         return None, None, None
@@ -104,7 +108,6 @@ class _Entry(torch.autograd.Function):
         return tuple(t.detach() for t in tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Context, *_: Tensor) -> tuple[None, ...]:
         # The engine's own passes stop at this node; only a graph that left the block elsewhere runs it.
         raise ChainError(
@@ -121,6 +124,7 @@ class _Call(NamedTuple):
     before: Tensor
     state: GradientEdge | None
     inputs: tuple[tuple[int, GradientEdge], ...]
+    versions: tuple[tuple[Tensor, int], ...]
 
 
 class RecordedChain:
@@ -177,15 +181,17 @@ class BlockRecorder:
         state = leaves[0] if leaves else None
         if not isinstance(state, Tensor):
             raise ChainError(f"{self.path} was called without a state: its first argument must be a tensor.")
+        originals = [leaves[i] for i in live]
         others = [leaves[i] for i in live if i > 0]
         recording, before = self._join(state, others)
-        local = _Entry.apply(self.path, *(leaves[i].detach().requires_grad_() for i in live)) if live else ()
+        local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in originals)) if live else ()
         for i, tensor in zip(live, local, strict=True):
             leaves[i] = tensor
         edges = dict(zip(live, map(get_gradient_edge, local), strict=True))
         entry = edges.pop(0, None)
         numbers = [self._number(recording, tensor) for tensor in others]
-        self.call = _Call(recording, before, entry, tuple(zip(numbers, edges.values(), strict=True)))
+        versions = tuple((t, t._version) for t in originals)
+        self.call = _Call(recording, before, entry, tuple(zip(numbers, edges.values(), strict=True)), versions)
         return pytree.tree_unflatten(leaves, structure)
 
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
@@ -197,6 +203,11 @@ class BlockRecorder:
             raise ChainError(
                 f"{self.path} returned {type(out).__name__}, but a block of a chain must return one tensor, the next "
                 "state. Return the rest another way, or leave the block out of the chain."
+            )
+        if any(tensor._version != version for tensor, version in call.versions):
+            raise ChainError(
+                f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
+                "the out-of-place operation (nn.ReLU(inplace=False), x = x + y)."
             )
         if not out.requires_grad:
             return None
@@ -214,7 +225,7 @@ class BlockRecorder:
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor]:
         """Return the recording that ``state`` belongs to, and the node's output to continue from."""
-        node = state.grad_fn
+        node: Any = state.grad_fn
         recording = node.recording if isinstance(node, _exit_node) else None
         if recording is not None and recording.chain is self.chain:
             self._check_order(recording, node.index, state)
@@ -265,11 +276,11 @@ class BlockRecorder:
         numbers = {id(p): n for n, p in enumerate(call.recording.parameters)}
         entries = {edge.node for edge in (call.state, *(edge for _, edge in call.inputs)) if edge is not None}
         used: dict[int, Tensor] = {}
-        seen: set[Node | None] = {None, *entries}
-        stack = [out.grad_fn]
+        seen: set[Node] = set(entries)
+        stack: list[Any] = [out.grad_fn]
         while stack:
             node = stack.pop()
-            if node in seen:
+            if node is None or node in seen:
                 continue
             seen.add(node)
             stack.extend(n for n, _ in node.next_functions)
@@ -285,8 +296,8 @@ class BlockRecorder:
         return used
 
 
-_exit_node: type = _Exit._backward_cls
-_foreign: tuple[type, ...] = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
+_exit_node: Any = _Exit._backward_cls
+_foreign: Any = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
 
 
 def _keep_graph() -> bool:

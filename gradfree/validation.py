@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from gradfree.recording import BlockRecorder
 
@@ -123,8 +123,8 @@ def _overlaps(chains: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[str]:
             for module in set(block.modules()):
                 if owner.setdefault(module, path) != path:
                     yield (
-                        f"the chains {owner[module]!r} and {path!r} share a {type(module).__name__}: chains may neither "
-                        "overlap nor lie inside each other. Leave one of them out."
+                        f"the chains {owner[module]!r} and {path!r} share a {type(module).__name__}: chains may "
+                        "neither overlap nor lie inside each other. Leave one of them out."
                     )
                     return
 
@@ -156,5 +156,5 @@ def _kind_problems(path: str, block: nn.Module) -> Iterator[str]:
         )
     if "ScriptModule" in names:
         yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."
-    if any(isinstance(p, UninitializedTensorMixin) for p in block.parameters()):
+    if any(map(is_lazy, block.parameters())):
         yield f"{path} has uninitialised lazy parameters: run the model once, then attach."

@@ -1,0 +1,7 @@
+"""Models to train with gradfree's engines, or without any."""
+
+from gradfree.models.gpt import GPT
+from gradfree.models.residual_mlp import ResidualMLP
+from gradfree.models.resnet import PostActResNet, PreActResNet
+
+__all__ = ["GPT", "PostActResNet", "PreActResNet", "ResidualMLP"]

@@ -1,0 +1,369 @@
+"""What a model may do around and inside its chains, and that the engine changes nothing but the gradients."""
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from chains import Model, Plain, assert_equal_gradients, gradients, plain_model
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradfree
+from gradfree.recording import Recording
+
+EXACT = {
+    "backprop": gradfree.create_engine("backprop"),
+    "highway_bp": gradfree.create_engine("highway_bp", iterations=9),
+    "fixed_point": gradfree.create_engine("fixed_point", iterations=9),
+}
+
+
+@pytest.fixture(params=EXACT)
+def engine(request):
+    """An engine that is exact on chains of up to 10 links."""
+    return EXACT[request.param]
+
+
+def assert_exact(engine, model, run, chains=None):
+    """Assert that the engine's gradients of ``run`` are those of plain autograd with the same random numbers."""
+    torch.manual_seed(1)
+    expected = gradients(model, run)
+    with engine.attach(model, chains):
+        torch.manual_seed(1)
+        assert_equal_gradients(gradients(model, run), expected)
+
+
+class NormAndDropout(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.dropout(torch.relu(self.norm(self.linear(x))))
+
+
+def test_dropout_uses_the_masks_of_the_forward_pass_in_every_pull(engine):
+    model, x = Model([NormAndDropout() for _ in range(4)]), torch.randn(8, 6)
+    assert_exact(engine, model, lambda: model(x))
+
+
+def test_batchnorm_statistics_are_updated_once(engine):
+    model, x = Model([NormAndDropout() for _ in range(4)]), torch.randn(8, 6)
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    gradients(model, lambda: model(x))
+    with engine.attach(other):
+        torch.manual_seed(1)
+        gradients(other, lambda: other(x))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, other.get_buffer(name)), name
+    assert other.blocks[0].norm.num_batches_tracked == 1
+
+
+def test_parameters_tied_between_blocks_and_with_layers_outside(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+    model.blocks[3].linear.weight = model.blocks[1].linear.weight
+    model.blocks[4].linear.weight = model.stem.weight
+    assert_exact(engine, model, lambda: model(x))
+
+
+@pytest.mark.parametrize("frozen", [("stem",), ("blocks.2",), ("stem", "blocks.0", "blocks.1"), ("blocks",)])
+def test_frozen_parameters_get_no_gradient_and_the_rest_is_exact(engine, frozen):
+    model, x = plain_model(), torch.randn(4, 6)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    assert_exact(engine, model, lambda: model(x))
+
+
+def test_a_frozen_prefix_is_not_walked(engine):
+    """What needs no gradient in plain PyTorch needs none here: no graph, no sweeps."""
+    model, x = plain_model(), torch.randn(4, 6)
+    for part in (model.stem, *model.blocks[:2]):
+        part.requires_grad_(False)
+    with engine.attach(model):
+        assert [h.requires_grad for h in model.states(x)] == [False, False, True, True, True]
+
+
+def test_inputs_that_are_the_same_for_every_block(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+    mask = torch.randn(6) > 0
+    assert_exact(engine, model, lambda: model(x, mask, identity=False))
+
+
+def test_a_trained_input_of_every_block_gets_its_gradient(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+    model.scale = nn.Parameter(torch.randn(6))
+    assert_exact(engine, model, lambda: model(x, scale=model.scale * 2))
+    assert model.scale.grad is not None
+
+
+def test_the_initial_state_may_also_be_an_input_of_every_block(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        h = h0 = model.stem(x)
+        for block in model.blocks:
+            h = block(h, h0)
+        return h + h0
+
+    assert_exact(engine, model, run)
+
+
+def test_options_that_are_no_tensors_and_a_block_that_returns_its_input(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        h = model.stem(x)
+        for i, block in enumerate(model.blocks):
+            h = block(h, identity=i == 2)
+        return h
+
+    assert_exact(engine, model, run)
+
+
+def test_blocks_may_be_skipped(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        h = model.stem(x)
+        for i in (0, 1, 3):
+            h = model.blocks[i](h)
+        return h
+
+    assert_exact(engine, model, run)
+
+
+def test_a_block_that_ignores_or_detaches_its_input_cuts_the_chain_as_in_autograd(engine):
+    class Detached(Plain):
+        def forward(self, x):
+            return super().forward(x.detach())
+
+    model, x = Model([Plain(), Plain(), Detached(), Plain()]), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x, taps=(-1,)))
+    assert expected["blocks.1.linear.weight"] is None
+    with engine.attach(model, ["blocks"]):
+        actual = gradients(model, lambda: model(x, taps=(-1,)))
+    assert actual["blocks.1.linear.weight"] is None or not actual["blocks.1.linear.weight"].any()
+    for name in ("blocks.2.linear.weight", "blocks.3.linear.weight"):
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-10, atol=1e-12)
+    assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2, 3)), ["blocks"])
+
+
+def test_states_used_elsewhere_are_direct_cotangents(engine):
+    """An auxiliary loss in the middle, a state handed to the caller, and a state used several times."""
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        states = model.states(x)
+        return states[1].exp().mean() + (states[2] * states[4]).sum() + states[2].pow(3).sum() * states[0].sum()
+
+    assert_exact(engine, model, run)
+
+
+def test_the_users_forward_hooks_tap_the_models_own_states(engine):
+    """Registered before or after attaching, on outputs or inputs: gradients through the tap are exact."""
+    model, x = plain_model(), torch.randn(4, 6)
+    taps = []
+    model.blocks[1].register_forward_hook(lambda module, args, out: taps.append(out))
+    model.blocks[2].register_forward_pre_hook(lambda module, args: taps.append(args[0]))
+
+    def run():
+        taps.clear()
+        return model(x) + sum(tap.pow(2).sum() for tap in taps)
+
+    assert_exact(engine, model, run)
+    with engine.attach(model):
+        model.blocks[3].register_forward_hook(lambda module, args, out: taps.append(out))
+        actual = gradients(model, run)
+    assert_equal_gradients(actual, gradients(model, run))
+
+
+def test_several_forward_passes_before_one_backward(engine):
+    model, x, y = plain_model(), torch.randn(4, 6), torch.randn(3, 6)
+    assert_exact(engine, model, lambda: torch.cat([model(x), model(y)]).exp())
+
+
+def test_passes_that_run_in_lockstep(engine):
+    model, x, y = plain_model(), torch.randn(4, 6), torch.randn(4, 6)
+
+    def run():
+        a, b = model.stem(x), model.stem(y)
+        for block in model.blocks:
+            a, b = block(a), block(b)
+        return a * b
+
+    assert_exact(engine, model, run)
+
+
+def test_two_losses_of_one_pass_need_retain_graph_as_ever(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def backward_twice(retain):
+        model.zero_grad()
+        states = model.states(x)
+        states[1].pow(2).sum().backward(retain_graph=retain)
+        states[4].pow(2).sum().backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    expected = backward_twice(True)
+    with engine.attach(model):
+        assert_equal_gradients(backward_twice(True), expected)
+        with pytest.raises(RuntimeError, match="second time"):
+            backward_twice(False)
+
+
+def test_gradients_accumulate_over_micro_batches(engine):
+    model, x = plain_model(), torch.randn(8, 6)
+    expected = gradients(model, lambda: model(x))
+    with engine.attach(model):
+        model.zero_grad()
+        for part in x.chunk(4):
+            model(part).pow(2).sum().backward()
+    assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
+
+
+def test_hooks_on_parameters_run_once(engine):
+    model, x = plain_model(), torch.randn(4, 6)
+    model.blocks[2].linear.weight.register_hook(lambda grad: 3 * grad)
+    calls = []
+    model.blocks[1].linear.weight.register_post_accumulate_grad_hook(calls.append)
+    assert_exact(engine, model, lambda: model(x))
+    assert len(calls) == 2
+
+
+def test_checkpointing_inside_a_block(engine):
+    class Checkpointed(Plain):
+        def forward(self, x):
+            return x + checkpoint(lambda h: torch.tanh(self.linear(h)), x, use_reentrant=False)
+
+    model, x = Model([Checkpointed() for _ in range(3)]), torch.randn(4, 6)
+    assert_exact(engine, model, lambda: model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(engine, dtype):
+    """The gradients of an autocast pass agree with autograd's own to the precision of the low dtype."""
+    model, x = plain_model().float(), torch.randn(16, 6, dtype=torch.float32)
+
+    def run():
+        with torch.autocast("cpu", dtype):
+            return model(x).float()
+
+    expected = gradients(model, run)
+    with engine.attach(model):
+        actual = gradients(model, run)
+    assert {g.dtype for g in actual.values() if g is not None} == {torch.float32}
+    assert_equal_gradients(actual, expected, tolerance=0.02)
+
+
+def test_nothing_is_recorded_without_gradients():
+    model, x = plain_model(), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model):
+        with torch.no_grad():
+            assert not model(x).requires_grad
+        with torch.inference_mode():
+            assert model(x).is_inference()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
+    """No reference cycle through autograd's C++ nodes, which Python's collector could not see."""
+    seen = []
+    create = Recording.__init__
+
+    def remember(self, *args):
+        create(self, *args)
+        seen.append(weakref.ref(self))
+
+    monkeypatch.setattr(Recording, "__init__", remember)
+    model, x = plain_model(), torch.randn(4, 6)
+    gc.collect()
+    gc.disable()
+    try:
+        with EXACT["highway_bp"].attach(model):
+            out = model(x).sum()
+            assert seen[0]() is not None
+            if backward:
+                out.backward()
+            del out
+            assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_attach_and_detach_leave_no_trace(engine):
+    model = plain_model()
+    before = {path: {k: repr(v) for k, v in vars(m).items()} for path, m in model.named_modules()}
+    keys, classes = list(model.state_dict()), [type(m) for m in model.modules()]
+    handle = engine.attach(model)
+    assert list(model.state_dict()) == keys
+    assert [type(m) for m in model.modules()] == classes
+    handle.detach()
+    handle.detach()
+    assert {path: {k: repr(v) for k, v in vars(m).items()} for path, m in model.named_modules()} == before
+
+
+def test_a_pass_recorded_before_detach_keeps_the_engine():
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("truncated", window=1).attach(model):
+        expected = gradients(model, lambda: model(x))
+        model.zero_grad()
+        loss = model(x).pow(2).sum()
+    loss.backward()
+    assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_of_an_attached_model_has_the_engine_and_weights_of_its_own(how):
+    model, x = plain_model(), torch.randn(4, 6)
+    engine = gradfree.create_engine("truncated", window=1)
+    with engine.attach(model):
+        approximate = gradients(model, lambda: model(x))
+        if how == "deepcopy":
+            other = copy.deepcopy(model)
+        elif how == "pickle":
+            import pickle
+
+            other = pickle.loads(pickle.dumps(model))
+        else:
+            buffer = io.BytesIO()
+            torch.save(model, buffer)
+            buffer.seek(0)
+            other = torch.load(buffer, weights_only=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        assert_equal_gradients(gradients(other, lambda: other(x)), approximate)
+    assert_equal_gradients(gradients(other, lambda: other(x)), approximate)
+
+
+def test_an_exception_in_a_block_leaves_the_next_pass_whole(engine):
+    class Fragile(Plain):
+        fail = False
+
+        def forward(self, x):
+            if self.fail:
+                raise ArithmeticError("on purpose")
+            return super().forward(x)
+
+    model, x = Model([Fragile() for _ in range(3)]), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with engine.attach(model):
+        model.blocks[1].fail = True
+        with pytest.raises(ArithmeticError):
+            model(x)
+        model.blocks[1].fail = False
+        copy.deepcopy(model)
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+def test_plain_backprop_attaches_nothing_and_needs_no_chain():
+    model = nn.Linear(3, 3)
+    engine = gradfree.create_engine("backprop", plain=True)
+    assert engine.validate(model).ok
+    with engine.attach(model):
+        assert not model._forward_hooks
+        assert not model._forward_pre_hooks

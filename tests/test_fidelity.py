@@ -1,0 +1,83 @@
+import copy
+
+import pytest
+import torch
+from chains import plain_model
+from torch import nn
+
+import gradfree
+
+
+def loss_fn(out, target):
+    return (out - target).pow(2).sum()
+
+
+@pytest.fixture
+def batch():
+    return torch.randn(4, 6), torch.randn(4)
+
+
+def test_figures_are_those_of_the_definition(batch):
+    model = plain_model()
+    engine = gradfree.create_engine("truncated", window=2)
+    fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, batch)
+
+    def grads():
+        model.zero_grad()
+        loss_fn(model(batch[0]), batch[1]).backward()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    exact = grads()
+    with engine.attach(model):
+        approximate = grads()
+    assert fidelity.parameters.keys() == exact.keys()
+    for name, g in exact.items():
+        a, f = approximate[name].flatten(), fidelity.parameters[name]
+        assert f.norm_ratio == pytest.approx((a.norm() / g.norm()).item())
+        assert f.relative_error == pytest.approx(((a - g.flatten()).norm() / g.norm()).item())
+        if a.any():
+            assert f.cosine == pytest.approx(torch.cosine_similarity(a, g.flatten(), 0).item())
+    whole = [torch.cat([g[n].flatten() for n in exact]) for g in (approximate, exact)]
+    assert fidelity.total.cosine == pytest.approx(torch.cosine_similarity(*whole, 0).item())
+
+
+def test_the_chains_own_parameters_are_judged_apart_from_the_rest(batch):
+    """The head is exact under every engine; it must not make an engine look good."""
+    model = plain_model()
+    fidelity = gradfree.gradient_fidelity(gradfree.create_engine("truncated", window=1), model, loss_fn, batch)
+    assert fidelity.parameters["heads.4"].relative_error == 0.0
+    assert fidelity.chains.relative_error > fidelity.total.relative_error > 0.0
+
+
+def test_an_exact_engine_has_cosine_and_norm_ratio_1(batch):
+    fidelity = gradfree.gradient_fidelity(
+        gradfree.create_engine("highway_bp", iterations=5), plain_model(), loss_fn, batch
+    )
+    for f in (fidelity.total, *fidelity.parameters.values()):
+        assert f.cosine == pytest.approx(1.0)
+        assert f.norm_ratio == pytest.approx(1.0)
+        assert f.relative_error < 1e-10
+
+
+def test_it_leaves_no_trace_and_gives_both_passes_the_same_dropout_masks():
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh()) for _ in range(3))
+    )
+    x, target = torch.randn(8, 6), torch.randn(8, 6)
+    model(x).sum().backward()
+    before = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
+    fidelity = gradfree.gradient_fidelity(
+        gradfree.create_engine("fixed_point", iterations=3), model, loss_fn, (x, target), chains=[""]
+    )
+    assert fidelity.total.relative_error < 1e-10
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before[0].items())
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before[1], strict=True))
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_it_prints_as_a_table(batch):
+    text = str(gradfree.gradient_fidelity(gradfree.create_engine("backprop"), plain_model(), loss_fn, batch))
+    assert text.splitlines()[0].split() == ["parameter", "cosine", "norm", "ratio", "relative", "error"]
+    assert "blocks.0.linear.weight   1.0000" in text
+    assert text.splitlines()[-1].startswith("all")

@@ -1,0 +1,159 @@
+"""``Trainer(strategy=...)`` with an unmodified LightningModule."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradfree
+
+pl = pytest.importorskip("lightning.pytorch")
+import gradfree.lightning  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+    )
+]
+
+
+class Classifier(pl.LightningModule):
+    """Knows nothing of gradfree."""
+
+    def __init__(self, dropout=0.5):
+        super().__init__()
+        self.net = gradfree.create_model(
+            "residual_mlp", in_features=8, num_classes=3, depth=4, width=16, dropout=dropout
+        )
+        self.attached = []
+
+    def training_step(self, batch, index):
+        self.attached.append(bool(self.net.blocks[0]._forward_hooks))
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-2)
+
+
+def loader():
+    torch.manual_seed(3)
+    return DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(3, (64,))), 16)
+
+
+def trainer(tmp_path, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(max_epochs=2, default_root_dir=tmp_path, **(quiet | {"enable_checkpointing": False} | options))
+
+
+def fit(tmp_path, strategy, **options):
+    """Return the weights after two epochs."""
+    torch.manual_seed(0)
+    model = Classifier()
+    trainer(tmp_path, strategy=strategy, **options).fit(model, loader(), loader())
+    assert all(model.attached) == (strategy != "auto")
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.net.modules())
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def exact():
+    return gradfree.lightning.EngineStrategy("highway_bp", iterations=4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_clip_val": 0.05, "accumulate_grad_batches": 2},
+        {"precision": "64-true"},
+        {"precision": "bf16-mixed"},
+    ],
+)
+def test_an_exact_engine_trains_as_plain_lightning_does(tmp_path, options):
+    expected = fit(tmp_path, "auto", **options)
+    tolerance = 0.02 if options.get("precision") == "bf16-mixed" else 1e-6
+    for strategy in ("backprop", exact()):
+        torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_name_means_the_engine_with_its_default_options(tmp_path):
+    by_name = fit(tmp_path, "truncated")
+    by_instance = fit(tmp_path, gradfree.lightning.EngineStrategy(gradfree.create_engine("truncated")))
+    assert torch.equal(by_name, by_instance)
+    assert not torch.allclose(by_name, fit(tmp_path, "auto"))
+
+
+def test_every_engine_is_a_strategy():
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    assert set(gradfree.list_engines()) <= set(StrategyRegistry.available_strategies())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["gradfree.lightning", "lightning"])
+def test_either_may_be_imported_first(first):
+    second = {"gradfree.lightning": "lightning", "lightning": "gradfree.lightning"}[first]
+    code = f"import {first}, {second}; lightning.Trainer(strategy='highway_bp', accelerator='cpu', logger=False)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_checkpoints_are_those_of_an_ordinary_run(tmp_path):
+    torch.manual_seed(0)
+    model = Classifier()
+    run = trainer(tmp_path, strategy="highway_bp", enable_checkpointing=True)
+    run.fit(model, loader())
+    checkpoint = torch.load(run.checkpoint_callback.best_model_path, weights_only=True)
+    Classifier().load_state_dict(checkpoint["state_dict"])
+
+
+def test_validation_and_prediction_need_no_chain(tmp_path):
+    class NoChain(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(8, 3)
+
+    trainer(tmp_path, strategy="highway_bp").validate(NoChain(), loader(), verbose=False)
+    with pytest.raises(gradfree.ChainError, match="no chain that can be found"):
+        trainer(tmp_path, strategy="highway_bp").fit(NoChain(), loader())
+
+
+def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
+    class Failing(Classifier):
+        def training_step(self, batch, index):
+            raise ArithmeticError("on purpose")
+
+    model = Failing()
+    with pytest.raises(ArithmeticError):
+        trainer(tmp_path, strategy="highway_bp").fit(model, loader())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["backprop", "highway_bp"])
+def test_several_devices_or_nodes_are_refused(tmp_path, name):
+    """Lightning would take devices=2 for one without a word."""
+    with pytest.raises(ValueError, match=r"trains on one device so far.*devices=2.*Use devices=1"):
+        trainer(tmp_path, strategy=name, devices=2)
+    with pytest.raises(ValueError, match=r"num_nodes=2"):
+        trainer(tmp_path, strategy=name, num_nodes=2)
+    with pytest.raises(NotImplementedError, match=f"strategy='{name}_ddp' does not exist yet"):
+        trainer(tmp_path, strategy=f"{name}_ddp", devices=2)
+
+
+def test_the_strategy_takes_the_trainers_device(monkeypatch):
+    strategy = gradfree.lightning.EngineStrategy("highway_bp")
+    strategy.parallel_devices = [torch.device("cuda", 1)]
+    assert strategy.root_device == torch.device("cuda", 1)
+
+
+def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
+    strategy = gradfree.lightning.EngineStrategy("highway_bp", chains=["blocks"])
+    with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
+        trainer(tmp_path, strategy=strategy).fit(Classifier(), loader())
+    fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
