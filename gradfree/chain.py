@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from gradfree.scan import Cotangent, Factor
 
@@ -25,8 +22,8 @@ class ChainGradients(NamedTuple):
     """
 
     initial: Cotangent
-    inputs: Sequence[Tensor | None]
-    parameters: Sequence[Tensor | None]
+    inputs: list[Cotangent]
+    parameters: list[Cotangent]
 
 
 class Chain(ABC):

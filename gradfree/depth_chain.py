@@ -100,10 +100,11 @@ class DepthChain(Chain):
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients, each block's graph walked once and freed on the way."""
         total = self._zero()
+        carried: Cotangent = None
         for link, e in zip(reversed(self.links), reversed(direct), strict=True):
-            delta = plus(e, total.initial)
-            total = _add(total, self._local_gradients([link], [delta]) if delta is not None else self._zero())
-        return total
+            delta = plus(e, carried)
+            carried = None if delta is None else self._add_local([link], [delta], total)
+        return total._replace(initial=carried)
 
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
@@ -113,46 +114,41 @@ class DepthChain(Chain):
         """
         dense = [torch.zeros_like(link.out) if d is None else d for link, d in zip(self.links, delta, strict=True)]
         total = self._zero()
+        initial: Cotangent = None
         for group in reversed(_groups(range(len(self)))):
-            total = _add(total, self._local_gradients([self.links[i] for i in group], [dense[i] for i in group]))
-        return total
+            initial = self._add_local([self.links[i] for i in group], [dense[i] for i in group], total)
+        return total._replace(initial=initial)
 
     def _zero(self) -> ChainGradients:
         return ChainGradients(None, [None] * self.inputs, [None] * len(self.parameters))
 
-    def _local_gradients(self, links: Sequence[Link], delta: Sequence[Tensor]) -> ChainGradients:
-        """Pull ``delta`` back to the first link's state and to all the links' inputs and parameters."""
+    def _add_local(self, links: Sequence[Link], delta: Sequence[Tensor], total: ChainGradients) -> Cotangent:
+        """Pull ``delta`` back through the links: add what reaches inputs and parameters to ``total``.
+
+        Returns:
+            What reaches the first link's state.
+        """
         _check_finite(links, delta)
         numbers = sorted({n for link in links for n in link.parameters})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
         first = [] if links[0].state is None else [links[0].state]
         leaves = [self.parameters[n] for n in numbers]
         with _named(links), _without_hooks(leaves):
-            grads = torch.autograd.grad(
-                [link.out for link in links],
-                [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
-                delta,
-                retain_graph=self.keep_graph,
-                allow_unused=True,
+            grads = iter(
+                torch.autograd.grad(
+                    [link.out for link in links],
+                    [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
+                    delta,
+                    retain_graph=self.keep_graph,
+                    allow_unused=True,
+                )
             )
-        rest = iter(grads)
-        initial = next(rest) if first else None
-        inputs: list[Cotangent] = [None] * self.inputs
+        initial = next(grads) if first else None
         for n, _ in entries:
-            inputs[n] = plus(inputs[n], next(rest))
-        parameters: list[Cotangent] = [None] * len(self.parameters)
+            total.inputs[n] = plus(total.inputs[n], next(grads))
         for n in numbers:
-            parameters[n] = next(rest)
-        return ChainGradients(initial, inputs, parameters)
-
-
-def _add(later: ChainGradients, earlier: ChainGradients) -> ChainGradients:
-    """Return the gradients of two pieces of a chain: sums, but the earlier piece's initial state."""
-    return ChainGradients(
-        earlier.initial,
-        list(map(plus, later.inputs, earlier.inputs)),
-        list(map(plus, later.parameters, earlier.parameters)),
-    )
+            total.parameters[n] = plus(total.parameters[n], next(grads))
+        return initial
 
 
 def _groups(indices: Sequence[int]) -> list[Sequence[int]]:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.utils import _pytree as pytree
 
 from gradfree.chain import ChainError
 from gradfree.depth_chain import DepthChain, Link
@@ -36,6 +35,7 @@ class Recording:
     def __init__(self, chain: RecordedChain, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         self.chain = chain
         self.parameters = parameters
+        self.numbers = {id(p): n for n, p in enumerate(parameters)}
         self.inputs = inputs
         self.links: list[Link] = []
         self.direct: list[Cotangent] = []
@@ -138,6 +138,7 @@ class RecordedChain:
     def __init__(self, engine: Engine, blocks: dict[str, nn.Module]):
         self.engine = engine
         self.blocks = blocks
+        self._modules = list(dict.fromkeys(m for block in blocks.values() for m in block.modules()))
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on the blocks; return their handles."""
@@ -151,8 +152,8 @@ class RecordedChain:
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of all blocks that need a gradient, each once."""
-        unique = {id(p): p for block in self.blocks.values() for p in block.parameters() if p.requires_grad}
-        return list(unique.values())
+        found = (p for module in self._modules for p in module._parameters.values())
+        return list(dict.fromkeys(p for p in found if p is not None and p.requires_grad))
 
 
 class BlockRecorder:
@@ -174,25 +175,24 @@ class BlockRecorder:
         self.call = None
         if not torch.is_grad_enabled():
             return None
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        live = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        given: dict[Any, Any] = dict(enumerate(args)) | kwargs
+        live = {key: value for key, value in given.items() if isinstance(value, Tensor) and value.requires_grad}
         if not live and not any(p.requires_grad for p in block.parameters()):
             return None
-        state = leaves[0] if leaves else None
+        first = next(iter(given), None)
+        state = given.get(first)
         if not isinstance(state, Tensor):
             raise ChainError(f"{self.path} was called without a state: its first argument must be a tensor.")
-        originals = [leaves[i] for i in live]
-        others = [leaves[i] for i in live if i > 0]
+        others = [tensor for key, tensor in live.items() if key != first]
         recording, before = self._join(state, others)
-        local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in originals)) if live else ()
-        for i, tensor in zip(live, local, strict=True):
-            leaves[i] = tensor
+        local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live.values())) if live else ()
         edges = dict(zip(live, map(get_gradient_edge, local), strict=True))
-        entry = edges.pop(0, None)
+        entry = edges.pop(first, None)
         numbers = [self._number(recording, tensor) for tensor in others]
-        versions = tuple((t, t._version) for t in originals)
-        self.call = _Call(recording, before, entry, tuple(zip(numbers, edges.values(), strict=True)), versions)
-        return pytree.tree_unflatten(leaves, structure)
+        inputs = tuple(zip(numbers, edges.values(), strict=True))
+        self.call = _Call(recording, before, entry, inputs, tuple((t, t._version) for t in live.values()))
+        given.update(zip(live, local, strict=True))
+        return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
 
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """Add the block's graph to the recording and hand its output on as the next state."""
@@ -273,7 +273,7 @@ class BlockRecorder:
 
         Its gradient would be lost without a word. Looked at on every pass: a block may take another branch.
         """
-        numbers = {id(p): n for n, p in enumerate(call.recording.parameters)}
+        numbers = call.recording.numbers
         entries = {edge.node for edge in (call.state, *(edge for _, edge in call.inputs)) if edge is not None}
         used: dict[int, Tensor] = {}
         seen: set[Node] = set(entries)
@@ -291,7 +291,8 @@ class BlockRecorder:
                 what = "another state" if leaf is None else f"a tensor of shape {tuple(leaf.shape)}"
                 raise ChainError(
                     f"{self.path} uses {what} that needs a gradient and is neither an argument of its call nor a "
-                    "parameter of the chain's blocks. Pass it as an argument, or register it on the block."
+                    "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or register "
+                    "it on the block and then attach."
                 )
         return used
 
