@@ -22,7 +22,7 @@ class Link:
     Attributes:
         path: the block's module path.
         out: the block's output h_i, the root of the graph.
-        state: where h_{i-1} enters the graph; ``None`` if h_{i-1} needs no gradient.
+        state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
         parameters: the block's trainable parameters, by their number in the chain.
     """
@@ -80,7 +80,7 @@ class DepthChain(Chain):
         self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
     ) -> list[Cotangent]:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
-        live = [i for i in range(1, len(self)) if delta[i] is not None and self.links[i].state is not None]
+        live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
         for group in _groups(live):
             links = [self.links[i] for i in group]
@@ -109,13 +109,17 @@ class DepthChain(Chain):
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
 
-        A state whose δ is ``None`` still gives zeros: backpropagation would reach these parameters, so they get
-        a gradient (DDP's reducer waits for it).
+        Where δ is ``None``, parameters that backpropagation would reach still get zeros: DDP's reducer waits for
+        their gradient.
         """
-        dense = [torch.zeros_like(link.out) if d is None else d for link, d in zip(self.links, delta, strict=True)]
+        dense: dict[int, Tensor] = {}
+        for i in reversed(range(len(self))):
+            d = delta[i]
+            if d is not None or (i + 1 in dense and self.links[i + 1].state is not None):
+                dense[i] = torch.zeros_like(self.links[i].out) if d is None else d
         total = self._zero()
         initial: Cotangent = None
-        for group in reversed(_groups(range(len(self)))):
+        for group in _groups(list(dense)):
             initial = self._add_local([self.links[i] for i in group], [dense[i] for i in group], total)
         return total._replace(initial=initial)
 
@@ -126,12 +130,12 @@ class DepthChain(Chain):
         """Pull ``delta`` back through the links: add what reaches inputs and parameters to ``total``.
 
         Returns:
-            What reaches the first link's state.
+            What reaches the state before the last of ``links``, which run from the end of the chain.
         """
         _check_finite(links, delta)
         numbers = sorted({n for link in links for n in link.parameters})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
-        first = [] if links[0].state is None else [links[0].state]
+        first = [] if links[-1].state is None else [links[-1].state]
         leaves = [self.parameters[n] for n in numbers]
         with _named(links), _without_hooks(leaves):
             grads = iter(
@@ -175,7 +179,7 @@ def _named(links: Sequence[Link]) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        where = links[0].path if len(links) == 1 else f"{links[0].path} to {links[-1].path}"
+        where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
         raise ChainError(f"the backward pass inside {where} failed: {error}") from error
 
 

@@ -219,8 +219,10 @@ class BlockRecorder:
                 f"{tuple(first.out.shape)}: the blocks of a chain must keep the shape. Attach one chain for each "
                 "shape, chains=[...], with the blocks that change it in front of each."
             )
-        used = self._parameters(out, call)
-        recording.append(Link(self.path, out, call.state, call.inputs, used))
+        reaches_inputs, parameters = self._walk(out, call)
+        # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
+        state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
+        recording.append(Link(self.path, out, state, inputs, parameters))
         return _Exit.apply(recording, call.before, out.detach())
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor]:
@@ -268,21 +270,26 @@ class BlockRecorder:
             "or leave the block out of the chain."
         )
 
-    def _parameters(self, out: Tensor, call: _Call) -> dict[int, Tensor]:
-        """Return the parameters that the block's graph uses; refuse any other tensor that needs a gradient.
+    def _walk(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:
+        """Return whether the block's graph uses its inputs, and the parameters that it uses.
 
-        Its gradient would be lost without a word. Looked at on every pass: a block may take another branch.
+        Refuses any other tensor that needs a gradient: that would be lost without a word. Done on every pass, since
+        a block may take another branch.
         """
         numbers = call.recording.numbers
         entries = {edge.node for edge in (call.state, *(edge for _, edge in call.inputs)) if edge is not None}
         used: dict[int, Tensor] = {}
-        seen: set[Node] = set(entries)
+        reaches_inputs = False
+        seen: set[Node] = set()
         stack: list[Any] = [out.grad_fn]
         while stack:
             node = stack.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
+            if node in entries:
+                reaches_inputs = True
+                continue
             stack.extend(n for n, _ in node.next_functions)
             leaf = node.variable if node.name() == "torch::autograd::AccumulateGrad" else None
             if leaf is not None and id(leaf) in numbers:
@@ -291,10 +298,10 @@ class BlockRecorder:
                 what = "another state" if leaf is None else f"a tensor of shape {tuple(leaf.shape)}"
                 raise ChainError(
                     f"{self.path} uses {what} that needs a gradient and is neither an argument of its call nor a "
-                    "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or register "
-                    "it on the block and then attach."
+                    "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or "
+                    "register it on the block and then attach."
                 )
-        return used
+        return reaches_inputs, used
 
 
 _exit_node: Any = _Exit._backward_cls

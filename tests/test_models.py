@@ -60,7 +60,7 @@ def test_resnet_depths_are_the_papers(depth, blocks):
 
 
 def test_resnet32_has_about_the_papers_number_of_parameters():
-    """464 k in Highway-BP's Table 2, and 23 k for the first convolutions of stages 2 and 3, here as wide as the rest."""
+    """464 k in Highway-BP's Table 2, and 23 k as the first convolutions of stages 2 and 3 are as wide as the rest."""
     parameters = sum(p.numel() for p in gradfree.create_model("preact_resnet", depth=32).parameters())
     assert parameters == pytest.approx(464e3 + 9 * (16 * 32 + 32 * 64), rel=0.002)
 
