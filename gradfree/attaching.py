@@ -7,10 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from gradfree.chain import ChainError
-from gradfree.recording import RecordedChain
+from gradfree.site import Removable
 from gradfree.validation import Report
 
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 class Handle:
     """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model."""
 
-    def __init__(self, hooks: Sequence[RemovableHandle]):
-        self._hooks = hooks
+    def __init__(self, parts: Sequence[Removable]):
+        self._parts = parts
 
     def detach(self) -> None:
         """Take the engine off; a second call does nothing. Graphs recorded before keep the engine."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        for part in self._parts:
+            part.remove()
+        self._parts = []
 
     def __enter__(self) -> Handle:
         return self
@@ -39,9 +38,8 @@ class Handle:
 
 
 def attach(engine: Engine, model: nn.Module, report: Report) -> Handle:
-    """Hook ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
+    """Put ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
     if not report.ok:
         problems = "\n".join(f"- {problem}" for problem in report.problems)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
-    recorded = [RecordedChain(engine, dict(blocks)) for blocks in report.chains.values()]
-    return Handle([hook for chain in recorded for hook in chain.record()])
+    return Handle([part for site in report.chains.values() for part in site.record(engine)])

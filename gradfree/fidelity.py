@@ -82,7 +82,7 @@ def gradient_fidelity(
     with engine.attach(model, chains):
         approximate = gradients()
     exact = gradients()
-    blocks = [block for chain in engine.validate(model, chains).chains.values() for block in chain.values()]
+    blocks = [block for site in engine.validate(model, chains).chains.values() for block in site.blocks.values()]
     inside = {id(p) for block in blocks for p in block.parameters()}
     pairs = {
         name: (torch.zeros_like(e) if a is None else a, e)

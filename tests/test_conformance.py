@@ -89,7 +89,7 @@ def test_validate_changes_nothing_and_reports_the_chain(engine):
     before = copy.deepcopy(model.state_dict())
     report = engine.validate(model)
     assert report.ok
-    assert list(report.chains["blocks"]) == [f"blocks.{i}" for i in range(5)]
+    assert list(report.chains["blocks"].blocks) == [f"blocks.{i}" for i in range(5)]
     assert str(report) == "chain 'blocks': 5 blocks"
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

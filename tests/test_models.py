@@ -41,8 +41,8 @@ def test_highway_bp_finds_the_chain_and_is_exact_at_k_equal_to_its_length(name):
     model, x = gradfree.create_model(name, **options), make_input()
     expected = gradients(model, lambda: model(x))
     engine = gradfree.create_engine("highway_bp", iterations=6)
-    (blocks,) = engine.validate(model).chains.values()
-    assert len(blocks) == (4 * 3 // 2 if "resnet" in name else 6)
+    (site,) = engine.validate(model).chains.values()
+    assert len(site.blocks) == (4 * 3 // 2 if "resnet" in name else 6)
     with engine.attach(model):
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 

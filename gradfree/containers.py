@@ -1,0 +1,85 @@
+"""Chains in depth: the blocks of an ``nn.Sequential`` or ``nn.ModuleList``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
+
+from gradfree.recording import BlockRecorder, RecordedChain
+from gradfree.site import Site
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+class Container(Site):
+    """The blocks of a container, run one after the other by it or by the model."""
+
+    def __init__(self, path: str, module: nn.Module):
+        self.path = path
+        self.blocks = {f"{path}.{name}" if path else name: block for name, block in module._modules.items() if block is not None}
+
+    @staticmethod
+    def accepts(module: nn.Module) -> bool:
+        """Tell whether ``module`` is a container."""
+        return isinstance(module, _CONTAINERS)
+
+    @staticmethod
+    def is_evident(module: nn.Module) -> bool:
+        """Tell whether it holds two or more composite blocks and every class of them more than once."""
+        blocks = list(module.children())
+        classes = Counter(map(type, blocks))
+        return isinstance(module, _CONTAINERS) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the blocks."""
+        if not self.blocks:
+            yield f"{self.path!r} has no blocks."
+        first: dict[nn.Module, str] = {}
+        for path, block in self.blocks.items():
+            if first.setdefault(block, path) != path:
+                yield (
+                    f"{first[block]} and {path} are the same module: a chain runs each block once. Give each its own "
+                    "module; they may share parameters."
+                )
+            yield from _block_problems(path, block)
+
+    def record(self, engine: Engine) -> list[RemovableHandle]:
+        """Put the recording hooks on the blocks."""
+        return RecordedChain(engine, self.blocks).record()
+
+    def __str__(self) -> str:
+        return f"{len(self.blocks)} blocks"
+
+
+def _composite(module: nn.Module) -> bool:
+    """Tell a block from a layer of torch's own and from a container, which may itself hold a chain."""
+    own = not type(module).__module__.startswith("torch.nn.")
+    return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
+
+
+def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
+    if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in block._forward_hooks.values()):
+        yield f"{path} has an engine attached already: call detach() on its handle first."
+    if block._backward_hooks or block._backward_pre_hooks:
+        yield (
+            f"{path} has full backward hooks: they would see a state's direct cotangent only, not its whole "
+            "gradient. Remove them while an engine is attached."
+        )
+    names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
+    if names & {"FSDPModule", "FullyShardedDataParallel"}:
+        yield (
+            f"{path} is sharded by FSDP: its parameters would get no gradient. Shard the model's root only, "
+            "fully_shard(model)."
+        )
+    if "ScriptModule" in names:
+        yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."
+    if any(map(is_lazy, block.parameters())):
+        yield f"{path} has uninitialised lazy parameters: run the model once, then attach."

@@ -1,0 +1,57 @@
+"""A place in a model where an engine can be attached: one chain, before any pass has run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+
+class Removable(Protocol):
+    """Something put on a model that can be taken off."""
+
+    def remove(self) -> None:
+        """Take it off."""
+
+
+class Site(ABC):
+    """One chain of a model.
+
+    Attributes:
+        path: module path of the container or layer; the model's own is ``""``.
+        blocks: the modules whose parameters the chain trains, by module path.
+    """
+
+    path: str
+    blocks: dict[str, nn.Module]
+
+    @staticmethod
+    @abstractmethod
+    def accepts(module: nn.Module) -> bool:
+        """Tell whether ``module`` may be named as such a chain."""
+
+    @staticmethod
+    @abstractmethod
+    def is_evident(module: nn.Module) -> bool:
+        """Tell whether ``module`` is such a chain beyond doubt, so that it need not be named."""
+
+    @abstractmethod
+    def __init__(self, path: str, module: nn.Module):
+        """Describe ``module`` as a chain; changes nothing."""
+
+    @abstractmethod
+    def problems(self) -> Iterator[str]:
+        """Yield what must be changed before an engine can be attached."""
+
+    @abstractmethod
+    def record(self, engine: Engine) -> Sequence[Removable]:
+        """Let ``engine`` compute the gradients of this chain from now on."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Say in a few words what the chain consists of."""
