@@ -34,4 +34,4 @@ class Backprop(Engine):
 
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
         """Attach to the chains, or with ``plain`` to nothing."""
-        return Handle([]) if self.plain else super().attach(model, chains)
+        return Handle() if self.plain else super().attach(model, chains)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from gradfree.scan import Cotangent, Factor
 
 
@@ -16,12 +18,12 @@ class ChainGradients(NamedTuple):
     """The gradients that leave a chain; ``None`` where ordinary backpropagation would give ``None``.
 
     Attributes:
-        initial: the gradient of h_0, the state that enters the chain.
+        initial: the gradient of h_0, the state that enters the chain, part by part if it has several.
         inputs: of the other tensors that its blocks were given, in the order of their first use.
         parameters: of the chain's trainable parameters, each once.
     """
 
-    initial: Cotangent
+    initial: Any
     inputs: list[Cotangent]
     parameters: list[Cotangent]
 
@@ -35,17 +37,31 @@ class Chain(ABC):
     and of factors are the chain's own affair; engines only hand them on.
     """
 
+    like: Tensor
+    """A state or several, for their dtype, device and last dimension, the number of units."""
+
     @abstractmethod
     def __len__(self) -> int:
         """L, the number of links."""
 
     @abstractmethod
-    def constant(self, factor: float) -> Any:
-        """Return the factors K_i = ``factor`` · I."""
+    def constant(self, factor: Factor) -> Any:
+        """Return the factors K_i = diag(``factor``), a number or one number a unit, for every link."""
 
     @abstractmethod
     def residual(self, weight: float = 1.0) -> Any:
         """Return the diagonal part of each F_i that the residual path carries, times ``weight``.
+
+        Raises:
+            ChainError: no link has a residual path.
+        """
+
+    @abstractmethod
+    def mean_residual(self, momentum: float) -> Any:
+        """Return the running mean over passes of the residual path's diagonal, the same for all links.
+
+        Args:
+            momentum: the share of this pass in the new mean; the first pass's mean is its own.
 
         Raises:
             ChainError: no link has a residual path.

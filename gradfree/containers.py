@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
@@ -24,7 +24,9 @@ class Container(Site):
 
     def __init__(self, path: str, module: nn.Module):
         self.path = path
-        self.blocks = {f"{path}.{name}" if path else name: block for name, block in module._modules.items() if block is not None}
+        self.blocks = {
+            f"{path}.{name}" if path else name: block for name, block in module._modules.items() if block is not None
+        }
 
     @staticmethod
     def accepts(module: nn.Module) -> bool:
@@ -51,9 +53,9 @@ class Container(Site):
                 )
             yield from _block_problems(path, block)
 
-    def record(self, engine: Engine) -> list[RemovableHandle]:
+    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[RemovableHandle]:
         """Put the recording hooks on the blocks."""
-        return RecordedChain(engine, self.blocks).record()
+        return RecordedChain(engine, self.blocks, memory).record()
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"

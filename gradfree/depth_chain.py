@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradfree.chain import Chain, ChainError, ChainGradients
 from gradfree.residual import residual_factor
-from gradfree.scan import Cotangent, Factor, plus, reverse_scan, times
+from gradfree.scan import Cotangent, Factor, plus, reverse_scan, running_mean, times
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,30 @@ class DepthChain(Chain):
         parameters: every trainable parameter of the chain, each once.
         inputs: how many tensors other than the state the links were given.
         keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
+        memory: what is kept of this chain from pass to pass.
     """
 
-    def __init__(self, links: Sequence[Link], parameters: Sequence[Tensor], inputs: int, keep_graph: bool):
+    def __init__(
+        self,
+        links: Sequence[Link],
+        parameters: Sequence[Tensor],
+        inputs: int,
+        keep_graph: bool,
+        memory: dict[str, Tensor],
+    ):
+        self.like = links[-1].out
         self.links = links
         self.parameters = parameters
         self.inputs = inputs
         self.keep_graph = keep_graph
+        self.memory = memory
 
     def __len__(self) -> int:
         """L, the number of links."""
         return len(self.links)
 
-    def constant(self, factor: float) -> list[Factor]:
-        """Return the factors K_i = ``factor`` · I."""
+    def constant(self, factor: Factor) -> list[Factor]:
+        """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state."""
         return [factor] * len(self)
 
     def residual(self, weight: float = 1.0) -> list[Factor]:
@@ -71,6 +81,12 @@ class DepthChain(Chain):
                 "see (a compiled block hides it). Use the engine 'fixed_point' or 'truncated', which need none."
             )
         return factors if weight == 1.0 else [f * weight for f in factors]
+
+    def mean_residual(self, momentum: float) -> list[Factor]:
+        """Return the running mean of the residual path's diagonal: one number for all links and units."""
+        means = [torch.as_tensor(f, dtype=self.like.dtype, device=self.like.device).mean() for f in self.residual()[1:]]
+        mean = torch.stack(means).mean() if means else self.like.new_zeros(())
+        return self.constant(running_mean(self.memory, "residual", mean, momentum))
 
     def scan(self, terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""

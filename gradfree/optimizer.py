@@ -87,9 +87,10 @@ class EngineOptimizer(Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state: it loads with and without gradfree."""
-        return self.optimizer.state_dict()
+        """Return the wrapped optimizer's state, which loads without gradfree too, and what the engine keeps."""
+        return self.optimizer.state_dict() | {"gradfree": self._handle.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a wrapped or a plain optimizer's state."""
+        self._handle.load_state_dict(state_dict.get("gradfree", {}))
         self.optimizer.load_state_dict(state_dict)

@@ -59,7 +59,8 @@ class Recording:
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
-        chain = DepthChain(self.links[: last + 1], self.parameters, len(self.inputs), _keep_graph())
+        links = self.links[: last + 1]
+        chain = DepthChain(links, self.parameters, len(self.inputs), _keep_graph(), self.chain.memory)
         gradients = self.chain.engine.gradients(chain, direct[: last + 1])
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
@@ -133,10 +134,12 @@ class RecordedChain:
     Args:
         engine: solves for the gradients.
         blocks: the blocks by module path, in the order in which the model runs them.
+        memory: what is kept of this chain from pass to pass.
     """
 
-    def __init__(self, engine: Engine, blocks: dict[str, nn.Module]):
+    def __init__(self, engine: Engine, blocks: dict[str, nn.Module], memory: dict[str, Tensor]):
         self.engine = engine
+        self.memory = memory
         self.blocks = blocks
         self._modules = list(dict.fromkeys(m for block in blocks.values() for m in block.modules()))
 

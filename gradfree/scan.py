@@ -29,6 +29,13 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
     return delta if factor == 1.0 else delta * factor
 
 
+def running_mean(memory: dict[str, Tensor], key: str, value: Tensor, momentum: float) -> Tensor:
+    """Move the mean that ``memory`` keeps under ``key`` towards ``value``; return it."""
+    old = memory.get(key)
+    memory[key] = value.detach().clone() if old is None else old.to(value).lerp(value, momentum)
+    return memory[key]
+
+
 def reverse_scan(terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
     """Solve δ_i = terms_i + δ_{i+1} K_{i+1} from the last state to the first.
 

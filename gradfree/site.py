@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -49,8 +49,13 @@ class Site(ABC):
         """Yield what must be changed before an engine can be attached."""
 
     @abstractmethod
-    def record(self, engine: Engine) -> Sequence[Removable]:
-        """Let ``engine`` compute the gradients of this chain from now on."""
+    def record(self, engine: Engine, memory: dict[str, Tensor]) -> Sequence[Removable]:
+        """Let ``engine`` compute the gradients of this chain from now on.
+
+        Args:
+            engine: the engine.
+            memory: what the chain keeps from pass to pass; belongs into checkpoints.
+        """
 
     @abstractmethod
     def __str__(self) -> str:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from gradfree.containers import Container
+from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
-_KINDS: tuple[type[Site], ...] = (Container,)
+_KINDS: tuple[type[Site], ...] = (Recurrent, Container)
 
 
 @dataclass(frozen=True)

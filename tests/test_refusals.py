@@ -41,7 +41,12 @@ HIGHWAY = gradfree.create_engine("highway_bp")
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("highway", {}, ValueError, "no engine is called 'highway'; there are: backprop, fixed_point, highway_bp, "),
+        (
+            "highway",
+            {},
+            ValueError,
+            "no engine is called 'highway'; there are: backprop, dsf, fixed_point, highway_bp, ",
+        ),
         ("highway_bp", {"iteration": 2}, TypeError, "no option 'iteration'; its options are: iterations, gamma"),
         ("highway_bp", {"iterations": -1}, ValueError, "iterations must be at least 0, not -1"),
         ("highway_bp", {"iterations": 2.5}, TypeError, "iterations must be an int of at least 0, not 2.5"),

@@ -46,7 +46,8 @@ class EngineStrategy(SingleDeviceStrategy):
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
         self.engine = resolve_engine(engine, options)
         self.chains = chains
-        self._handle = Handle([])
+        self._handle = Handle()
+        self._restored: dict[str, Any] = {}
 
     # The Trainer hands a strategy that was made without a device its devices and nodes through these two; a
     # plain SingleDeviceStrategy has neither, so it would stay on the CPU, and take devices=2 for one in silence.
@@ -78,7 +79,19 @@ class EngineStrategy(SingleDeviceStrategy):
         """Attach the engine, if the Trainer is to fit, and set up as usual."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._handle = self.engine.attach(trainer.lightning_module, self.chains)
+            self._handle.load_state_dict(self._restored)
         super().setup(trainer)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Save as usual, with what the engine keeps from pass to pass."""
+        super().save_checkpoint(checkpoint | {"gradfree": self._handle.state_dict()}, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load as usual; the engine takes up what it kept."""
+        checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        # Lightning restores before it sets a strategy up: the engine is attached only then.
+        self._restored = checkpoint.get("gradfree", {})
+        return checkpoint
 
     def teardown(self) -> None:
         """Take the engine off and clean up as usual."""

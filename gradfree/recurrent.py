@@ -1,0 +1,285 @@
+"""Recording torch's recurrent modules: each layer and direction becomes one chain in time.
+
+The module's ``forward`` is replaced on the instance. It runs torch's own fused layer without a graph, one layer
+and direction at a time, inside an autograd function whose backward asks the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn.utils.rnn import PackedSequence
+
+from gradfree.cells import Linearised, LinearisedGRU, LinearisedLSTM, LinearisedRNN, State
+from gradfree.chain import ChainError
+from gradfree.scan import plus
+from gradfree.site import Removable, Site
+from gradfree.time_chain import CellChain
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+_FUSED: dict[str, Any] = {
+    "RNN_TANH": torch._VF.rnn_tanh,
+    "RNN_RELU": torch._VF.rnn_relu,
+    "GRU": torch._VF.gru,
+    "LSTM": torch._VF.lstm,
+}
+
+
+class Packing:
+    """Where the rows of packed sequences lie in a padded (T, B) grid."""
+
+    def __init__(self, batch_sizes: Tensor, device: torch.device):
+        self.batch_sizes = batch_sizes
+        steps, batch = len(batch_sizes), int(batch_sizes[0])
+        inside = torch.arange(batch) < batch_sizes.unsqueeze(1)
+        lengths = inside.sum(0)
+        number = inside.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
+        mirrored = (lengths - 1 - torch.arange(steps).unsqueeze(1)).clamp(min=0)
+        self.shape = (steps, batch)
+        self.rows = inside.flatten().nonzero().squeeze(1).to(device)
+        self.last = ((lengths - 1) * batch + torch.arange(batch)).to(device)
+        self.mirror = number.gather(0, mirrored)[inside].to(device)
+
+    def pad(self, data: Tensor) -> Tensor:
+        """Return packed rows (N, ·) as (T, B, ·), zeros behind each sequence."""
+        padded = data.new_zeros(self.shape[0] * self.shape[1], data.shape[1])
+        return padded.index_copy_(0, self.rows, data).unflatten(0, self.shape)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """Return (T, B, ·) as packed rows (N, ·)."""
+        return padded.flatten(0, 1).index_select(0, self.rows)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a recurrent module, in one direction or both."""
+
+    path: str
+    number: int
+    engine: Engine
+    mode: str
+    directions: int
+    packing: Packing | None
+    memory: dict[str, Tensor]
+
+    def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs, shaped as ``x``, and the final states, (directions, B, H), by torch's fused kernel."""
+        hx = states if len(states) > 1 else states[0]
+        options = (len(weights) > 2 * self.directions, 1, 0.0, False, self.directions > 1)
+        if self.packing is None:
+            return _FUSED[self.mode](x, hx, weights, *options, False)
+        return _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
+
+    def linearise(self, x: Tensor, out: Tensor, before: Tensor, first: Sequence[Tensor], weights: Any) -> Linearised:
+        """Return the Jacobians of one direction; all (T, B, ·), but ``first``, (B, H), in torch's order."""
+        if self.mode.startswith("RNN"):
+            return LinearisedRNN(out, relu=self.mode == "RNN_RELU")
+        w_ih, w_hh, b_ih, b_hh = weights if len(weights) == 4 else (*weights, None, None)
+        p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
+        return LinearisedGRU(p, q, before) if self.mode == "GRU" else LinearisedLSTM(p, q, first[1])
+
+    def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
+        """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
+        of_h, *of_c = finals
+        h = torch.zeros_like(like) if cotangent is None else cotangent.clone()
+        c = [None if final is None else self._add_at_the_end(torch.zeros_like(like), final) for final in of_c]
+        return *c, self._add_at_the_end(h, of_h)
+
+    def _add_at_the_end(self, e: Tensor, final: Tensor | None) -> Tensor:
+        if final is None:
+            return e
+        if self.packing is None:
+            e[-1] += final
+        else:
+            e.flatten(0, 1).index_add_(0, self.packing.last, final)
+        return e
+
+    def grid(self, x: Tensor, direction: int) -> Tensor:
+        """Return ``x`` as (T, B, ·) in the order in which ``direction`` runs."""
+        if self.packing is None:
+            return x.flip(0) if direction else x
+        return self.packing.pad(x.index_select(0, self.packing.mirror) if direction else x)
+
+    def rows(self, x: Tensor, direction: int) -> Tensor:
+        """Undo :meth:`grid`."""
+        if self.packing is None:
+            return x.flip(0) if direction else x
+        packed = self.packing.pack(x)
+        return packed.index_select(0, self.packing.mirror) if direction else packed
+
+
+class _Context(FunctionCtx):
+    layer: Layer
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
+class _LayerFunction(torch.autograd.Function):
+    """(x, states, weights) -> (outputs, final states)."""
+
+    @staticmethod
+    def forward(ctx: _Context, layer: Layer, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        parts = 2 if layer.mode == "LSTM" else 1
+        ctx.layer = layer
+        out, *finals = layer.run(x, rest[:parts], rest[parts:])
+        ctx.save_for_backward(x, out, *rest)
+        ctx.set_materialize_grads(False)
+        return out, *finals
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
+        layer, parts = ctx.layer, len(finals)
+        _check(layer, cotangent, finals)
+        if cotangent is None and all(e is None for e in finals):
+            return (None,) * len(ctx.needs_input_grad)
+        # Autocast may have run the layer in a lower precision than its weights'.
+        x, out, *rest = (saved.to(ctx.saved_tensors[-1].dtype) for saved in ctx.saved_tensors)
+        wanted = ctx.needs_input_grad[2 + parts :]
+        width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
+        of_x: Tensor | None = None
+        of_states, of_weights = [], []
+        for d in range(layer.directions):
+            mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
+            outs = layer.grid(out[..., mine], d)
+            e = None if cotangent is None else layer.grid(cotangent[..., mine].to(out.dtype), d)
+            direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
+            first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
+            before = torch.cat([first[0].unsqueeze(0), outs[:-1]])
+            cell = layer.linearise(fed, outs, before, first, own)
+            needs = [ctx.needs_input_grad[1], *wanted[weights]]
+            chain = CellChain(cell, fed, before, own, needs, layer.memory, f"{layer.number}.{d}")
+            initial, inputs, parameters = layer.engine.gradients(chain, direct)
+            of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
+            # torch's order of an LSTM's states is (h, c); a chain's is (c, h).
+            of_states.append(initial[::-1])
+            of_weights += parameters
+        return None, of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+
+
+def _check(layer: Layer, cotangent: Tensor | None, finals: tuple[Tensor | None, ...]) -> None:
+    if torch.is_grad_enabled():
+        raise ChainError(
+            "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for "
+            "the passes that need second derivatives (gradient penalties)."
+        )
+    if torch.is_anomaly_enabled() and not all(e is None or e.isfinite().all() for e in (cotangent, *finals)):
+        raise ChainError(
+            f"non-finite cotangent at the output of {layer.path}, layer {layer.number}: behind it is NaN or inf."
+        )
+
+
+class Recurrent(Site):
+    """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
+
+    def __init__(self, path: str, module: nn.Module):
+        self.path = path
+        self.blocks = {path: module}
+
+    @staticmethod
+    def accepts(module: nn.Module) -> bool:
+        """Tell whether ``module`` is one of torch's recurrent modules."""
+        return isinstance(module, nn.RNNBase)
+
+    is_evident = accepts
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the module."""
+        module = self._module
+        if isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder):
+            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+        elif "forward" in vars(module):
+            yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."
+        elif type(module).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}:
+            yield f"{self.path} is a {type(module).__name__} with a forward of its own, which an engine would replace."
+        if module.proj_size:
+            yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
+
+    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[Removable]:
+        """Replace the module's forward."""
+        recorder = RecurrentRecorder(engine, self.path, self._module, memory)
+        self._module.forward = recorder.forward
+        return [recorder]
+
+    @property
+    def _module(self) -> nn.RNNBase:
+        return self.blocks[self.path]  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        layers = "1 layer" if self._module.num_layers == 1 else f"{self._module.num_layers} layers"
+        return f"{self._module.mode}, {layers}{' in both directions' if self._module.bidirectional else ''}, in time"
+
+
+class RecurrentRecorder:
+    """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
+
+    def __init__(self, engine: Engine, path: str, module: nn.RNNBase, memory: dict[str, Tensor]):
+        self.engine, self.path, self.module, self.memory = engine, path, module, memory
+
+    def remove(self) -> None:
+        """Give the module its own forward back."""
+        del self.module.forward
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Return what the module returns, bitwise; arguments as the module's."""
+        module = self.module
+        if not torch.is_grad_enabled():
+            return type(module).forward(module, input, hx)
+        packed = isinstance(input, PackedSequence)
+        x: Any
+        x, batch_sizes, order, back = input if packed else (input, None, None, None)
+        batched = packed or x.dim() == 3
+        if not batched:
+            x = x.unsqueeze(1)
+        elif module.batch_first and not packed:
+            x = x.transpose(0, 1)
+        states = self._initial(x, batch_sizes, order, hx, batched)
+        packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
+        out, finals = self._layers(x, states, packing)
+        finals = [final if back is None else final.index_select(1, back) for final in finals]
+        if packed:
+            return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
+        if not batched:
+            out, finals = out.squeeze(1), [final.squeeze(1) for final in finals]
+        elif module.batch_first:
+            out = out.transpose(0, 1)
+        return out, tuple(finals) if len(finals) > 1 else finals[0]
+
+    def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:
+        """Return the checked initial states, (layers · directions, B, H) each, in the batch's order."""
+        module = self.module
+        batch = int(batch_sizes[0]) if batch_sizes is not None else x.shape[1]
+        count = module.num_layers * (2 if module.bidirectional else 1)
+        parts = 2 if module.mode == "LSTM" else 1
+        if hx is None:
+            states = [x.new_zeros(count, batch, module.hidden_size)] * parts
+        else:
+            states = list(hx) if parts == 2 else [hx]
+            states = states if batched else [state.unsqueeze(1) for state in states]
+            states = states if order is None else [state.index_select(1, order) for state in states]
+        time_major = x if batch_sizes is not None else x.transpose(0, 1) if module.batch_first else x
+        checked: Any = tuple(states) if parts == 2 else states[0]
+        module.check_forward_args(time_major, checked, batch_sizes)
+        return states
+
+    def _layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
+        """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
+        module = self.module
+        directions = 2 if module.bidirectional else 1
+        finals = []
+        for number in range(module.num_layers):
+            mine = slice(number * directions, (number + 1) * directions)
+            weights = [weight for weights in module.all_weights[mine] for weight in weights]
+            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory)
+            x, *final = _LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
+            finals.append(final)
+            if module.dropout and number < module.num_layers - 1:
+                x = F.dropout(x, module.dropout, module.training)
+        return x, [torch.cat(part) for part in zip(*finals, strict=True)]

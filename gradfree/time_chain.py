@@ -1,0 +1,176 @@
+"""Chains in time: one cell applied at T steps, all links of a layer in one batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradfree.cells import Linearised, State
+from gradfree.chain import Chain, ChainError, ChainGradients
+from gradfree.scan import Factor, plus, running_mean, times
+from gradfree.time_scan import scan
+
+
+@dataclass(frozen=True)
+class Split:
+    """F_t = K_t + J_t for all t, part by part of the state.
+
+    Attributes:
+        known: K, a number, (H,) or (T, B, H).
+        rest: what of the cell's own diagonal K leaves to J; 0.0 if nothing.
+    """
+
+    known: Sequence[Factor]
+    rest: Sequence[Factor]
+
+
+class TimeChain(Chain):
+    """T links with shared parameters, B sequences at once. Cotangents are one (T, B, H) tensor for each part."""
+
+    diagonal: Sequence[Factor]
+    """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+
+    def __init__(self, length: int, like: Tensor, memory: dict[str, Tensor], name: str):
+        self.length, self.like, self.memory, self.name = length, like, memory, name
+
+    def __len__(self) -> int:
+        """T, the number of steps."""
+        return self.length
+
+    def constant(self, factor: Factor) -> Split:
+        """Return K_t = ``factor`` for every part."""
+        return self._split([factor] * len(self.diagonal))
+
+    def residual(self, weight: float = 1.0) -> Split:
+        """Return ``weight`` times the gates' diagonal."""
+        if weight == 0.0:
+            return self.constant(0.0)
+        if all(_is_zero(d) for d in self.diagonal):
+            raise ChainError(
+                "the cell has no gate that carries its state from step to step. Use the engine 'fixed_point', "
+                "'truncated' or 'dsf', which need none."
+            )
+        if weight == 1.0:
+            return Split(self.diagonal, [0.0] * len(self.diagonal))
+        return Split([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal])
+
+    def mean_residual(self, momentum: float) -> Split:
+        """Return the running mean of the gates over steps and sequences, unit by unit."""
+        return self._split(
+            [
+                running_mean(self.memory, f"{self.name}.{n}", d.mean((0, 1)), momentum) if isinstance(d, Tensor) else d
+                for n, d in enumerate(self.residual().known)
+            ]
+        )
+
+    def _split(self, known: Sequence[Factor]) -> Split:
+        return Split(known, list(map(_minus, self.diagonal, known)))
+
+    def scan(self, terms: State, factors: Split) -> State:
+        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
+        return tuple(_scan(part, factor) for part, factor in zip(terms, factors.known, strict=True))
+
+    def pull(self, direct: State, delta: State, factors: Split) -> State:
+        """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
+        return tuple(map(_shifted_sum, direct, self.crossed(delta, factors)))
+
+    @abstractmethod
+    def crossed(self, delta: State, factors: Split) -> State:
+        """Return δ_t (F_t - K_t) for t = 2..T."""
+
+
+class CellChain(TimeChain):
+    """A layer of one of torch's own cells.
+
+    Args:
+        cell: the Jacobians.
+        x: the layer's input, (T, B, I).
+        before: h_0 to h_{T-1}, (T, B, H).
+        weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh.
+        wanted: whether the gradients of the input and of each weight are needed.
+        memory: what is kept of the module's layers from pass to pass.
+        name: of this layer and direction in ``memory``.
+    """
+
+    def __init__(
+        self,
+        cell: Linearised,
+        x: Tensor,
+        before: Tensor,
+        weights: Sequence[Tensor],
+        wanted: Sequence[bool],
+        memory: dict[str, Tensor],
+        name: str,
+    ):
+        super().__init__(len(x), before, memory, name)
+        self.cell, self.x, self.before, self.weights, self.wanted = cell, x, before, weights, wanted
+        self.diagonal = cell.diagonal
+
+    def crossed(self, delta: State, factors: Split) -> State:
+        """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
+        parts = list(self.cell.crossing(delta, _LATER))
+        for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
+            parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
+        parts[-1] = plus(self.cell.hidden(delta, _LATER) @ self.weights[1], parts[-1])
+        return tuple(parts)
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients: δ step by step, everything else at once."""
+        return self.gradients(self.cell.unroll(direct, self.weights[1]))
+
+    def gradients(self, delta: State) -> ChainGradients:
+        """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
+        hidden = self.cell.hidden(delta)
+        fed = self.cell.fed(delta, hidden)
+        initial = list(self.cell.crossing(delta, _FIRST))
+        for n, (part, diagonal) in enumerate(zip(delta, self.diagonal, strict=True)):
+            initial[n] = plus(initial[n], times(_at(part, _FIRST), _at(diagonal, _FIRST)))
+        initial[-1] = plus(hidden[_FIRST] @ self.weights[1], initial[-1])
+        of_x, *of_weights = self.wanted
+        flat_fed, flat_hidden = fed.flatten(0, 1), hidden.flatten(0, 1)
+        make = (
+            lambda: flat_fed.t() @ self.x.flatten(0, 1),
+            lambda: flat_hidden.t() @ self.before.flatten(0, 1),
+            lambda: flat_fed.sum(0),
+            lambda: flat_hidden.sum(0),
+        )
+        parameters = [compute() if wanted else None for compute, wanted in zip(make, of_weights, strict=False)]
+        inputs = [fed @ self.weights[0] if of_x else None]
+        return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
+
+
+_FIRST = slice(0, 1)
+_LATER = slice(1, None)
+
+
+def _at(x: Any, steps: slice) -> Any:
+    """Return ``x`` at ``steps``; what is the same at all steps stays."""
+    return x[steps] if isinstance(x, Tensor) and x.dim() == 3 else x
+
+
+def _is_zero(factor: Factor) -> bool:
+    return not isinstance(factor, Tensor) and factor == 0.0
+
+
+def _minus(a: Factor, b: Factor) -> Factor:
+    return a if _is_zero(b) else a - b
+
+
+def _scan(terms: Tensor | None, factor: Factor) -> Tensor | None:
+    if terms is None or _is_zero(factor):
+        return terms
+    return scan(terms, torch.as_tensor(factor, dtype=terms.dtype, device=terms.device), reverse=True)
+
+
+def _shifted_sum(direct: Tensor | None, crossed: Tensor | None) -> Tensor | None:
+    """Return e_t + v_{t+1}."""
+    if crossed is None:
+        return direct
+    if direct is None:
+        return torch.cat([crossed, torch.zeros_like(crossed[:1])])
+    return torch.cat([direct[:-1] + crossed, direct[-1:]])

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from gradfree.time_scan import scan
+
+WIDTH = 4
+
+
+def loop(terms, factors, reverse):
+    """The recurrence, one step after the other."""
+    y, per_step = torch.zeros_like(terms), factors.dim() == terms.dim()
+    carried = torch.zeros_like(terms[0])
+    for t in reversed(range(len(terms))) if reverse else range(len(terms)):
+        link = min(t + 1, len(terms) - 1) if reverse else t
+        carried = terms[t] + (factors[link] if per_step else factors) * carried
+        y[t] = carried
+    return y
+
+
+FACTORS = {
+    "zero": lambda length: torch.zeros(WIDTH),
+    "one": lambda length: torch.ones(WIDTH),
+    "linspace": lambda length: torch.linspace(0, 1, WIDTH),
+    "number": lambda length: torch.tensor(0.5),
+    "of each step": lambda length: torch.randn(length, 3, WIDTH),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 33, 100, 257])
+@pytest.mark.parametrize("kind", FACTORS)
+def test_scan_equals_a_loop(kind, length, reverse):
+    terms, factors = torch.randn(length, 3, WIDTH), FACTORS[kind](length)
+    expected = loop(terms, factors, reverse)
+    torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_operands_need_not_be_contiguous_and_are_left_alone():
+    terms, factors = torch.randn(3, 33, WIDTH).transpose(0, 1), torch.rand(WIDTH, 3, 33).permute(2, 1, 0)
+    before = terms.clone(), factors.clone()
+    torch.testing.assert_close(scan(terms, factors, True), loop(terms, factors, True), rtol=1e-12, atol=1e-12)
+    assert torch.equal(terms, before[0])
+    assert torch.equal(factors, before[1])
+
+
+@pytest.mark.parametrize("shape", [(0, 3, WIDTH), (5, 0, WIDTH)])
+def test_empty_sequences_and_batches(shape):
+    assert scan(torch.randn(shape), torch.rand(WIDTH)).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtype_is_kept(dtype):
+    terms = torch.randn(33, 3, WIDTH, dtype=dtype)
+    y = scan(terms, torch.rand(WIDTH, dtype=dtype), True)
+    assert y.dtype == dtype
