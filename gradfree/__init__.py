@@ -6,6 +6,7 @@ if checkout.IS_CHECKOUT:
     __path__.append(str(checkout.ROOT))
 
 from gradfree.attaching import Handle
+from gradfree.cell_layer import CellLayer
 from gradfree.chain import Chain, ChainError, ChainGradients
 from gradfree.engine import Engine, SweepEngine
 from gradfree.fidelity import Fidelity, gradient_fidelity
@@ -15,6 +16,7 @@ from gradfree.validation import Report
 
 __version__ = "0.1.0"
 __all__ = [
+    "CellLayer",
     "Chain",
     "ChainError",
     "ChainGradients",

@@ -4,14 +4,16 @@ All three cells compute h' from the pre-activations P = x W_ihᵀ + b_ih and Q =
 element, from the state before. So the cotangents of P and Q are elementwise products, and the only dense part of
 a link's Jacobian F_t is the product of Q's cotangent with W_hh.
 
-States are tuples, (h,) or for LSTM (c, h); all tensors are time-major, (T, B, ·).
+States are tuples, (h,) or for LSTM (h, c); all tensors are time-major, (T, B, ·).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradfree.scan import Factor
@@ -121,12 +123,12 @@ class LinearisedLSTM(Linearised):
         self.out = o * (1 - tanh_c * tanh_c)
         # The cotangents of the four parts are those of (c', c', c', h') times these.
         self.factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], -2)
-        self.diagonal = (f, 0.0)
+        self.diagonal = (0.0, f)
         self._carry = f
 
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangents of c' (with what comes through h') and of h' times the four factors."""
-        cell, h = delta[0], delta[1][steps]  # type: ignore[index]
+        h, cell = delta[0][steps], delta[1]  # type: ignore[index]
         whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
         return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
 
@@ -136,12 +138,12 @@ class LinearisedLSTM(Linearised):
 
     def crossing(self, delta: State, steps: slice) -> State:
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
-        return delta[1][steps] * self.out[steps] * self._carry[steps], None  # type: ignore[index]
+        return None, delta[0][steps] * self.out[steps] * self._carry[steps]  # type: ignore[index]
 
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
-        delta_h = direct[1].clone()  # type: ignore[union-attr]
-        delta_c = torch.zeros_like(delta_h) if direct[0] is None else direct[0].clone()
+        delta_h = direct[0].clone()  # type: ignore[union-attr]
+        delta_c = torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone()
         cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self._carry))
         factors = self.factors.unbind(0)
         for t in range(len(hs) - 1, 0, -1):
@@ -149,4 +151,16 @@ class LinearisedLSTM(Linearised):
             cs[t - 1].addcmul_(whole, fs[t])
             parts = torch.stack([whole, whole, whole, hs[t]], -2)
             hs[t - 1].addmm_((factors[t] * parts).flatten(-2), weight)
-        return delta_c, delta_h
+        return delta_h, delta_c
+
+
+def linearise(
+    mode: str, x: Tensor, out: Tensor, before: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Linearised:
+    """Return the Jacobians of all steps; arguments as those of :class:`~gradfree.time_chain.CellChain`."""
+    if mode.startswith("RNN"):
+        return LinearisedRNN(out, relu=mode == "RNN_RELU")
+    w_ih, w_hh, *biases = weights
+    b_ih, b_hh = biases or (None, None)
+    p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
+    return LinearisedGRU(p, q, before) if mode == "GRU" else LinearisedLSTM(p, q, first[1])

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradfree.chain import Chain, ChainError, ChainGradients
+from gradfree.graph import check_finite
 from gradfree.residual import residual_factor
 from gradfree.scan import Cotangent, Factor, plus, reverse_scan, running_mean, times
 
@@ -148,7 +149,8 @@ class DepthChain(Chain):
         Returns:
             What reaches the state before the last of ``links``, which run from the end of the chain.
         """
-        _check_finite(links, delta)
+        for link, d in zip(links, delta, strict=True):
+            check_finite([d], link.path)
         numbers = sorted({n for link in links for n in link.parameters})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
         first = [] if links[-1].state is None else [links[-1].state]
@@ -176,15 +178,6 @@ def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
     if torch.is_anomaly_enabled():
         return [[i] for i in indices]
     return [indices] if indices else []
-
-
-def _check_finite(links: Sequence[Link], delta: Sequence[Tensor]) -> None:
-    """Under anomaly detection, refuse NaN and inf (elsewhere they pass: GradScaler must see them)."""
-    if not torch.is_anomaly_enabled():
-        return
-    for link, d in zip(links, delta, strict=True):
-        if not d.isfinite().all():
-            raise ChainError(f"non-finite cotangent at the output of {link.path}, from the blocks behind it.")
 
 
 @contextmanager

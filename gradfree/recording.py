@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.chain import ChainError
 from gradfree.depth_chain import DepthChain, Link
+from gradfree.graph import check_finite, refuse_second_derivatives, walk
 from gradfree.scan import Cotangent
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ class Recording:
 
     def collect(self, index: int, cotangent: Cotangent) -> None:
         """Keep the direct cotangent of the state behind link ``index``."""
-        if cotangent is not None and torch.is_anomaly_enabled() and not cotangent.isfinite().all():
-            raise ChainError(
-                f"non-finite cotangent at the output of {self.links[index].path}: the loss sends NaN or inf there."
-            )
+        check_finite([cotangent], self.links[index].path)
         self.direct[index] = cotangent
 
     def solve(self) -> tuple[Cotangent, ...]:
@@ -80,11 +78,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
-        if torch.is_grad_enabled():
-            raise ChainError(
-                "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for "
-                "the passes that need second derivatives (gradient penalties)."
-            )
+        refuse_second_derivatives()
         return None, *ctx.recording.solve()
 
 
@@ -222,7 +216,7 @@ class BlockRecorder:
                 f"{tuple(first.out.shape)}: the blocks of a chain must keep the shape. Attach one chain for each "
                 "shape, chains=[...], with the blocks that change it in front of each."
             )
-        reaches_inputs, parameters = self._walk(out, call)
+        reaches_inputs, parameters = self._graph(out, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
         recording.append(Link(self.path, out, state, inputs, parameters))
@@ -273,42 +267,28 @@ class BlockRecorder:
             "or leave the block out of the chain."
         )
 
-    def _walk(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:
+    def _graph(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:
         """Return whether the block's graph uses its inputs, and the parameters that it uses.
 
         Refuses any other tensor that needs a gradient: that would be lost without a word. Done on every pass, since
         a block may take another branch.
         """
+        edges = (call.state, *(edge for _, edge in call.inputs))
+        graph = walk([out], {edge.node for edge in edges if edge is not None})
         numbers = call.recording.numbers
-        entries = {edge.node for edge in (call.state, *(edge for _, edge in call.inputs)) if edge is not None}
-        used: dict[int, Tensor] = {}
-        reaches_inputs = False
-        seen: set[Node] = set()
-        stack: list[Any] = [out.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if node in entries:
-                reaches_inputs = True
-                continue
-            stack.extend(n for n, _ in node.next_functions)
-            leaf = node.variable if node.name() == "torch::autograd::AccumulateGrad" else None
-            if leaf is not None and id(leaf) in numbers:
-                used[numbers[id(leaf)]] = leaf
-            elif leaf is not None or isinstance(node, _foreign):
-                what = "another state" if leaf is None else f"a tensor of shape {tuple(leaf.shape)}"
-                raise ChainError(
-                    f"{self.path} uses {what} that needs a gradient and is neither an argument of its call nor a "
-                    "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or "
-                    "register it on the block and then attach."
-                )
-        return reaches_inputs, used
+        strange = [f"a tensor of shape {tuple(leaf.shape)}" for leaf in graph.leaves if id(leaf) not in numbers]
+        strange += ["another state" for node in graph.nodes if isinstance(node, _own_nodes)]
+        if strange:
+            raise ChainError(
+                f"{self.path} uses {strange[0]} that needs a gradient and is neither an argument of its call nor a "
+                "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or "
+                "register it on the block and then attach."
+            )
+        return bool(graph.stops), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
 
 
 _exit_node: Any = _Exit._backward_cls
-_foreign: Any = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
+_own_nodes: Any = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
 
 
 def _keep_graph() -> bool:

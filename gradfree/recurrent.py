@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.utils.rnn import PackedSequence
 
-from gradfree.cells import Linearised, LinearisedGRU, LinearisedLSTM, LinearisedRNN, State
-from gradfree.chain import ChainError
+from gradfree.cells import State
+from gradfree.graph import check_finite, refuse_second_derivatives
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
 from gradfree.time_chain import CellChain
@@ -78,20 +78,12 @@ class Layer:
             return _FUSED[self.mode](x, hx, weights, *options, False)
         return _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
 
-    def linearise(self, x: Tensor, out: Tensor, before: Tensor, first: Sequence[Tensor], weights: Any) -> Linearised:
-        """Return the Jacobians of one direction; all (T, B, ·), but ``first``, (B, H), in torch's order."""
-        if self.mode.startswith("RNN"):
-            return LinearisedRNN(out, relu=self.mode == "RNN_RELU")
-        w_ih, w_hh, b_ih, b_hh = weights if len(weights) == 4 else (*weights, None, None)
-        p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
-        return LinearisedGRU(p, q, before) if self.mode == "GRU" else LinearisedLSTM(p, q, first[1])
-
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
         of_h, *of_c = finals
         h = torch.zeros_like(like) if cotangent is None else cotangent.clone()
         c = [None if final is None else self._add_at_the_end(torch.zeros_like(like), final) for final in of_c]
-        return *c, self._add_at_the_end(h, of_h)
+        return self._add_at_the_end(h, of_h), *c
 
     def _add_at_the_end(self, e: Tensor, final: Tensor | None) -> Tensor:
         if final is None:
@@ -137,7 +129,8 @@ class _LayerFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         layer, parts = ctx.layer, len(finals)
-        _check(layer, cotangent, finals)
+        refuse_second_derivatives()
+        check_finite((cotangent, *finals), f"{layer.path}, layer {layer.number}")
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
@@ -152,28 +145,13 @@ class _LayerFunction(torch.autograd.Function):
             e = None if cotangent is None else layer.grid(cotangent[..., mine].to(out.dtype), d)
             direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
-            before = torch.cat([first[0].unsqueeze(0), outs[:-1]])
-            cell = layer.linearise(fed, outs, before, first, own)
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
-            chain = CellChain(cell, fed, before, own, needs, layer.memory, f"{layer.number}.{d}")
+            chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, f"{layer.number}.{d}")
             initial, inputs, parameters = layer.engine.gradients(chain, direct)
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
-            # torch's order of an LSTM's states is (h, c); a chain's is (c, h).
-            of_states.append(initial[::-1])
+            of_states.append(initial)
             of_weights += parameters
         return None, of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
-
-
-def _check(layer: Layer, cotangent: Tensor | None, finals: tuple[Tensor | None, ...]) -> None:
-    if torch.is_grad_enabled():
-        raise ChainError(
-            "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for "
-            "the passes that need second derivatives (gradient penalties)."
-        )
-    if torch.is_anomaly_enabled() and not all(e is None or e.isfinite().all() for e in (cotangent, *finals)):
-        raise ChainError(
-            f"non-finite cotangent at the output of {layer.path}, layer {layer.number}: behind it is NaN or inf."
-        )
 
 
 class Recurrent(Site):

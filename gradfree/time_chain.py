@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradfree.cells import Linearised, State
+from gradfree.cells import State, linearise
 from gradfree.chain import Chain, ChainError, ChainGradients
 from gradfree.scan import Factor, plus, running_mean, times
 from gradfree.time_scan import scan
@@ -34,6 +34,9 @@ class TimeChain(Chain):
 
     diagonal: Sequence[Factor]
     """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+
+    parameters: Sequence[Tensor]
+    """What the links share, in the order of :meth:`gradients`."""
 
     def __init__(self, length: int, like: Tensor, memory: dict[str, Tensor], name: str):
         self.length, self.like, self.memory, self.name = length, like, memory, name
@@ -88,9 +91,10 @@ class CellChain(TimeChain):
     """A layer of one of torch's own cells.
 
     Args:
-        cell: the Jacobians.
+        mode: which cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM".
         x: the layer's input, (T, B, I).
-        before: h_0 to h_{T-1}, (T, B, H).
+        out: h_1 to h_T, (T, B, H).
+        first: h_0 and, for LSTM, c_0, (B, H).
         weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh.
         wanted: whether the gradients of the input and of each weight are needed.
         memory: what is kept of the module's layers from pass to pass.
@@ -99,29 +103,32 @@ class CellChain(TimeChain):
 
     def __init__(
         self,
-        cell: Linearised,
+        mode: str,
         x: Tensor,
-        before: Tensor,
+        out: Tensor,
+        first: Sequence[Tensor],
         weights: Sequence[Tensor],
         wanted: Sequence[bool],
         memory: dict[str, Tensor],
         name: str,
     ):
-        super().__init__(len(x), before, memory, name)
-        self.cell, self.x, self.before, self.weights, self.wanted = cell, x, before, weights, wanted
-        self.diagonal = cell.diagonal
+        super().__init__(len(x), out, memory, name)
+        self.x, self.parameters, self.wanted = x, weights, wanted
+        self.before = torch.cat([first[0].unsqueeze(0), out[:-1]])
+        self.cell = linearise(mode, x, out, self.before, first, weights)
+        self.diagonal = self.cell.diagonal
 
     def crossed(self, delta: State, factors: Split) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
         parts = list(self.cell.crossing(delta, _LATER))
         for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
-        parts[-1] = plus(self.cell.hidden(delta, _LATER) @ self.weights[1], parts[-1])
+        parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients: δ step by step, everything else at once."""
-        return self.gradients(self.cell.unroll(direct, self.weights[1]))
+        return self.gradients(self.cell.unroll(direct, self.parameters[1]))
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
@@ -130,7 +137,7 @@ class CellChain(TimeChain):
         initial = list(self.cell.crossing(delta, _FIRST))
         for n, (part, diagonal) in enumerate(zip(delta, self.diagonal, strict=True)):
             initial[n] = plus(initial[n], times(_at(part, _FIRST), _at(diagonal, _FIRST)))
-        initial[-1] = plus(hidden[_FIRST] @ self.weights[1], initial[-1])
+        initial[0] = plus(hidden[_FIRST] @ self.parameters[1], initial[0])
         of_x, *of_weights = self.wanted
         flat_fed, flat_hidden = fed.flatten(0, 1), hidden.flatten(0, 1)
         make = (
@@ -140,7 +147,7 @@ class CellChain(TimeChain):
             lambda: flat_hidden.sum(0),
         )
         parameters = [compute() if wanted else None for compute, wanted in zip(make, of_weights, strict=False)]
-        inputs = [fed @ self.weights[0] if of_x else None]
+        inputs = [fed @ self.parameters[0] if of_x else None]
         return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
 
 

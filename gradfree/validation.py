@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from gradfree.cell_layer import Unrolled
 from gradfree.containers import Container
 from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
-_KINDS: tuple[type[Site], ...] = (Recurrent, Container)
+_KINDS: tuple[type[Site], ...] = (Recurrent, Unrolled, Container)
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ def _choice_problems(found: Sequence[str], modules: Mapping[str, nn.Module]) -> 
     if not found:
         return [
             "the model has no chain that can be found without help: an nn.Sequential or nn.ModuleList of at least two "
-            "blocks, every class of block at least twice. Put the blocks into a container of their own, or name it: "
-            "chains=['path.to.blocks']."
+            "blocks, every class of block at least twice, an nn.RNN, nn.GRU or nn.LSTM, or a gradfree.CellLayer. Put "
+            "the blocks into a container of their own, or name it: chains=['path.to.blocks']."
         ]
     containers = [path for path in found if Container.accepts(modules[path])]
     if len(containers) < 2:
@@ -100,7 +101,7 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> I
         elif path not in candidates:
             yield (
                 f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList of "
-                f"blocks. What can be a chain: {candidates}."
+                f"blocks, or a recurrent layer. What can be a chain: {candidates}."
             )
 
 

@@ -1,0 +1,266 @@
+"""Any recurrent cell as a layer, and as a chain in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from gradfree.cells import State
+from gradfree.chain import ChainError, ChainGradients
+from gradfree.graph import check_finite, refuse_second_derivatives, walk
+from gradfree.scan import plus, times
+from gradfree.site import Removable, Site
+from gradfree.time_chain import CellChain, Split, TimeChain
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+
+class CellLayer(nn.Module):
+    """Run a cell over a sequence; an engine finds the layer as a chain in time.
+
+    Put ``nn.GRUCell``, ``nn.LSTMCell``, ``nn.RNNCell`` or a cell of your own in it, in place of the loop over steps.
+
+    Args:
+        cell: called as ``cell(x, state)`` with ``x`` (B, I); returns the next state, a tensor (B, H) or a tuple of
+            them, the first of which is the output.
+        batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
+    """
+
+    def __init__(self, cell: nn.Module, batch_first: bool = False):
+        super().__init__()
+        self.cell = cell
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return the outputs of all steps and the final state.
+
+        Args:
+            x: (T, B, I), or (B, T, I) with ``batch_first``.
+            state: the initial state; may be left out if the cell has a ``hidden_size``: zeros.
+
+        Raises:
+            ValueError: no steps, or no initial state where the cell does not tell its size.
+        """
+        x = x.transpose(0, 1) if self.batch_first else x
+        if x.dim() != 3 or len(x) == 0:
+            raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
+        single = not isinstance(state, tuple) and not (state is None and isinstance(self.cell, nn.LSTMCell))
+        parts = self._zeros(x) if state is None else (state,) if single else state
+        out, *final = self.unroll(x, parts)
+        return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
+
+    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs (T, B, H) and the parts of the final state, from those of the initial one."""
+        steps = steps_of(self.cell, x, parts)
+        return [torch.stack([step[0] for step in steps]), *steps[-1]]
+
+    def _zeros(self, x: Tensor) -> tuple[Tensor, ...]:
+        size = getattr(self.cell, "hidden_size", None)
+        if size is None:
+            raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
+        return (x.new_zeros(x.shape[1], size),) * (2 if isinstance(self.cell, nn.LSTMCell) else 1)
+
+
+def steps_of(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return the state behind every step, part by part."""
+    steps: list[tuple[Tensor, ...]] = []
+    for fed in x:
+        parts = _apply(cell, fed, parts)
+        steps.append(tuple(parts))
+    return steps
+
+
+def _apply(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    state = cell(x, parts[0] if len(parts) == 1 else tuple(parts))
+    return state if isinstance(state, tuple) else (state,)
+
+
+class UnrolledChain(TimeChain):
+    """A layer of any cell: all steps as one batch through the cell, with autograd's products.
+
+    Args:
+        cell: the cell.
+        x: (T, B, I).
+        before: the states before each step, part by part, (T, B, ·).
+        parameters: the cell's trainable ones.
+        memory: what is kept from pass to pass.
+        path: of the layer, for messages.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        x: Tensor,
+        before: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        memory: dict[str, Tensor],
+        path: str,
+    ):
+        super().__init__(len(x), before[0], memory, "0")
+        self.diagonal = [0.0] * len(before)
+        self.cell, self.parameters, self.shape = cell, parameters, x.shape[:2]
+        with torch.enable_grad():
+            self.x = x.detach().requires_grad_(x.is_floating_point())
+            self.before = [part.detach().requires_grad_() for part in before]
+            after = _apply(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
+            self.after = [part.unflatten(0, self.shape) for part in after]
+        known = {id(t) for t in (self.x, *self.before, *parameters)}
+        if any(id(leaf) not in known for leaf in walk(self.after).leaves):
+            raise ChainError(
+                f"{path}: the cell uses a tensor that needs a gradient and is neither its input nor one of its "
+                "parameters. Register it on the cell."
+            )
+
+    def crossed(self, delta: State, factors: Split) -> State:
+        """Return δ_t (F_t - K_t) for t = 2..T."""
+        pulled = self._pull(delta, self.before, keep=True)
+        whole = (plus(v, times(d, rest)) for v, d, rest in zip(pulled, delta, factors.rest, strict=True))
+        return tuple(None if v is None else v[1:] for v in whole)
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients, with one small graph a step for δ."""
+        delta = [torch.zeros_like(a) if e is None else e.clone() for e, a in zip(direct, self.after, strict=True)]
+        for t in range(len(self) - 1, 0, -1):
+            with torch.enable_grad():
+                before = [part[t].detach().requires_grad_() for part in self.before]
+                after = _apply(self.cell, self.x[t].detach(), before)
+            pulled = torch.autograd.grad(after, before, [part[t] for part in delta], allow_unused=True)
+            for part, v in zip(delta, pulled, strict=True):
+                part[t - 1] += 0.0 if v is None else v
+        return self.gradients(tuple(delta))
+
+    def gradients(self, delta: State) -> ChainGradients:
+        """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
+        x = [self.x] if self.x.requires_grad else []
+        pulled = iter(self._pull(delta, [*self.before, *x, *self.parameters], keep=False))
+        initial = tuple(None if (g := next(pulled)) is None else g[0] for _ in self.before)
+        return ChainGradients(initial, [next(pulled) if x else None], list(pulled))
+
+    def _pull(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
+        live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
+        after, cotangents = zip(*live, strict=True)
+        return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
+
+
+class Unrolled(Site):
+    """A :class:`CellLayer`."""
+
+    def __init__(self, path: str, module: nn.Module):
+        self.path = path
+        self.blocks = {path: module}
+
+    @staticmethod
+    def accepts(module: nn.Module) -> bool:
+        """Tell whether ``module`` is a :class:`CellLayer`."""
+        return isinstance(module, CellLayer)
+
+    is_evident = accepts
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the cell."""
+        if "unroll" in vars(self._layer):
+            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+        for name, module in self._layer.cell.named_modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
+                where = f"{self.path}.cell.{name}" if name else f"{self.path}.cell"
+                yield (
+                    f"{where} is a {type(module).__name__}: an engine runs the cell again in the backward pass, which "
+                    "would draw other masks or count statistics twice. Put it outside the cell."
+                )
+
+    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[Removable]:
+        """Replace the layer's loop over steps."""
+        recorder = CellRecorder(engine, self.path, self._layer, memory)
+        self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
+        return [recorder]
+
+    @property
+    def _layer(self) -> CellLayer:
+        return self.blocks[self.path]  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        return f"a layer of {type(self._layer.cell).__name__}, in time"
+
+
+class CellRecorder:
+    """Stands in for a :class:`CellLayer`'s loop over steps."""
+
+    def __init__(self, engine: Engine, path: str, layer: CellLayer, memory: dict[str, Tensor]):
+        self.engine, self.path, self.layer, self.memory = engine, path, layer, memory
+
+    def remove(self) -> None:
+        """Give the layer its own loop back."""
+        del self.layer.unroll
+
+    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what the layer's own loop returns."""
+        if not torch.is_grad_enabled():
+            return type(self.layer).unroll(self.layer, x, parts)
+        parameters = [p for p in self.layer.cell.parameters() if p.requires_grad]
+        return _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
+
+    def chain(self, x: Tensor, states: Sequence[Tensor], first: Sequence[Tensor], parameters: Any) -> TimeChain:
+        """Return the chain of a pass; ``states`` (T, B, ·) behind each step, ``first`` (B, ·), part by part."""
+        cell = self.layer.cell
+        mode = _closed_form(cell)
+        if mode is not None:
+            weights = list(cell.parameters())
+            wanted = [True, *(w.requires_grad for w in weights)]
+            return CellChain(mode, x, states[0], first, weights, wanted, self.memory, "0")
+        before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
+        return UnrolledChain(cell, x, before, parameters, self.memory, self.path)
+
+
+class _Context(FunctionCtx):
+    recorder: CellRecorder
+    parts: int
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _UnrollFunction(torch.autograd.Function):
+    """(x, initial state, parameters) -> (outputs, final state)."""
+
+    @staticmethod
+    def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        ctx.recorder, ctx.parts = recorder, parts
+        steps = steps_of(recorder.layer.cell, x, rest[:parts])
+        states = [torch.stack(part) for part in zip(*steps, strict=True)]
+        ctx.save_for_backward(x, *rest, *states)
+        ctx.set_materialize_grads(False)
+        return states[0], *steps[-1]
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
+        recorder, parts = ctx.recorder, ctx.parts
+        check_finite((cotangent, *finals), recorder.path)
+        x, *rest = ctx.saved_tensors
+        first, parameters, states = rest[:parts], rest[parts:-parts], rest[-parts:]
+        direct = tuple(
+            _with_final(e, final, state)
+            for e, final, state in zip((cotangent, *[None] * (parts - 1)), finals, states, strict=True)
+        )
+        chain = recorder.chain(x, states, first, parameters)
+        gradients = recorder.engine.gradients(chain, direct)
+        trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
+        return None, None, *gradients.inputs, *gradients.initial, *trained
+
+
+def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
+    e = torch.zeros_like(like) if e is None else e.clone()
+    if final is not None:
+        e[-1] += final
+    return e
+
+
+def _closed_form(cell: nn.Module) -> str | None:
+    """Return the name of the cell if it is one of torch's own."""
+    names: dict[type, str] = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}
+    if type(cell) is nn.RNNCell:
+        return f"RNN_{cell.nonlinearity.upper()}"
+    return names.get(type(cell))

@@ -1,0 +1,64 @@
+"""Reading autograd's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradfree.chain import ChainError
+
+
+class Reached(NamedTuple):
+    """What a graph consists of.
+
+    Attributes:
+        stops: the nodes at which the walk was told to stop.
+        leaves: the leaf tensors that need a gradient.
+        nodes: all others.
+    """
+
+    stops: set[Node]
+    leaves: list[Tensor]
+    nodes: set[Node]
+
+
+def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
+    """Return everything that ``outputs`` were computed from, up to ``stops``."""
+    reached = Reached(set(), [], set())
+    stack: list[Any] = [out.grad_fn for out in outputs]
+    seen: set[Any] = {None}
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in stops:
+            reached.stops.add(node)
+        elif node.name() == "torch::autograd::AccumulateGrad":
+            reached.leaves.append(node.variable)
+        else:
+            reached.nodes.add(node)
+            stack.extend(n for n, _ in node.next_functions)
+    return reached
+
+
+def refuse_second_derivatives() -> None:
+    """Raise if the running backward pass records a graph of its own, ``create_graph=True``."""
+    if torch.is_grad_enabled():
+        raise ChainError(
+            "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for the "
+            "passes that need second derivatives (gradient penalties)."
+        )
+
+
+def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
+    """Under anomaly detection, refuse NaN and inf at the output of ``where``.
+
+    Elsewhere they pass: GradScaler must see them, and to look costs a host sync.
+    """
+    if torch.is_anomaly_enabled() and not all(c is None or c.isfinite().all() for c in cotangents):
+        raise ChainError(f"non-finite cotangent at the output of {where}: NaN or inf comes from behind it.")

@@ -1,0 +1,188 @@
+"""Any cell as a layer: torch's single-step cells and a user's own."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree import CellLayer, ChainError
+
+INPUT, HIDDEN = 3, 4
+
+
+class Leaky(nn.Module):
+    """A user's cell with one state: leaky integration of a small network."""
+
+    hidden_size = HIDDEN
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Linear(INPUT + HIDDEN, HIDDEN)
+        self.leak = nn.Parameter(torch.rand(HIDDEN))
+
+    def forward(self, x, state):
+        return self.leak * state + torch.tanh(self.network(torch.cat([x, state], -1)))
+
+
+class TwoParts(Leaky):
+    """A user's cell whose state has two parts of different width."""
+
+    def forward(self, x, state):
+        h, slow = state
+        h = super().forward(x, h) + slow.mean(-1, keepdim=True)
+        return h, 0.9 * slow + h[:, :2]
+
+
+CELLS = {
+    "leaky": (Leaky, [HIDDEN]),
+    "two parts": (TwoParts, [HIDDEN, 2]),
+    "rnn_tanh": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
+    "rnn_relu": (lambda: nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu"), [HIDDEN]),
+    "gru": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
+    "gru without bias": (lambda: nn.GRUCell(INPUT, HIDDEN, bias=False), [HIDDEN]),
+    "lstm": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),
+}
+
+
+class Task:
+    """A layer with an input and an initial state, and a loss on all it returns."""
+
+    def __init__(self, cell, length, batch_first=False):
+        make, widths = CELLS[cell]
+        self.layer = CellLayer(make(), batch_first)
+        self.x = torch.randn(length, 5, INPUT)
+        self.x = (self.x.transpose(0, 1) if batch_first else self.x).requires_grad_()
+        parts = tuple(torch.randn(5, width, requires_grad=True) for width in widths)
+        self.state = parts if len(parts) > 1 else parts[0]
+
+    def run(self):
+        out, final = self.layer(self.x, self.state)
+        return [out, *(final if isinstance(final, tuple) else [final])]
+
+    def gradients(self):
+        generator = torch.Generator().manual_seed(1)
+        loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
+        state = self.state if isinstance(self.state, tuple) else [self.state]
+        return torch.autograd.grad(loss, [self.x, *state, *self.layer.parameters()])
+
+
+def exact(cell, length):
+    yield gradfree.create_engine("backprop")
+    yield gradfree.create_engine("fixed_point", iterations=length)
+    yield gradfree.create_engine("truncated", window=length)
+    yield gradfree.create_engine("dsf", feedback=0.7, iterations=length)
+    if cell.startswith(("gru", "lstm")):
+        yield gradfree.create_engine("highway_bp", iterations=length)
+        yield gradfree.create_engine("dsf", feedback="gate", iterations=length)
+
+
+def assert_close(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * e.abs().max().item())
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_equal_bptt_and_outputs_are_bitwise_the_same(cell, length, batch_first):
+    task = Task(cell, length, batch_first)
+    outputs, expected = task.run(), task.gradients()
+    for engine in exact(cell, length):
+        with engine.attach(task.layer):
+            assert all(map(torch.equal, task.run(), outputs))
+            assert_close(task.gradients(), expected)
+
+
+@pytest.mark.parametrize("cell", ["leaky", "two parts"])
+def test_window_1_trains_each_step_on_its_own_loss_alone(cell):
+    task = Task(cell, 7)
+    parts = task.state if isinstance(task.state, tuple) else (task.state,)
+    weight, total = torch.randn(7, 5, HIDDEN), 0.0
+    for t in range(7):
+        after = task.layer.cell(task.x[t].detach(), parts if len(parts) > 1 else parts[0])
+        parts = after if isinstance(after, tuple) else (after,)
+        total = total + (parts[0] * weight[t]).sum()
+        parts = tuple(part.detach() for part in parts)
+    expected = torch.autograd.grad(total, list(task.layer.parameters()), allow_unused=True)
+    with gradfree.create_engine("truncated").attach(task.layer):
+        actual = torch.autograd.grad((task.run()[0] * weight).sum(), list(task.layer.parameters()))
+    assert_close(actual, expected)
+
+
+def test_it_equals_torchs_fused_layer_with_zeros_to_start_from():
+    fused, layer, x = nn.LSTM(INPUT, HIDDEN), CellLayer(nn.LSTMCell(INPUT, HIDDEN)), torch.randn(7, 5, INPUT)
+    layer.cell.load_state_dict({k.removesuffix("_l0"): v for k, v in fused.state_dict().items()})
+    out, (h, c) = layer(x)
+    expected, finals = fused(x)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close((h.unsqueeze(0), c.unsqueeze(0)), finals)
+
+
+def test_frozen_parameters_and_inputs_without_gradient():
+    for cell in ("leaky", "gru"):
+        task = Task(cell, 5)
+        next(task.layer.parameters()).requires_grad_(False)
+        trained = [p for p in task.layer.parameters() if p.requires_grad]
+        task.x.requires_grad_(False)
+        expected = torch.autograd.grad(task.run()[0].sum(), trained)
+        with gradfree.create_engine("backprop").attach(task.layer):
+            assert_close(torch.autograd.grad(task.run()[0].sum(), trained), expected)
+
+
+def test_attach_and_detach_leave_no_trace_and_copies_are_independent():
+    task = Task("leaky", 5)
+    before = set(vars(task.layer))
+    with gradfree.create_engine("truncated").attach(task.layer):
+        expected = task.gradients()
+        other = copy.deepcopy(task)
+        assert other.layer.unroll.__self__.layer is other.layer
+    assert set(vars(task.layer)) == before
+    assert_close(other.gradients(), expected)
+    assert not torch.allclose(task.gradients()[0], expected[0])
+
+
+def test_a_model_with_such_a_layer_is_found():
+    model = nn.Sequential(nn.Linear(INPUT, INPUT), CellLayer(nn.GRUCell(INPUT, HIDDEN)))
+    assert str(gradfree.create_engine("dsf").validate(model)) == "chain '1': a layer of GRUCell, in time"
+
+
+def refusal(call):
+    with pytest.raises((ChainError, ValueError)) as error:
+        call()
+    return str(error.value)
+
+
+def test_what_cannot_be_supported_is_refused():
+    class Dropping(Leaky):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+    class Outsider(Leaky):
+        outside = [torch.ones(HIDDEN, requires_grad=True)]  # noqa: RUF012
+
+        def forward(self, x, state):
+            return super().forward(x, state) * self.outside[0]
+
+    engine = gradfree.create_engine("truncated")
+    layer = CellLayer(Dropping())
+    assert "cell.dropout is a Dropout: an engine runs the cell again" in refusal(lambda: engine.attach(layer))
+    layer = CellLayer(Leaky())
+    with engine.attach(layer):
+        assert "has an engine attached already" in refusal(lambda: engine.attach(layer))
+    layer, x = CellLayer(Outsider()), torch.randn(5, 2, INPUT)
+    with engine.attach(layer):
+        out = layer(x)[0].sum()
+        assert "the cell uses a tensor that needs a gradient" in refusal(out.backward)
+    layer = CellLayer(nn.RNNCell(INPUT, HIDDEN))
+    assert "at least one step, not (0, 2, 3)" in refusal(lambda: layer(torch.randn(0, 2, INPUT)))
+    assert "Linear has no hidden_size: pass the initial state" in refusal(lambda: CellLayer(nn.Linear(3, 4))(x))
+
+
+def test_highway_bp_wants_a_gate_that_it_knows():
+    task = Task("leaky", 5)
+    with gradfree.create_engine("highway_bp").attach(task.layer):
+        loss = task.run()[0].sum()
+        assert "no gate that carries its state" in refusal(loss.backward)
