@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradfree.gru_forward import Gates
 from gradfree.scan import Factor
 from gradfree.time_scan import scan
 
@@ -77,13 +78,12 @@ class LinearisedRNN(Linearised):
 class LinearisedGRU(Linearised):
     """h' = (1-z)⊙n + z⊙h with n = tanh(P_n + r⊙Q_n); K = z (Highway-BP, arXiv 2501.17086, Table 1)."""
 
-    def __init__(self, p: Tensor, q: Tensor, before: Tensor):
-        (p_r, p_z, p_n), (q_r, q_z, q_n) = p.chunk(3, -1), q.chunk(3, -1)
-        r, z = (p_r + q_r).sigmoid_(), (p_z + q_z).sigmoid_()
-        n = torch.addcmul(p_n, r, q_n).tanh_()
+    def __init__(self, gates: Gates, before: Tensor):
+        (r, z), n = gates.reset_update.chunk(2, -1), gates.new
+        q_n = gates.hidden[..., -n.shape[-1] :]
         self.new = (1 - z).mul_(1 - n * n)
         # The cotangents of Q's three parts are δ times these.
-        self.factors = torch.empty_like(q).unflatten(-1, (3, -1))
+        self.factors = torch.empty_like(gates.hidden).unflatten(-1, (3, -1))
         f_r, f_z, f_n = self.factors.unbind(-2)
         torch.mul(self.new, r, out=f_n)
         torch.mul(f_n, q_n, out=f_r).mul_(1 - r)
@@ -154,13 +154,29 @@ class LinearisedLSTM(Linearised):
         return delta_h, delta_c
 
 
+def recompute_gates(p: Tensor, q: Tensor) -> Gates:
+    """Return a GRU's gates from its pre-activations."""
+    width = p.shape[-1] // 3
+    reset_update = (p[..., : 2 * width] + q[..., : 2 * width]).sigmoid_()
+    new = torch.addcmul(p[..., 2 * width :], reset_update[..., :width], q[..., 2 * width :]).tanh_()
+    return Gates(reset_update, new, q)
+
+
 def linearise(
-    mode: str, x: Tensor, out: Tensor, before: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]
+    mode: str,
+    x: Tensor,
+    out: Tensor,
+    before: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    gates: Gates | None,
 ) -> Linearised:
     """Return the Jacobians of all steps; arguments as those of :class:`~gradfree.time_chain.CellChain`."""
+    if gates is not None:
+        return LinearisedGRU(gates, before)
     if mode.startswith("RNN"):
         return LinearisedRNN(out, relu=mode == "RNN_RELU")
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, None)
     p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
-    return LinearisedGRU(p, q, before) if mode == "GRU" else LinearisedLSTM(p, q, first[1])
+    return LinearisedGRU(recompute_gates(p, q), before) if mode == "GRU" else LinearisedLSTM(p, q, first[1])

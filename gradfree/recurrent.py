@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.cells import State
 from gradfree.graph import check_finite, refuse_second_derivatives
+from gradfree.gru_forward import Gates, gru_with_gates, pays
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
 from gradfree.time_chain import CellChain
@@ -70,13 +71,20 @@ class Layer:
     packing: Packing | None
     memory: dict[str, Tensor]
 
-    def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs, shaped as ``x``, and the final states, (directions, B, H), by torch's fused kernel."""
+    def run(
+        self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor], Gates | None]:
+        """Return the outputs, shaped as ``x``, the final states, (directions, B, H), and the gates if kept."""
+        if self.mode == "GRU" and self.directions == 1 and self.packing is None and pays(x, weights[1].shape[1]):
+            out, gates = gru_with_gates(x, states[0][0], weights)
+            return out, [out[-1:].clone()], gates
         hx = states if len(states) > 1 else states[0]
         options = (len(weights) > 2 * self.directions, 1, 0.0, False, self.directions > 1)
         if self.packing is None:
-            return _FUSED[self.mode](x, hx, weights, *options, False)
-        return _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
+            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
+        else:
+            out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
+        return out, finals, None
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -110,6 +118,7 @@ class Layer:
 
 class _Context(FunctionCtx):
     layer: Layer
+    inputs: int
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
@@ -120,9 +129,9 @@ class _LayerFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, layer: Layer, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         parts = 2 if layer.mode == "LSTM" else 1
-        ctx.layer = layer
-        out, *finals = layer.run(x, rest[:parts], rest[parts:])
-        ctx.save_for_backward(x, out, *rest)
+        ctx.layer, ctx.inputs = layer, 1 + len(rest)
+        out, finals, gates = layer.run(x, rest[:parts], rest[parts:])
+        ctx.save_for_backward(x, *rest, out, *(gates or ()))
         ctx.set_materialize_grads(False)
         return out, *finals
 
@@ -134,7 +143,9 @@ class _LayerFunction(torch.autograd.Function):
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
-        x, out, *rest = (saved.to(ctx.saved_tensors[-1].dtype) for saved in ctx.saved_tensors)
+        dtype = ctx.saved_tensors[ctx.inputs - 1].dtype
+        x, *saved = (tensor.to(dtype) for tensor in ctx.saved_tensors)
+        rest, (out, *kept) = saved[: ctx.inputs - 1], saved[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
         width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
         of_x: Tensor | None = None
@@ -146,7 +157,8 @@ class _LayerFunction(torch.autograd.Function):
             direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
-            chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, f"{layer.number}.{d}")
+            gates = Gates(*kept) if kept else None
+            chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, f"{layer.number}.{d}", gates)
             initial, inputs, parameters = layer.engine.gradients(chain, direct)
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)

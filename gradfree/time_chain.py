@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradfree.cells import State, linearise
 from gradfree.chain import Chain, ChainError, ChainGradients
+from gradfree.gru_forward import Gates
 from gradfree.scan import Factor, plus, running_mean, times
 from gradfree.time_scan import scan
 
@@ -99,6 +100,7 @@ class CellChain(TimeChain):
         wanted: whether the gradients of the input and of each weight are needed.
         memory: what is kept of the module's layers from pass to pass.
         name: of this layer and direction in ``memory``.
+        gates: of a GRU, if they were kept; recomputed if not.
     """
 
     def __init__(
@@ -111,11 +113,12 @@ class CellChain(TimeChain):
         wanted: Sequence[bool],
         memory: dict[str, Tensor],
         name: str,
+        gates: Gates | None = None,
     ):
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
         self.before = torch.cat([first[0].unsqueeze(0), out[:-1]])
-        self.cell = linearise(mode, x, out, self.before, first, weights)
+        self.cell = linearise(mode, x, out, self.before, first, weights, gates)
         self.diagonal = self.cell.diagonal
 
     def crossed(self, delta: State, factors: Split) -> State:

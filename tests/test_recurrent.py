@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import gradfree
 from gradfree import ChainError
+from gradfree.gru_forward import pays
 
 CELLS = {
     "rnn_tanh": lambda *a, **k: nn.RNN(*a, **k),
@@ -96,6 +97,30 @@ def test_gradients_equal_bptt_and_outputs_are_bitwise_the_same(cell, layout, len
         with engine.attach(task.module):
             assert all(map(torch.equal, task.run(), outputs))
             assert_close(task.gradients(), expected)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("batch", "length", "width"), [(32, 5, 128), (64, 3, 64), (9, 7, 256), (300, 1, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gru_that_keeps_its_gates_is_bitwise_torchs_own(dtype, batch, length, width, bias):
+    """Large steps take another forward than small ones; exactness is that of float64 in both."""
+    module = nn.GRU(width, width, bias=bias).to(dtype)
+    x = torch.randn(length, batch, width, dtype=dtype, requires_grad=True)
+    h0 = torch.randn(1, batch, width, dtype=dtype, requires_grad=True)
+    assert pays(x, width)
+
+    def gradients():
+        out, final = module(x, h0)
+        loss = (out.sin() * out).sum() + final.pow(2).sum()
+        return out, final, torch.autograd.grad(loss, [x, h0, *module.parameters()])
+
+    expected = gradients()
+    with gradfree.create_engine("backprop").attach(module):
+        actual = gradients()
+    assert torch.equal(actual[0], expected[0])
+    assert torch.equal(actual[1], expected[1])
+    if dtype == torch.float64:
+        assert_close(actual[2], expected[2])
 
 
 @pytest.mark.parametrize("cell", CELLS)

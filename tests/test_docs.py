@@ -1,0 +1,44 @@
+"""Every Python example in the README and the docs runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
+def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    names = {"__name__": page.stem}
+    for code in examples(page):
+        exec(compile(code, str(page), "exec"), names)
+
+
+def test_the_example_engine_is_right():
+    """Damped with enough sweeps is exact, so its scan and its pull are."""
+    from chains import assert_equal_gradients, gradients, plain_model
+
+    names = {"__name__": "example"}
+    exec(examples(ROOT / "docs" / "adding-an-engine.md")[0], names)
+    model, x = plain_model(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with names["Damped"](iterations=4).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+    with pytest.raises(TypeError, match="its options are: damping, iterations"):
+        names["Damped"](iteration=4)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
