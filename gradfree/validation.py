@@ -14,7 +14,8 @@ from gradfree.containers import Container
 from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
-_KINDS: tuple[type[Site], ...] = (Recurrent, Unrolled, Container)
+_IN_TIME: tuple[type[Site], ...] = (Recurrent, Unrolled)
+_KINDS = (*_IN_TIME, Container)
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ def _site(path: str, module: nn.Module) -> Site | None:
 
 
 def _find(module: nn.Module, path: str = "") -> Iterator[str]:
-    """Yield the outermost modules that are chains beyond doubt."""
-    if any(kind.is_evident(module) for kind in _KINDS):
+    """Yield the outermost modules that are chains beyond doubt; of blocks with recurrent layers, the layers."""
+    in_time = any(kind.is_evident(m) for kind in _IN_TIME for m in module.modules() if m is not module)
+    if any(kind.is_evident(module) for kind in _KINDS) and not in_time:
         yield path
         return
     for name, child in module.named_children():

@@ -1,7 +1,9 @@
 """Models to train with gradfree's engines, or without any."""
 
 from gradfree.models.gpt import GPT
+from gradfree.models.pixel_classifier import PixelClassifier
+from gradfree.models.recurrent_lm import RecurrentLM
 from gradfree.models.residual_mlp import ResidualMLP
 from gradfree.models.resnet import PostActResNet, PreActResNet
 
-__all__ = ["GPT", "PostActResNet", "PreActResNet", "ResidualMLP"]
+__all__ = ["GPT", "PixelClassifier", "PostActResNet", "PreActResNet", "RecurrentLM", "ResidualMLP"]

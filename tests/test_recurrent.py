@@ -270,6 +270,24 @@ def test_an_unmodified_model_is_found_and_trains_as_with_bptt(cell, dropout):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_of_a_stack_of_blocks_with_recurrent_layers_the_layers_are_the_chains():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = nn.GRU(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+        def forward(self, x):
+            return x + self.out(self.rnn(x)[0])
+
+    model, x = nn.Sequential(Block(), Block(), Block()), torch.randn(7, 5, HIDDEN)
+    engine = gradfree.create_engine("highway_bp", iterations=7)
+    assert list(engine.validate(model).chains) == ["0.rnn", "1.rnn", "2.rnn"]
+    expected = torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters()))
+    for chains in (None, [""]):
+        with engine.attach(model, chains):
+            assert_close(torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters())), expected)
+
+
 @pytest.mark.parametrize("name", gradfree.list_engines())
 def test_every_engine_trains_every_parameter_and_is_linear_in_the_loss(name):
     model = LanguageModel()

@@ -1,0 +1,36 @@
+"""A recurrent image classifier that sees one pixel at a time."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from gradfree.models.recurrent import recurrent
+
+
+class PixelClassifier(nn.Module):
+    """Reads an image pixel by pixel, H·W steps, and classifies it by the last state.
+
+    Linear stem, one recurrent layer, multilayer perceptron with one hidden layer: the pixel-level CIFAR-10 model of
+    Highway-BP (arXiv 2501.17086, Tables 2 and 5).
+
+    Args:
+        in_channels: of the images.
+        num_classes: of the logits.
+        cell: "gru", "lstm" or "rnn".
+        width: of stem, states and hidden layer.
+
+    Raises:
+        ValueError: unknown cell.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, cell: str = "gru", width: int = 64):
+        super().__init__()
+        self.stem = nn.Linear(in_channels, width)
+        self.rnn = recurrent(cell, width)
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, num_classes) for ``images`` (B, in_channels, H, W), read row by row from the left."""
+        pixels = images.flatten(2).transpose(1, 2)
+        outputs, _ = self.rnn(self.stem(pixels))
+        return self.head(outputs[:, -1])
