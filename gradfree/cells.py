@@ -37,9 +37,9 @@ class Linearised(ABC):
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangent of Q at ``steps``, (T, B, gates · H)."""
 
-    @abstractmethod
     def fed(self, delta: State, hidden: Tensor) -> Tensor:
-        """Return the cotangent of P at all steps, given that of Q."""
+        """Return the cotangent of P at all steps, given that of Q, which may be overwritten."""
+        return hidden
 
     def crossing(self, delta: State, steps: slice) -> State:
         """Return what one part of δ_t sends elementwise to another part of the state before."""
@@ -61,10 +61,6 @@ class LinearisedRNN(Linearised):
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ ⊙ φ'."""
         return delta[0][steps] * self.slope[steps]  # type: ignore[index]
-
-    def fed(self, delta: State, hidden: Tensor) -> Tensor:
-        """Return the same."""
-        return hidden
 
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
@@ -97,8 +93,8 @@ class LinearisedGRU(Linearised):
 
     def fed(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the same but for n, whose Q is multiplied by r."""
-        new = delta[0] * self.new  # type: ignore[operator]
-        return torch.cat([hidden[..., : -new.shape[-1]], new], -1)
+        torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])  # type: ignore[call-overload]
+        return hidden
 
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
@@ -131,10 +127,6 @@ class LinearisedLSTM(Linearised):
         h, cell = delta[0][steps], delta[1]  # type: ignore[index]
         whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
         return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
-
-    def fed(self, delta: State, hidden: Tensor) -> Tensor:
-        """Return the same."""
-        return hidden
 
     def crossing(self, delta: State, steps: slice) -> State:
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""

@@ -105,7 +105,7 @@ class Layer:
     def grid(self, x: Tensor, direction: int) -> Tensor:
         """Return ``x`` as (T, B, ·) in the order in which ``direction`` runs."""
         if self.packing is None:
-            return x.flip(0) if direction else x
+            return x.flip(0) if direction else x.contiguous()
         return self.packing.pad(x.index_select(0, self.packing.mirror) if direction else x)
 
     def rows(self, x: Tensor, direction: int) -> Tensor:

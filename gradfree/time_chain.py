@@ -136,22 +136,24 @@ class CellChain(TimeChain):
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         hidden = self.cell.hidden(delta)
-        fed = self.cell.fed(delta, hidden)
         initial = list(self.cell.crossing(delta, _FIRST))
         for n, (part, diagonal) in enumerate(zip(delta, self.diagonal, strict=True)):
             initial[n] = plus(initial[n], times(_at(part, _FIRST), _at(diagonal, _FIRST)))
         initial[0] = plus(hidden[_FIRST] @ self.parameters[1], initial[0])
-        of_x, *of_weights = self.wanted
-        flat_fed, flat_hidden = fed.flatten(0, 1), hidden.flatten(0, 1)
-        make = (
-            lambda: flat_fed.t() @ self.x.flatten(0, 1),
-            lambda: flat_hidden.t() @ self.before.flatten(0, 1),
-            lambda: flat_fed.sum(0),
-            lambda: flat_hidden.sum(0),
-        )
-        parameters = [compute() if wanted else None for compute, wanted in zip(make, of_weights, strict=False)]
+        of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
+        of_b_ih, of_b_hh = of_biases or (False, False)
+        w_hh, b_hh = _summed(hidden, self.before, of_w_hh, of_b_hh)
+        fed = self.cell.fed(delta, hidden)
+        w_ih, b_ih = _summed(fed, self.x, of_w_ih, of_b_ih)
         inputs = [fed @ self.parameters[0] if of_x else None]
+        parameters = [w_ih, w_hh, b_ih, b_hh][: len(self.parameters)]
         return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
+
+
+def _summed(cotangent: Tensor, x: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of weight and bias of a linear map of ``x``, summed over steps and sequences."""
+    flat = cotangent.flatten(0, 1)
+    return flat.t() @ x.flatten(0, 1) if of_weight else None, flat.sum(0) if of_bias else None
 
 
 _FIRST = slice(0, 1)
