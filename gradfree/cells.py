@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,8 @@ from gradfree.gru_forward import Gates
 from gradfree.scan import Factor
 from gradfree.time_scan import scan
 
-State = tuple[Tensor | None, ...]
-"""Cotangents of a state's parts, each (T, B, H); ``None`` is zero, but never for h."""
+State = tuple[Any, ...]
+"""Cotangents of a state's parts, each a tensor (T, B, H), or ``None`` for zero; that of h is always a tensor."""
 
 
 ALL = slice(None)
@@ -60,11 +61,11 @@ class LinearisedRNN(Linearised):
 
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ ⊙ φ'."""
-        return delta[0][steps] * self.slope[steps]  # type: ignore[index]
+        return delta[0][steps] * self.slope[steps]
 
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
-        delta = direct[0].clone()  # type: ignore[union-attr]
+        delta = direct[0].clone()
         steps, slopes = delta.unbind(0), self.slope.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
             steps[t - 1].addmm_(steps[t] * slopes[t], weight)
@@ -89,16 +90,16 @@ class LinearisedGRU(Linearised):
 
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ times the three factors."""
-        return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)  # type: ignore[index]
+        return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)
 
     def fed(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the same but for n, whose Q is multiplied by r."""
-        torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])  # type: ignore[call-overload]
+        torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
 
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
-        delta = direct[0].clone()  # type: ignore[union-attr]
+        delta = direct[0].clone()
         steps, factors, z = delta.unbind(0), self.factors.unbind(0), self._carry.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
             steps[t - 1].addcmul_(steps[t], z[t]).addmm_((factors[t] * steps[t].unsqueeze(-2)).flatten(-2), weight)
@@ -124,17 +125,17 @@ class LinearisedLSTM(Linearised):
 
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangents of c' (with what comes through h') and of h' times the four factors."""
-        h, cell = delta[0][steps], delta[1]  # type: ignore[index]
+        h, cell = delta[0][steps], delta[1]
         whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
         return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
 
     def crossing(self, delta: State, steps: slice) -> State:
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
-        return None, delta[0][steps] * self.out[steps] * self._carry[steps]  # type: ignore[index]
+        return None, delta[0][steps] * self.out[steps] * self._carry[steps]
 
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
-        delta_h = direct[0].clone()  # type: ignore[union-attr]
+        delta_h = direct[0].clone()
         delta_c = torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone()
         cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self._carry))
         factors = self.factors.unbind(0)

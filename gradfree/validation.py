@@ -15,7 +15,7 @@ from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
 _IN_TIME: tuple[type[Site], ...] = (Recurrent, Unrolled)
-_KINDS = (*_IN_TIME, Container)
+_KINDS: tuple[type[Site], ...] = (*_IN_TIME, Container)
 
 
 @dataclass(frozen=True)

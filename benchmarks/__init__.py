@@ -1,0 +1,1 @@
+"""Engines compared in speed, memory and accuracy: ``gradfree bench``."""

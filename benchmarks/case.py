@@ -1,0 +1,77 @@
+"""One measurement of a benchmark: what is measured, and the name that its record is found by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from gradfree import Engine, create_engine
+from gradfree.benchmarks.tasks import Task
+
+
+@dataclass(frozen=True)
+class Row:
+    """An engine under test.
+
+    Attributes:
+        label: for people.
+        engine: name of a registered engine.
+        options: of the engine.
+    """
+
+    label: str
+    engine: str
+    options: Mapping[str, Any]
+
+    def create_engine(self) -> Engine:
+        """Return the engine."""
+        return create_engine(self.engine, **self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(ABC):
+    """One measurement, run in a process of its own and recorded when it is done.
+
+    Attributes:
+        kind: of measurement.
+        alone: whether nothing else may run meanwhile.
+        task: what is trained.
+        device: where.
+        seed: of the initial weights and of the order of the examples.
+    """
+
+    kind: ClassVar[str]
+    alone: ClassVar[bool]
+    task: Task
+    device: str
+    seed: int
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """What of the task is measured, for people."""
+
+    @abstractmethod
+    def run(self) -> dict[str, Any]:
+        """Measure; return the results as JSON has them."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that the results depend on but the seed, as JSON has it; functions by name."""
+        config = json.loads(json.dumps(asdict(self), default=_qualified_name))
+        del config["seed"]
+        return config
+
+    @property
+    def id(self) -> str:
+        """Name the case for people and, by a hash of :attr:`config`, beyond doubt."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.kind}/{self.task.name}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
+
+
+def _qualified_name(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,60 @@
+"""``gradfree bench`` on the command line; light to import, as every ``gradfree`` command imports it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from gradfree.cli import UsageError
+
+
+def run(
+    suite: str = "quick",
+    out: Path | None = None,
+    seeds: int = 3,
+    device: Literal["cpu", "cuda"] = "cpu",
+    jobs: int = os.cpu_count() or 1,
+) -> None:
+    """Train with every engine of a suite, time the steps, and report.
+
+    Records are kept as they come. Started again, the command does only what is missing.
+
+    Args:
+        suite: the comparisons to make. "quick" takes two to three minutes on two cores.
+        out: folder for records, table and plot; results/<suite> if not given.
+        seeds: training runs for each engine and task.
+        device: where to train.
+        jobs: training runs at a time; as many as cores if not given.
+    """
+    for option, value in ("seeds", seeds), ("jobs", jobs):
+        if value < 1:
+            raise UsageError(f"--{option} must be at least 1, not {value}.")
+    _session().run(suite, out, seeds, device, jobs)
+
+
+def report(suite: str = "quick", out: Path | None = None) -> None:
+    """Print the tables and draw the plot of the records that are there.
+
+    Args:
+        suite: the comparisons to show.
+        out: folder of the records; results/<suite> if not given.
+    """
+    _session().report(suite, out)
+
+
+COMMANDS: dict[str, Any] = {
+    "_help": "Compare engines in speed, memory and accuracy on real data.",
+    "run": run,
+    "report": report,
+}
+
+
+def _session() -> ModuleType:
+    """Import what needs the extra's packages."""
+    try:
+        from gradfree.benchmarks import session
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[bench]'") from error
+    return session

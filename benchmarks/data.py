@@ -1,0 +1,69 @@
+"""Real data that needs no download."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pydoc_data.topics import topics
+from typing import NamedTuple
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+
+CONTEXT = 64
+"""Length of the sequences of :func:`pydoc`."""
+
+
+class Split(NamedTuple):
+    """Examples: row i of ``targets`` belongs to row i of ``inputs``."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Data(NamedTuple):
+    """Examples to train on, to choose by, and to report."""
+
+    train: Split
+    validation: Split
+    test: Split
+
+
+def digits() -> Data:
+    """Return scikit-learn's handwritten digits: 1797 images of 8×8 pixels, a fifth each held out twice."""
+    pixels, classes = load_digits(return_X_y=True)
+    rest, test = train_test_split(range(len(classes)), test_size=360, stratify=classes, random_state=0)
+    train, validation = train_test_split(rest, test_size=360, stratify=classes[rest], random_state=0)
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
+    images = (images - images[train].mean()) / images[train].std()
+    labels = torch.tensor(classes)
+    return Data(*(Split(images[part], labels[part]) for part in (train, validation, test)))
+
+
+def pydoc() -> Data:
+    """Return Python's own help texts as character sequences, split by topic; the text varies with the Python.
+
+    Tokens are ASCII codes, "?" for any other character.
+    """
+    names = sorted(topics)
+    random.Random(0).shuffle(names)
+    test, validation, train = (_paragraphs(part) for part in (names[:8], names[8:16], names[16:]))
+    # Topics quote each other at length: what is held out must not be trained on under another name.
+    held_out = set(test)
+    validation = [paragraph for paragraph in validation if paragraph not in held_out]
+    held_out.update(validation)
+    train = [paragraph for paragraph in train if paragraph not in held_out]
+    return Data(*(_sequences(part) for part in (train, validation, test)))
+
+
+def _paragraphs(names: Sequence[str]) -> list[str]:
+    return [paragraph for name in names for paragraph in re.split(r"\n\s*\n", topics[name].strip())]
+
+
+def _sequences(paragraphs: Sequence[str]) -> Split:
+    tokens = torch.tensor(list("\n\n".join(paragraphs).encode("ascii", "replace")))
+    windows = tokens.unfold(0, CONTEXT + 1, CONTEXT)
+    return Split(windows[:, :-1], windows[:, 1:])

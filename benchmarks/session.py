@@ -1,0 +1,66 @@
+"""What the commands of ``gradfree bench`` do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from gradfree.benchmarks.plot import save_plot
+from gradfree.benchmarks.records import RecordFile
+from gradfree.benchmarks.report import markdown, remarks, terminal_table
+from gradfree.benchmarks.runner import run_cases
+from gradfree.benchmarks.suites import SUITES, Suite, cases
+from gradfree.benchmarks.summary import summarise
+from gradfree.cli import UsageError
+
+
+def run(suite: str, out: Path | None, seeds: int, device: str, jobs: int) -> None:
+    """Run the cases that have no record yet, then report."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
+    comparisons, file = _open(suite, out)
+    try:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {file.path.parent}: {error.strerror}.") from error
+    wanted, known = list(cases(comparisons, seeds, device)), file.read()
+    missing = [case for case in wanted if case.id not in known]
+    if known_count := len(wanted) - len(missing):
+        print(f"{known_count} of {len(wanted)} cases are in {file.path} already: skipped.")
+    try:
+        run_cases(missing, known_count, file, jobs)
+    except KeyboardInterrupt:
+        print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
+        raise
+    _show(comparisons, file)
+
+
+def report(suite: str, out: Path | None) -> None:
+    """Print the tables and write them and the plot."""
+    comparisons, file = _open(suite, out)
+    _show(comparisons, file)
+
+
+def _open(suite: str, out: Path | None) -> tuple[Suite, RecordFile]:
+    if suite not in SUITES:
+        raise UsageError(f"no suite is called {suite!r}; there are: {', '.join(SUITES)}.")
+    return SUITES[suite], RecordFile((out or Path("results", suite)) / "records.jsonl")
+
+
+def _show(comparisons: Suite, file: RecordFile) -> None:
+    summaries = list(summarise(comparisons, file.read()))
+    if not summaries:
+        raise UsageError(f"{file.path} has no results of this suite; `gradfree bench run` makes them.")
+    console = Console()
+    for summary in summaries:
+        console.print(terminal_table(summary))
+        for remark in remarks(summary):
+            console.print(remark)
+        console.print()
+    folder = file.path.parent
+    (folder / "report.md").write_text(markdown(summaries), encoding="utf-8")
+    save_plot(summaries, folder / "report.png")
+    console.print(f"Table: {folder / 'report.md'}  Plot: {folder / 'report.png'}  Records: {file.path}")

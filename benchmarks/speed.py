@@ -1,0 +1,90 @@
+"""What a training step costs with each engine, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.benchmark import Timer
+
+from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.memory import peak_memory
+from gradfree.benchmarks.training import training_step
+
+_ROUNDS = 9
+_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed(Case):
+    """Time and peak memory of one training step of every row, all in one process.
+
+    The rows take turns, so that a slow spell of the machine falls on all of them, and each round's times are
+    divided by its first row's, the baseline's.
+    """
+
+    kind: ClassVar[str] = "speed"
+    alone: ClassVar[bool] = True
+    rows: tuple[Row, ...]
+
+    @property
+    def subject(self) -> str:
+        """All rows."""
+        return "all rows"
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return for each row its times in seconds, ratios to the baseline and peak memory in bytes."""
+        trainees = [_Trainee(self, row) for row in self.rows]
+        times = interleaved([trainee.step for trainee in trainees])
+        return {
+            "rows": [
+                {"label": row.label, "peak_memory": trainee.peak_memory(), **statistics(own, times[0])}
+                for row, trainee, own in zip(self.rows, trainees, times, strict=True)
+            ]
+        }
+
+
+class _Trainee:
+    """A model in training with one row's engine, on one batch over and over."""
+
+    def __init__(self, case: Speed, row: Row):
+        self.task = case.task
+        self.device = case.device
+        self.model = self.task.create_model(case.seed).to(case.device)
+        self.optimizer, _ = self.task.create_optimizer(self.model)
+        batch = next(self.task.batches(self.task.data().train, case.seed))
+        self.batch = Split(*(x.to(case.device) for x in batch))
+        row.create_engine().attach(self.model)
+
+    def step(self) -> None:
+        training_step(self.model, self.optimizer, self.task.loss, self.batch)
+
+    def peak_memory(self) -> int:
+        """Return the peak of one step that starts without gradients."""
+        self.optimizer.zero_grad()
+        return peak_memory(self.step, self.device)
+
+
+def interleaved(steps: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Return for each of ``steps`` its time in seconds in every round, once all have warmed up."""
+    timers = [Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()) for step in steps]
+    for timer in timers:
+        timer.timeit(_STEPS)
+    rounds = [[timer.timeit(_STEPS).mean for timer in timers] for _ in range(_ROUNDS)]
+    return [list(times) for times in zip(*rounds, strict=True)]
+
+
+def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    """Return ``times`` with median and quartiles, also of the ratios to ``baseline`` of the same rounds."""
+    ratios = [time / base for time, base in zip(times, baseline, strict=True)]
+    return {
+        "times": times,
+        "time": median(times),
+        "time_quartiles": quantiles(times)[::2],
+        "ratio": median(ratios),
+        "ratio_quartiles": quantiles(ratios)[::2],
+    }

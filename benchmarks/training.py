@@ -1,0 +1,67 @@
+"""How well a model trains with an engine, and how close its gradients are to backpropagation's on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradfree import gradient_fidelity
+from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.data import Split
+
+_PROBES = 5
+_LOSSES = 20
+
+
+def training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Tensor, Tensor], Tensor], batch: Split
+) -> Tensor:
+    """Take one optimizer step on ``batch``; return the loss before it."""
+    optimizer.zero_grad()
+    loss = loss_fn(model(batch.inputs), batch.targets)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Case):
+    """One training run of one row from one seed."""
+
+    kind: ClassVar[str] = "training"
+    alone: ClassVar[bool] = False
+    row: Row
+
+    @property
+    def subject(self) -> str:
+        """The row's label."""
+        return self.row.label
+
+    def run(self) -> dict[str, Any]:
+        """Train; return the loss now and then, the gradients' fidelity, and the scores at the end."""
+        task, engine = self.task, self.row.create_engine()
+        train, validation, test = (Split(*(x.to(self.device) for x in split)) for split in task.data())
+        model = task.create_model(self.seed).to(self.device)
+        optimizer, schedule = task.create_optimizer(model)
+        losses, fidelity = [], []
+        for step, batch in enumerate(task.batches(train, self.seed)):
+            if step in _spread(_PROBES, task.steps):
+                total = gradient_fidelity(engine, model, task.loss, batch).total
+                fidelity.append({"step": step, "cosine": total.cosine, "relative_error": total.relative_error})
+            with engine.attach(model):
+                loss = training_step(model, optimizer, task.loss, batch)
+            schedule.step()
+            if step in _spread(_LOSSES, task.steps):
+                losses.append({"step": step, "loss": loss.item()})
+        model.eval()
+        scores = {"validation": task.score.of(model, validation), "test": task.score.of(model, test)}
+        return {"losses": losses, "fidelity": fidelity, **scores}
+
+
+def _spread(count: int, steps: int) -> set[int]:
+    """Return ``count`` steps from the first to the last, evenly spaced; all if there are fewer."""
+    return {round(i * (steps - 1) / (count - 1)) for i in range(count)}

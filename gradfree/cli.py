@@ -1,0 +1,52 @@
+"""The ``gradfree`` command."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import auto_cli
+
+from gradfree import __doc__ as description
+from gradfree.registry import ENGINES, MODELS, entries
+
+COMMANDS = "gradfree.commands"
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message is all that they are shown."""
+
+
+def engines() -> None:
+    """List the engines."""
+    _list(ENGINES)
+
+
+def models() -> None:
+    """List the models."""
+    _list(MODELS)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line ``args``, by default the process's own.
+
+    A command is a function, its options are the function's parameters; packages add commands, or nested dicts of
+    them, by the entry-point group ``gradfree.commands``.
+    """
+    added = {name: entry.load() for name, entry in entries(COMMANDS).items()}
+    commands = {"engines": engines, "models": models, **added}
+    try:
+        auto_cli(commands, None if args is None else list(args), prog="gradfree", description=description)
+    except UsageError as error:
+        print(f"gradfree: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _list(group: str) -> None:
+    found = entries(group)
+    width = max(map(len, found))
+    for name, entry in found.items():
+        print(f"{name:{width}}  {(inspect.getdoc(entry.load()) or '').partition(chr(10))[0]}")

@@ -1,0 +1,143 @@
+"""What a case measures, and that its name stands for all it depends on."""
+
+from collections import Counter
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
+
+from gradfree.benchmarks.data import pydoc
+from gradfree.benchmarks.memory import peak_memory
+from gradfree.benchmarks.suites import SUITES, cases
+
+
+def test_a_case_run_twice_gives_the_same_bits():
+    assert training(HIGHWAY).run() == training(HIGHWAY).run()
+    assert training(HIGHWAY).run() != training(HIGHWAY, seed=1).run()
+
+
+def test_rows_differ_in_nothing_but_the_engine():
+    plain, chain, highway = (training(row).run() for row in (PLAIN, CHAIN, HIGHWAY))
+    assert chain == plain
+    assert highway["losses"][0] == plain["losses"][0]
+    assert highway["losses"] != plain["losses"]
+
+
+def test_training_results():
+    results = training(HIGHWAY).run()
+    assert [probe["step"] for probe in results["fidelity"]] == [0, 2, 3, 4, 6]
+    assert all(0 < probe["cosine"] < 1 and 0 < probe["relative_error"] < 1 for probe in results["fidelity"])
+    assert [loss["step"] for loss in results["losses"]] == list(range(7))
+    assert 0 <= results["test"] <= 100
+    assert 0 <= results["validation"] <= 100
+
+
+def test_training_learns():
+    longer = replace(TASK, steps=200)
+    results = training(HIGHWAY, task=longer).run()
+    assert results["validation"] >= 75
+    assert results["losses"][-1]["loss"] < 0.5 * results["losses"][0]["loss"]
+    assert len(results["losses"]) == 20
+
+
+def test_batches_take_every_example_once_an_epoch():
+    inputs = torch.arange(20)
+    split = TASK.data().train._replace(inputs=inputs, targets=inputs)
+    batches = [batch.inputs for batch in replace(TASK, steps=5).batches(split, seed=0)]
+    assert [len(batch) for batch in batches] == [8] * 5
+    assert set(Counter(torch.cat(batches).tolist()).values()) == {2}
+
+
+def test_the_baseline_of_a_speed_comparison_is_one():
+    baseline, chain, highway = speed().run()["rows"]
+    assert set(baseline["times"]) != {baseline["time"]}
+    assert baseline["ratio"] == 1
+    assert baseline["ratio_quartiles"] == [1, 1]
+    for row in chain, highway:
+        assert len(row["times"]) == 9
+        assert row["time"] == median(row["times"])
+        assert row["ratio"] == median(t / b for t, b in zip(row["times"], baseline["times"], strict=True))
+        assert row["ratio_quartiles"][0] <= row["ratio"] <= row["ratio_quartiles"][1]
+
+
+def test_peak_memory_of_known_work():
+    x = torch.ones(1000, dtype=torch.float64)
+
+    def three_at_once_then_one():
+        a = x * x
+        b = a * a
+        c = a * b
+        del a, b
+        return c * c
+
+    assert peak_memory(lambda: x * x, "cpu") == 8000
+    assert peak_memory(three_at_once_then_one, "cpu") == 24000
+    assert peak_memory(lambda: None, "cpu") == 0
+
+
+def test_peak_memory_of_a_training_step():
+    """The same in every run; a step allocates at least its gradients."""
+    first, second = (speed().run()["rows"] for _ in range(2))
+    assert [row["peak_memory"] for row in first] == [row["peak_memory"] for row in second]
+    parameters = sum(p.nbytes for p in TASK.create_model(0).parameters())
+    assert all(row["peak_memory"] > parameters for row in first)
+
+
+def test_a_case_is_named_for_people():
+    case = training(HIGHWAY, seed=2)
+    assert case.id.startswith("training/points/highway_bp k=1/cpu/seed 2/")
+    assert case.id == training(HIGHWAY, seed=2).id
+    assert case.config == training(HIGHWAY, seed=1).config
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        training(CHAIN),
+        training(replace(HIGHWAY, options={"iterations": 2})),
+        training(HIGHWAY, seed=1),
+        training(HIGHWAY, device="cuda"),
+        *(
+            training(HIGHWAY, task=replace(TASK, **change))
+            for change in (
+                {"steps": 8},
+                {"learning_rate": 0.02},
+                {"options": {**TASK.options, "width": 16}},
+                {"data": failing},
+                {"loss": torch.nn.functional.mse_loss},
+                {"score": replace(TASK.score, factor=1.0)},
+            )
+        ),
+    ],
+    ids=lambda case: case.id,
+)
+def test_whatever_changes_the_results_changes_the_name(other):
+    assert other.id != training(HIGHWAY).id
+
+
+def test_a_record_written_yesterday_is_found_today():
+    """Another digest means that users' records are run again: right if the meaning of a case has changed."""
+    assert training(HIGHWAY).id == "training/points/highway_bp k=1/cpu/seed 0/d9db34ef"
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
+def test_suites_are_well_formed(suite):
+    names = [case.id for case in cases(suite, 3, "cpu")]
+    assert len(set(names)) == len(names)
+    for comparison in suite:
+        assert comparison.rows[0].options == {"plain": True}
+        for row in comparison.rows:
+            row.create_engine()
+        comparison.task.create_model(0)
+
+
+def test_what_is_held_out_of_pydoc_is_not_trained_on():
+    train, validation, test = (split.inputs for split in pydoc())
+    assert min(len(validation), len(test)) > 100
+    texts = [bytes(split.flatten().tolist()) for split in (train, validation, test)]
+    for held_out in texts[1:]:
+        paragraphs = [p for p in held_out.split(b"\n\n") if len(p) > 60][1:-1]
+        assert paragraphs
+        assert not any(p in texts[0] for p in paragraphs)

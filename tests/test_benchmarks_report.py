@@ -1,0 +1,153 @@
+"""Tables and sentences from records made up so that every figure is known."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
+
+from gradfree.benchmarks.plot import save_plot
+from gradfree.benchmarks.records import SCHEMA, RecordFile
+from gradfree.benchmarks.report import LEGEND, markdown, remarks, terminal_table
+from gradfree.benchmarks.suites import SUITES
+from gradfree.benchmarks.summary import summarise
+from gradfree.cli import main
+
+MIB = 2**20
+
+
+def fake(case, results):
+    return case.id, {
+        "schema": SCHEMA,
+        "case": case.id,
+        "kind": case.kind,
+        "config": case.config,
+        "seeds": [case.seed],
+        "results": results,
+        "environment": {"threads": 1, "device": case.device},
+        "timestamp": "",
+    }
+
+
+def trained(row, validation, test, cosine=1.0, task=TASK, device="cpu"):
+    for seed, (v, t) in enumerate(zip(validation, test, strict=True)):
+        probes = [{"step": 0, "cosine": cosine, "relative_error": 1 - cosine}]
+        results = {"losses": [], "fidelity": probes, "validation": v, "test": t}
+        yield fake(training(row, task=task, seed=seed, device=device), results)
+
+
+def timed(**figures):
+    rows = [
+        {"label": label, "ratio": ratio, "ratio_quartiles": [ratio - 0.01, ratio + 0.01], "peak_memory": mib * MIB}
+        for label, (ratio, mib) in figures.items()
+    ]
+    return fake(speed(), {"rows": rows})
+
+
+TRAININGS = [
+    *trained(PLAIN, [96, 97, 98], [95, 96, 97]),
+    *trained(CHAIN, [96, 97, 97], [96, 96, 96]),
+    *trained(HIGHWAY, [90, 91, 92], [80, 90, 100], cosine=0.75),
+]
+RECORDS = dict([*TRAININGS, timed(backprop=(1.0, 4), chain=(1.25, 5), highway=(0.5, 10))])
+FIGURES = [
+    ["backprop", "96.00 ± 1.00", "97.00 ± 1.00", "1.00", "4.0", "1.00", "1.000"],
+    ["backprop via chain", "96.00 ± 0.00", "96.67 ± 0.58", "1.25", "5.0", "1.25", "1.000"],
+    ["highway_bp k=1", "90.00 ± 10.00", "91.00 ± 1.00", "0.50", "10.0", "2.50", "0.750"],
+]
+
+
+def table_rows(text):
+    """The cells of a Markdown table, without its head."""
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")][2:]
+
+
+def test_the_table_has_the_figures():
+    text = markdown(list(summarise(SUITE, RECORDS)))
+    assert table_rows(text) == FIGURES
+    assert "points: residual_mlp, 7 steps, seeds: 3, device: cpu, threads: 1" in text
+
+
+def test_the_terminal_shows_every_figure_in_eighty_columns():
+    (summary,) = summarise(SUITE, RECORDS)
+    console = Console(width=80, file=io.StringIO())
+    console.print(terminal_table(summary))
+    printed = console.file.getvalue()
+    for row in FIGURES:
+        assert any(line.split() == " ".join(row).split() for line in printed.splitlines())
+    assert "…" not in printed
+    assert LEGEND.split()[-1] in printed
+
+
+def test_the_sentences_follow_from_the_figures():
+    (summary,) = summarise(SUITE, RECORDS)
+    assert list(remarks(summary)) == [
+        "Slower than backprop per step: backprop via chain (1.25×).",
+        "Faster than backprop per step: highway_bp k=1 (0.50×).",
+        "Within one spread of backprop's validation accuracy (97.00 ± 1.00 %), or better: backprop via chain.",
+        "Worse than backprop's validation accuracy (97.00 ± 1.00 %) by more than its spread: highway_bp k=1.",
+    ]
+
+
+def test_perplexity_is_better_when_lower():
+    from gradfree.benchmarks.tasks import PYDOC
+
+    task = replace(TASK, score=PYDOC.score)
+    suite = (replace(SUITE[0], task=task),)
+    records = dict(
+        [
+            *trained(PLAIN, [10, 11, 12], [10, 11, 12], task=task),
+            *trained(CHAIN, [12.1, 12.1, 12.1], [9, 9, 9], task=task),
+            *trained(HIGHWAY, [9, 9, 9], [12, 12, 12], task=task),
+        ]
+    )
+    (summary,) = summarise(suite, records)
+    assert list(remarks(summary)) == [
+        "Within one spread of backprop's validation perplexity (11.00 ± 1.00 per character), or better: "
+        "highway_bp k=1.",
+        "Worse than backprop's validation perplexity (11.00 ± 1.00 per character) by more than its spread: "
+        "backprop via chain.",
+    ]
+
+
+def test_a_ratio_within_the_noise_is_called_neither_slower_nor_faster():
+    records = dict([*TRAININGS, timed(backprop=(1.0, 4), chain=(1.005, 4), highway=(0.995, 4))])
+    (summary,) = summarise(SUITE, records)
+    assert not any("per step" in remark for remark in remarks(summary))
+
+
+def test_what_was_not_measured_is_shown_as_a_dash():
+    text = markdown(list(summarise(SUITE, dict(trained(PLAIN, [97], [96])))))
+    assert table_rows(text)[0] == ["backprop", "96.00 ± –", "97.00 ± –", "–", "–", "–", "1.000"]
+    assert table_rows(text)[1] == ["backprop via chain", "– ± –", "– ± –", "–", "–", "–", "–"]
+
+
+def test_records_of_another_configuration_do_not_count():
+    stale = dict(trained(HIGHWAY, [50, 50, 50], [50, 50, 50], task=replace(TASK, steps=8)))
+    assert list(summarise(SUITE, RECORDS | stale)) == list(summarise(SUITE, RECORDS))
+    assert list(summarise(SUITE, stale)) == []
+
+
+def test_devices_are_not_mixed():
+    other = dict(trained(PLAIN, [50, 50], [50, 50], device="cuda"))
+    cpu, cuda = summarise(SUITE, RECORDS | other)
+    assert (cpu.device, cpu.rows[0].test.mean) == ("cpu", 96)
+    assert (cuda.device, cuda.rows[0].test.mean) == ("cuda", 50)
+
+
+@pytest.mark.parametrize("records", [RECORDS, dict(TRAININGS), dict(trained(PLAIN, [97], [96]))])
+def test_the_plot_is_drawn_from_whatever_there_is(records, tmp_path):
+    save_plot(list(summarise(SUITE, records)), tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SUITES, "tiny", SUITE)
+    file = RecordFile(tmp_path / "records.jsonl")
+    for record in RECORDS.values():
+        file.append(record)
+    main(["bench", "report", "--suite", "tiny", "--out", str(tmp_path)])
+    assert "97.00 ± 1.00" in capsys.readouterr().out
+    assert table_rows((tmp_path / "report.md").read_text(encoding="utf-8")) == FIGURES
+    assert (tmp_path / "report.png").exists()

@@ -1,0 +1,102 @@
+"""The command line: what it lists, what it says when it cannot."""
+
+import subprocess
+import sys
+
+import pytest
+
+import gradfree
+from gradfree.cli import main
+
+
+def outcome(capsys, *args):
+    """Exit code, output and error of a command that ends the process."""
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return ended.value.code, out, err
+
+
+@pytest.mark.parametrize(
+    ("command", "names"), [("engines", gradfree.list_engines()), ("models", gradfree.list_models())]
+)
+def test_lists_have_a_line_for_each_name(command, names, capsys):
+    main([command])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_a_line_says_what_the_engine_is(capsys):
+    main(["engines"])
+    assert "highway_bp   Highway-BP: gradients travel the whole residual path" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], ["engines", "models", "bench", "Compare engines"]),
+        (["bench"], ["run", "report"]),
+        (["bench", "run"], ["--suite", "--out", "--seeds", "--device {cpu,cuda}", "--jobs", "results/<suite>"]),
+        (["bench", "report"], ["--suite", "--out"]),
+    ],
+)
+def test_help(args, words, capsys):
+    code, out, _ = outcome(capsys, *args, "--help")
+    assert code == 0
+    assert [word for word in words if word not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--suite", "slow"], "no suite is called 'slow'; there are: quick"),
+        (["--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--jobs", "-1"], "--jobs must be at least 1, not -1"),
+        (["--seeds", "many"], "many"),
+        (["--device", "tpu"], "tpu"),
+        (["--sedes", "3"], "--sedes"),
+        (["--out", f"{__file__}/records"], "cannot make the folder"),
+    ],
+)
+def test_bad_options_are_refused_in_a_line(args, message, capsys, monkeypatch):
+    code, out, err = outcome(capsys, "bench", "run", *args)
+    assert code == 2
+    assert out == ""
+    assert message in err.splitlines()[-1] or message in err.splitlines()[-2]
+    assert "error: " in err
+
+
+def test_no_cuda_is_said_before_anything_starts(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = outcome(capsys, "bench", "run", "--device", "cuda", "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert err.splitlines() == ["gradfree: error: torch finds no CUDA device here; leave out --device cuda."]
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_to_report_is_an_error(capsys, tmp_path):
+    code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
+    assert code == 2
+    assert f"{tmp_path}/records.jsonl has no results of this suite" in err
+
+
+def test_a_damaged_record_file_is_an_error(capsys, tmp_path):
+    (tmp_path / "records.jsonl").write_text("garbage\n")
+    code, _, err = outcome(capsys, "bench", "run", "--out", str(tmp_path))
+    assert code == 2
+    assert "records.jsonl, line 1 is no record" in err
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "rich", "sklearn"])
+def test_only_the_benchmarks_need_their_extra(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; from gradfree.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code]
+    listed = subprocess.run([*command, "engines"], capture_output=True, text=True)
+    refused = subprocess.run([*command, "bench", "run"], capture_output=True, text=True)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"gradfree: error: {missing}")
+    assert line.endswith("is not installed. Do: pip install 'gradfree[bench]'")

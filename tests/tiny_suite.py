@@ -1,0 +1,60 @@
+"""A benchmark suite of seconds, in a module of its own: worker processes import it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torchmetrics.classification import BinaryAccuracy
+
+from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.data import Data, Split
+from gradfree.benchmarks.speed import Speed
+from gradfree.benchmarks.suites import Comparison, cases
+from gradfree.benchmarks.tasks import Score, Task
+from gradfree.benchmarks.training import Training
+
+
+def points():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(48, 4, generator=generator)
+    targets = (inputs.sum(1, keepdim=True) > 0).to(inputs.dtype)
+    return Data(*(Split(x, y) for x, y in zip(inputs.split(16), targets.split(16), strict=True)))
+
+
+def endless():
+    """Keep a worker busy until it is killed."""
+    threading.Event().wait()
+
+
+def failing():
+    raise OSError("no such points")
+
+
+TASK = Task(
+    name="points",
+    data=points,
+    model="residual_mlp",
+    options={"in_features": 4, "num_classes": 1, "depth": 4, "width": 8},
+    loss=torch.nn.functional.binary_cross_entropy_with_logits,
+    score=Score("accuracy", "%", BinaryAccuracy, factor=100.0),
+    learning_rate=0.01,
+    batch_size=8,
+    steps=7,
+)
+PLAIN = Row("backprop", "backprop", {"plain": True})
+CHAIN = Row("backprop via chain", "backprop", {})
+HIGHWAY = Row("highway_bp k=1", "highway_bp", {"iterations": 1})
+SUITE = (Comparison(TASK, (PLAIN, CHAIN, HIGHWAY)),)
+
+
+def training(row=PLAIN, task=TASK, seed=0, device="cpu"):
+    return Training(task=task, row=row, seed=seed, device=device)
+
+
+def speed(rows=(PLAIN, CHAIN, HIGHWAY)):
+    return Speed(task=TASK, rows=rows, seed=0, device="cpu")
+
+
+def tiny_cases(seeds=1):
+    return list(cases(SUITE, seeds, "cpu"))
