@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from gradfree.benchmarks.part import Suite, cases, sections
 from gradfree.benchmarks.plot import save_plot
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.report import markdown, remarks, terminal_table
+from gradfree.benchmarks.report import markdown, terminal_table
 from gradfree.benchmarks.runner import run_cases
-from gradfree.benchmarks.suites import SUITES, Suite, cases
-from gradfree.benchmarks.summary import summarise
+from gradfree.benchmarks.suites import SUITES
 from gradfree.cli import UsageError
 
 
@@ -51,16 +51,16 @@ def _open(suite: str, out: Path | None) -> tuple[Suite, RecordFile]:
 
 
 def _show(comparisons: Suite, file: RecordFile) -> None:
-    summaries = list(summarise(comparisons, file.read()))
-    if not summaries:
+    parts = list(sections(comparisons, file.read()))
+    if not parts:
         raise UsageError(f"{file.path} has no results of this suite; `gradfree bench run` makes them.")
     console = Console()
-    for summary in summaries:
-        console.print(terminal_table(summary))
-        for remark in remarks(summary):
+    for section in parts:
+        console.print(terminal_table(section))
+        for remark in section.remarks():
             console.print(remark)
         console.print()
     folder = file.path.parent
-    (folder / "report.md").write_text(markdown(summaries), encoding="utf-8")
-    save_plot(summaries, folder / "report.png")
+    (folder / "report.md").write_text(markdown(parts), encoding="utf-8")
+    save_plot(parts, folder / "report.png")
     console.print(f"Table: {folder / 'report.md'}  Plot: {folder / 'report.png'}  Records: {file.path}")

@@ -1,19 +1,24 @@
-"""The records of a suite in figures: one row an engine."""
+"""Engines compared on a task: the figures of all runs, as a table, in words and as plots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import nan
+from math import isnan, nan
 from statistics import fmean, stdev
 from typing import Any
 
-from gradfree.benchmarks.case import Case, Row
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.suites import Suite
+from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.tasks import Task
-from gradfree.benchmarks.training import Training
+
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class RowSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Section):
     """What is known of the engines on one task and device; the first row is the baseline."""
 
     task: Task
@@ -67,28 +72,93 @@ class Summary:
     rows: tuple[RowSummary, ...]
     environment: dict[str, Any]
 
+    legend = (
+        "±: sample standard deviation over seeds. ×: as a multiple of the first row's, for one training step. "
+        "Cosine: between the engine's gradient and exact backpropagation's, mean over the training."
+    )
 
-def summarise(suite: Suite, records: Mapping[str, Record]) -> Iterator[Summary]:
-    """Yield a summary for each device and task that ``records``, those of this configuration, tell of."""
-    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
-        for comparison in suite:
-            task, rows = comparison.task, comparison.rows
-            runs = [_matching(records, Training(task=task, row=row, device=device, seed=0)) for row in rows]
-            speed = _matching(records, comparison.speed(device))
-            if found := [*speed, *chain(*runs)]:
-                costs = speed[0]["results"]["rows"] if speed else [None] * len(rows)
-                yield Summary(
-                    task=task,
-                    device=device,
-                    seeds=max(map(len, runs)),
-                    rows=tuple(map(_row_summary, rows, runs, costs)),
-                    environment=found[0]["environment"],
-                )
+    @property
+    def title(self) -> str:
+        """Say what was compared."""
+        task = self.task
+        return (
+            f"{task.name}: {task.model}, {task.steps} steps, seeds: {self.seeds}, "
+            f"device: {self.environment['device']}, threads: {self.environment['threads']}"
+        )
+
+    def cells(self) -> Iterator[list[str]]:
+        """Yield the table's head and its rows."""
+        score = self.task.score
+        yield [
+            "engine",
+            f"test {score.name} ({score.unit})",
+            f"validation {score.name}",
+            "step time (×)",
+            "peak memory (MiB)",
+            "peak memory (×)",
+            "cosine",
+        ]
+        baseline = self.rows[0]
+        for row in self.rows:
+            figures = [f"{row.ratio:.2f}", f"{row.memory / _MIB:.1f}", f"{row.memory / baseline.memory:.2f}"]
+            cells = [str(row.test), str(row.validation), *figures, f"{row.cosine:.3f}"]
+            yield [row.row.label, *(cell.replace("nan", "–") for cell in cells)]
+
+    def remarks(self) -> Iterator[str]:
+        """Yield which engines cost more time than the baseline, and which train as well."""
+        baseline, *others = self.rows
+        name, score = baseline.row.label, self.task.score
+        # Between the quartiles of the ratio it is anyone's guess.
+        slower = [f"{r.row.label} ({r.ratio:.2f}×)" for r in others if r.ratio_quartiles[0] > 1]
+        faster = [f"{r.row.label} ({r.ratio:.2f}×)" for r in others if r.ratio_quartiles[1] < 1]
+        if slower:
+            yield f"Slower than {name} per step: {', '.join(slower)}."
+        if faster:
+            yield f"Faster than {name} per step: {', '.join(faster)}."
+        if isnan(baseline.validation.spread):
+            return
+        level = f"{name}'s validation {score.name} ({baseline.validation} {score.unit})"
+        equal = [r.row.label for r in others if self._as_good(r)]
+        worse = [r.row.label for r in others if r.row.label not in equal]
+        if equal:
+            yield f"Within one spread of {level}, or better: {', '.join(equal)}."
+        if worse:
+            yield f"Worse than {level} by more than its spread: {', '.join(worse)}."
+
+    def _as_good(self, row: RowSummary) -> bool:
+        baseline = self.rows[0]
+        loss = baseline.validation.mean - row.validation.mean
+        if not self.task.score.metric().higher_is_better:
+            loss = -loss
+        return loss <= baseline.validation.spread
+
+    def draw(self, top: Axes, bottom: Axes) -> None:
+        """Draw the score against the step time, and the gradients' error against k."""
+        top.set_title(f"{self.task.name}, {self.task.model}, {self.seeds} seeds, {self.device}")
+        _draw_scores(top, self)
+        _draw_errors(bottom, self)
 
 
-def _matching(records: Mapping[str, Record], case: Case) -> list[Record]:
-    """Return the records of ``case`` for any seed."""
-    return [record for record in records.values() if record["config"] == case.config]
+def summarise(task: Task, rows: Sequence[Row], runs: Sequence[list[Record]], speed: Sequence[Record]) -> Summary | None:
+    """Return the figures of one task on one device; ``None`` if there are no records.
+
+    Args:
+        task: what was trained.
+        rows: the engines.
+        runs: the records of each row's training runs.
+        speed: the record of their costs, if there is one.
+    """
+    found = [*speed, *chain(*runs)]
+    if not found:
+        return None
+    costs = speed[0]["results"]["rows"] if speed else [None] * len(rows)
+    return Summary(
+        task=task,
+        device=found[0]["config"]["device"],
+        seeds=max(map(len, runs)),
+        rows=tuple(map(_row_summary, rows, runs, costs)),
+        environment=found[0]["environment"],
+    )
 
 
 def _row_summary(row: Row, runs: Sequence[Record], cost: dict[str, Any] | None) -> RowSummary:
@@ -108,3 +178,51 @@ def _row_summary(row: Row, runs: Sequence[Record], cost: dict[str, Any] | None) 
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else nan
+
+
+def _draw_scores(axes: Axes, summary: Summary) -> None:
+    baseline, score = summary.rows[0], summary.task.score
+    low, high = baseline.test.mean - baseline.test.spread, baseline.test.mean + baseline.test.spread
+    axes.axhspan(low, high, color="0.93", label=f"{baseline.row.label}, mean ± spread over seeds")
+    for i, (label, rows) in enumerate(_series(summary).items()):
+        _draw_points(axes, rows, label, f"C{i}")
+    better = "higher" if score.metric().higher_is_better else "lower"
+    axes.set_xlabel(f"step time, as a multiple of {baseline.row.label}'s")
+    axes.set_ylabel(f"test {score.name} ({score.unit}), {better} is better")
+    axes.margins(x=0.1)
+    axes.legend()
+
+
+def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, color: str) -> None:
+    times, scores = [r.ratio for r in rows], [r.test.mean for r in rows]
+    time_errors = np.abs(np.transpose([r.ratio_quartiles for r in rows]) - times)
+    axes.plot(times, scores, color=color, alpha=0.3)
+    axes.errorbar(times, scores, [r.test.spread for r in rows], time_errors, "o", capsize=3, color=color, label=label)
+    for r in rows:
+        if (k := _iterations(r)) is not None:
+            axes.annotate(f"k={k}", (r.ratio, r.test.mean), (6, 6), textcoords="offset points")
+
+
+def _draw_errors(axes: Axes, summary: Summary) -> None:
+    for i, (label, rows) in enumerate(_series(summary).items()):
+        points = [(k, r.relative_error) for r in rows if (k := _iterations(r)) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=f"C{i}", label=label)
+    axes.set_yscale("log")
+    axes.set_xlabel("iterations k")
+    axes.set_ylabel("relative error of the gradient, |g − g*| / |g*|")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+
+
+def _series(summary: Summary) -> dict[str, list[RowSummary]]:
+    """Return the rows that make one line, by its label: an engine at several k, or any other row by itself."""
+    series: dict[str, list[RowSummary]] = {}
+    for r in summary.rows:
+        label = r.row.label if _iterations(r) is None else f"{r.row.engine} with k iterations"
+        series.setdefault(label, []).append(r)
+    return series
+
+
+def _iterations(r: RowSummary) -> int | None:
+    return r.row.options.get("iterations")

@@ -10,7 +10,8 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
 
 from gradfree.benchmarks.data import pydoc
 from gradfree.benchmarks.memory import peak_memory
-from gradfree.benchmarks.suites import SUITES, cases
+from gradfree.benchmarks.part import cases
+from gradfree.benchmarks.suites import SUITES
 
 
 def test_a_case_run_twice_gives_the_same_bits():

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
 
+from gradfree.benchmarks.part import sections
 from gradfree.benchmarks.plot import save_plot
 from gradfree.benchmarks.records import SCHEMA, RecordFile
-from gradfree.benchmarks.report import LEGEND, markdown, remarks, terminal_table
+from gradfree.benchmarks.report import markdown, terminal_table
 from gradfree.benchmarks.suites import SUITES
-from gradfree.benchmarks.summary import summarise
 from gradfree.cli import main
 
 MIB = 2**20
@@ -64,25 +64,25 @@ def table_rows(text):
 
 
 def test_the_table_has_the_figures():
-    text = markdown(list(summarise(SUITE, RECORDS)))
+    text = markdown(list(sections(SUITE, RECORDS)))
     assert table_rows(text) == FIGURES
     assert "points: residual_mlp, 7 steps, seeds: 3, device: cpu, threads: 1" in text
 
 
 def test_the_terminal_shows_every_figure_in_eighty_columns():
-    (summary,) = summarise(SUITE, RECORDS)
+    (summary,) = sections(SUITE, RECORDS)
     console = Console(width=80, file=io.StringIO())
     console.print(terminal_table(summary))
     printed = console.file.getvalue()
     for row in FIGURES:
         assert any(line.split() == " ".join(row).split() for line in printed.splitlines())
     assert "…" not in printed
-    assert LEGEND.split()[-1] in printed
+    assert summary.legend.split()[-1] in printed
 
 
 def test_the_sentences_follow_from_the_figures():
-    (summary,) = summarise(SUITE, RECORDS)
-    assert list(remarks(summary)) == [
+    (summary,) = sections(SUITE, RECORDS)
+    assert list(summary.remarks()) == [
         "Slower than backprop per step: backprop via chain (1.25×).",
         "Faster than backprop per step: highway_bp k=1 (0.50×).",
         "Within one spread of backprop's validation accuracy (97.00 ± 1.00 %), or better: backprop via chain.",
@@ -102,8 +102,8 @@ def test_perplexity_is_better_when_lower():
             *trained(HIGHWAY, [9, 9, 9], [12, 12, 12], task=task),
         ]
     )
-    (summary,) = summarise(suite, records)
-    assert list(remarks(summary)) == [
+    (summary,) = sections(suite, records)
+    assert list(summary.remarks()) == [
         "Within one spread of backprop's validation perplexity (11.00 ± 1.00 per character), or better: "
         "highway_bp k=1.",
         "Worse than backprop's validation perplexity (11.00 ± 1.00 per character) by more than its spread: "
@@ -113,32 +113,32 @@ def test_perplexity_is_better_when_lower():
 
 def test_a_ratio_within_the_noise_is_called_neither_slower_nor_faster():
     records = dict([*TRAININGS, timed(backprop=(1.0, 4), chain=(1.005, 4), highway=(0.995, 4))])
-    (summary,) = summarise(SUITE, records)
-    assert not any("per step" in remark for remark in remarks(summary))
+    (summary,) = sections(SUITE, records)
+    assert not any("per step" in remark for remark in summary.remarks())
 
 
 def test_what_was_not_measured_is_shown_as_a_dash():
-    text = markdown(list(summarise(SUITE, dict(trained(PLAIN, [97], [96])))))
+    text = markdown(list(sections(SUITE, dict(trained(PLAIN, [97], [96])))))
     assert table_rows(text)[0] == ["backprop", "96.00 ± –", "97.00 ± –", "–", "–", "–", "1.000"]
     assert table_rows(text)[1] == ["backprop via chain", "– ± –", "– ± –", "–", "–", "–", "–"]
 
 
 def test_records_of_another_configuration_do_not_count():
     stale = dict(trained(HIGHWAY, [50, 50, 50], [50, 50, 50], task=replace(TASK, steps=8)))
-    assert list(summarise(SUITE, RECORDS | stale)) == list(summarise(SUITE, RECORDS))
-    assert list(summarise(SUITE, stale)) == []
+    assert list(sections(SUITE, RECORDS | stale)) == list(sections(SUITE, RECORDS))
+    assert list(sections(SUITE, stale)) == []
 
 
 def test_devices_are_not_mixed():
     other = dict(trained(PLAIN, [50, 50], [50, 50], device="cuda"))
-    cpu, cuda = summarise(SUITE, RECORDS | other)
+    cpu, cuda = sections(SUITE, RECORDS | other)
     assert (cpu.device, cpu.rows[0].test.mean) == ("cpu", 96)
     assert (cuda.device, cuda.rows[0].test.mean) == ("cuda", 50)
 
 
 @pytest.mark.parametrize("records", [RECORDS, dict(TRAININGS), dict(trained(PLAIN, [97], [96]))])
 def test_the_plot_is_drawn_from_whatever_there_is(records, tmp_path):
-    save_plot(list(summarise(SUITE, records)), tmp_path / "report.png")
+    save_plot(list(sections(SUITE, records)), tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_suite import PLAIN, SUITE, TASK, endless, failing, tiny_cases
 
+from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.suites import SUITES, Comparison
+from gradfree.benchmarks.suites import SUITES
 from gradfree.cli import main
 
 
@@ -70,6 +71,7 @@ KILLED = """
 import os, signal
 from tiny_suite import tiny_cases
 from pathlib import Path
+from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.runner import run_cases
 

@@ -8,9 +8,10 @@ import torch
 from torchmetrics.classification import BinaryAccuracy
 
 from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Data, Split
+from gradfree.benchmarks.part import cases
 from gradfree.benchmarks.speed import Speed
-from gradfree.benchmarks.suites import Comparison, cases
 from gradfree.benchmarks.tasks import Score, Task
 from gradfree.benchmarks.training import Training
 

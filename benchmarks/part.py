@@ -1,0 +1,51 @@
+"""A part of a suite: some comparison, its cases and its section of the report."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+
+from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.records import Record
+from gradfree.benchmarks.section import Section
+
+
+class Part(ABC):
+    """One comparison."""
+
+    def training(self, seed: int, device: str) -> Iterator[Case]:
+        """Yield the cases that are repeated for every seed and may run side by side."""
+        return iter(())
+
+    @abstractmethod
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield the cases that must run alone."""
+
+    @abstractmethod
+    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+        """Return the section on what ``records`` tell of ``device``, if anything."""
+
+
+Suite = tuple[Part, ...]
+
+
+def cases(suite: Suite, seeds: int, device: str) -> Iterator[Case]:
+    """Yield all cases of ``suite``: everything seed by seed, then the timings."""
+    for seed in range(seeds):
+        for part in suite:
+            yield from part.training(seed, device)
+    for part in suite:
+        yield from part.timing(device)
+
+
+def sections(suite: Suite, records: Mapping[str, Record]) -> Iterator[Section]:
+    """Yield a section for each device and part that ``records``, those of this configuration, tell of."""
+    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
+        for part in suite:
+            if section := part.section(records, device):
+                yield section
+
+
+def matching(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
+    """Yield the records of ``case`` for any seed."""
+    return (record for record in records.values() if record["config"] == case.config)
