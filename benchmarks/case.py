@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from gradfree import Engine, create_engine
-from gradfree.benchmarks.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,24 @@ class Case(ABC):
     Attributes:
         kind: of measurement.
         alone: whether nothing else may run meanwhile.
-        task: what is trained.
         device: where.
-        seed: of the initial weights and of the order of the examples.
+        seed: of all random numbers.
     """
 
     kind: ClassVar[str]
     alone: ClassVar[bool]
-    task: Task
     device: str
     seed: int
 
     @property
     @abstractmethod
+    def topic(self) -> str:
+        """What is run, for people: the task."""
+
+    @property
+    @abstractmethod
     def subject(self) -> str:
-        """What of the task is measured, for people."""
+        """What of the topic is measured, for people."""
 
     @abstractmethod
     def run(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Case(ABC):
     def id(self) -> str:
         """Name the case for people and, by a hash of :attr:`config`, beyond doubt."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self.kind}/{self.task.name}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
+        return f"{self.kind}/{self.topic}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
 
 
 def _qualified_name(function: Any) -> str:

@@ -48,7 +48,7 @@ def run_cases(cases: Sequence[Case], finished: int, file: RecordFile, jobs: int)
 
 
 def _describe(cases: Sequence[Case]) -> str:
-    return ", ".join(f"{case.task.name} {case.subject}" for case in cases)
+    return ", ".join(f"{case.topic} {case.subject}" for case in cases)
 
 
 def _progress() -> Progress:

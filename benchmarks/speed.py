@@ -13,6 +13,7 @@ from torch.utils.benchmark import Timer
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Split
 from gradfree.benchmarks.memory import peak_memory
+from gradfree.benchmarks.tasks import Task
 from gradfree.benchmarks.training import training_step
 
 _ROUNDS = 9
@@ -29,7 +30,13 @@ class Speed(Case):
 
     kind: ClassVar[str] = "speed"
     alone: ClassVar[bool] = True
+    task: Task
     rows: tuple[Row, ...]
+
+    @property
+    def topic(self) -> str:
+        """The task."""
+        return self.task.name
 
     @property
     def subject(self) -> str:

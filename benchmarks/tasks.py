@@ -128,3 +128,15 @@ PYDOC = Task(
     batch_size=4,
     steps=400,
 )
+
+PYDOC_GRU = Task(
+    name="pydoc_gru",
+    data=pydoc,
+    model="recurrent_lm",
+    options={"vocab_size": 128, "cell": "gru", "layers": 1, "width": 128},
+    loss=cross_entropy,
+    score=Score("perplexity", "per character", Perplexity),
+    learning_rate=1e-2,  # of 2e-3 (4.12), 5e-3 (3.49), 1e-2 (3.37), 2e-2 (3.50), two seeds each
+    batch_size=16,
+    steps=800,
+)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradfree import gradient_fidelity
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.tasks import Task
 
 _PROBES = 5
 _LOSSES = 20
@@ -34,7 +35,13 @@ class Training(Case):
 
     kind: ClassVar[str] = "training"
     alone: ClassVar[bool] = False
+    task: Task
     row: Row
+
+    @property
+    def topic(self) -> str:
+        """The task."""
+        return self.task.name
 
     @property
     def subject(self) -> str:

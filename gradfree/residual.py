@@ -52,22 +52,22 @@ def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
     Returns:
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
-    known: dict[Node, Factor] = {}
-
-    def factor(node: Node | None, slot: int) -> Factor:
-        if node is state.node:
-            return 1.0 if slot == state.output_nr else 0.0
-        if node is None or node.name() not in _DIAGONAL:
-            return 0.0
-        if node not in known:
-            total: Factor = 0.0
-            for local, edge in zip(_DIAGONAL[node.name()](node), node.next_functions, strict=False):
-                total = _sum(total, _product_of(local, factor(*edge)))
-            known[node] = total
-        return known[node]
-
     with torch.no_grad():
-        return factor(out.grad_fn, out.output_nr)
+        return _factor(out.grad_fn, out.output_nr, state, {})
+
+
+def _factor(node: Node | None, slot: int, state: GradientEdge, known: dict[Node, Factor]) -> Factor:
+    """Return the diagonal that leads from ``state`` to output ``slot`` of ``node``; ``known`` has those found before."""
+    if node is state.node:
+        return 1.0 if slot == state.output_nr else 0.0
+    if node is None or node.name() not in _DIAGONAL:
+        return 0.0
+    if node not in known:
+        total: Factor = 0.0
+        for local, (before, n) in zip(_DIAGONAL[node.name()](node), node.next_functions, strict=False):
+            total = _sum(total, _product_of(local, _factor(before, n, state, known)))
+        known[node] = total
+    return known[node]
 
 
 def _sum(a: Factor, b: Factor) -> Factor:

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from chains import Model, Plain, assert_equal_gradients, gradients, plain_model
+from chains import Model, Plain, PostLN, assert_equal_gradients, gradients, plain_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -287,6 +287,22 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
             assert seen[0]() is None
     finally:
         gc.enable()
+
+
+def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
+    """On a GPU such tensors would hold memory until Python happens to collect."""
+    model, x = Model([PostLN(6) for _ in range(4)]), torch.randn(4, 6)
+    with engine.attach(model):
+        model(x).sum().backward()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            model(x).sum().backward()
+            gc.collect()
+            assert not [thing for thing in gc.garbage if isinstance(thing, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
 
 
 def test_attach_and_detach_leave_no_trace(engine):
