@@ -41,15 +41,22 @@ class DSF(SweepEngine):
                 raise ValueError(f"DSF: feedback must be 'linspace', 'gate', a number or a tensor, not {values!r}.")
             return
         try:
+            if isinstance(values, bool):
+                raise TypeError
             numbers = torch.as_tensor(values, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
                 f"DSF: feedback must be 'linspace', 'gate', a number or a tensor, not {values!r}."
             ) from None
-        if numbers.dim() > 1 or not numbers.isfinite().all():
+        if numbers.dim() > 1 or numbers.numel() == 0 or not numbers.isfinite().all():
             raise ValueError("DSF: feedback must be one finite number, or one for each unit.")
         # A tuple compares, prints and pickles as an option should.
         object.__setattr__(self, "feedback", numbers.item() if numbers.dim() == 0 else tuple(numbers.tolist()))
+
+    @property
+    def needs_residual(self) -> bool:
+        """Whether the feedback is the gate's mean."""
+        return self.feedback == "gate"
 
     @property
     def sweeps(self) -> int:

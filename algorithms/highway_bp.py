@@ -39,6 +39,11 @@ class HighwayBP(SweepEngine):
             raise ValueError(f"HighwayBP: gamma must be from 0 to 1, not {self.gamma}.")
 
     @property
+    def needs_residual(self) -> bool:
+        """Whether γ leaves anything of the residual path to K."""
+        return self.gamma < 1.0
+
+    @property
     def sweeps(self) -> int:
         """Return ``iterations``."""
         return self.iterations

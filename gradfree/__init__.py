@@ -1,5 +1,8 @@
 """Gradient engines for PyTorch: switch how an existing model gets its gradients by changing one line."""
 
+from importlib import import_module
+from types import ModuleType
+
 from gradfree import checkout
 
 if checkout.IS_CHECKOUT:
@@ -13,6 +16,14 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.optimizer import EngineOptimizer
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.validation import Report
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
+    if name in ("algorithms", "models", "benchmarks", "lightning"):
+        return import_module(f"gradfree.{name}")
+    raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 __all__ = [

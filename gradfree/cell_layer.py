@@ -161,11 +161,23 @@ class Unrolled(Site):
 
     is_evident = accepts
 
+    @property
+    def has_residual(self) -> bool:
+        """Whether the cell has a gate that is known."""
+        return _closed_form(self._layer.cell) in ("GRU", "LSTM")
+
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the cell."""
         if "unroll" in vars(self._layer):
             yield f"{self.path} has an engine attached already: call detach() on its handle first."
+        if type(self._layer).unroll is not CellLayer.unroll:
+            yield f"{self.path} is a {type(self._layer).__name__} with an unroll of its own, which an engine replaces."
         for name, module in self._layer.cell.named_modules():
+            if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+                yield (
+                    f"{f'{self.path}.cell.{name}'.rstrip('.')} has hooks: an engine runs the cell without a graph, "
+                    "so what they see has no gradient. Remove them while an engine is attached."
+                )
             if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
                 where = f"{self.path}.cell.{name}" if name else f"{self.path}.cell"
                 yield (
@@ -192,6 +204,7 @@ class CellRecorder:
 
     def __init__(self, engine: Engine, path: str, layer: CellLayer, memory: dict[str, Tensor]):
         self.engine, self.path, self.layer, self.memory = engine, path, layer, memory
+        self.repeatable = False
 
     def remove(self) -> None:
         """Give the layer its own loop back."""
@@ -213,12 +226,21 @@ class CellRecorder:
             wanted = [True, *(w.requires_grad for w in weights)]
             return CellChain(mode, x, states[0], first, weights, wanted, self.memory, "0")
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-        return UnrolledChain(cell, x, before, parameters, self.memory, self.path)
+        chain = UnrolledChain(cell, x, before, parameters, self.memory, self.path)
+        # Once is enough to find a cell that draws random numbers, counts or mixes rows; each time would cost a sync.
+        if not self.repeatable and not all(map(_close, chain.after, states)):
+            raise ChainError(
+                f"{self.path}.cell gives other states when it runs on all steps as one batch: an engine needs a cell "
+                "whose output depends on its own row of input and state alone, without random numbers or counters."
+            )
+        self.repeatable = True
+        return chain
 
 
 class _Context(FunctionCtx):
     recorder: CellRecorder
     parts: int
+    autocast: torch.autocast
     saved_tensors: tuple[Tensor, ...]
 
 
@@ -228,6 +250,8 @@ class _UnrollFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         ctx.recorder, ctx.parts = recorder, parts
+        kind = x.device.type
+        ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         steps = steps_of(recorder.layer.cell, x, rest[:parts])
         states = [torch.stack(part) for part in zip(*steps, strict=True)]
         ctx.save_for_backward(x, *rest, *states)
@@ -245,8 +269,9 @@ class _UnrollFunction(torch.autograd.Function):
             _with_final(e, final, state)
             for e, final, state in zip((cotangent, *[None] * (parts - 1)), finals, states, strict=True)
         )
-        chain = recorder.chain(x, states, first, parameters)
-        gradients = recorder.engine.gradients(chain, direct)
+        with ctx.autocast:
+            chain = recorder.chain(x, states, first, parameters)
+            gradients = recorder.engine.gradients(chain, direct)
         trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
         return None, None, *gradients.inputs, *gradients.initial, *trained
 
@@ -258,8 +283,16 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     return e
 
 
+def _close(again: Tensor, state: Tensor) -> bool:
+    tolerance = torch.finfo(state.dtype).eps ** 0.5
+    return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
+
+
 def _closed_form(cell: nn.Module) -> str | None:
-    """Return the name of the cell if it is one of torch's own."""
+    """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
+    as_made = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+    if "forward" in vars(cell) or cell._forward_pre_hooks or list(cell._parameters) != as_made:
+        return None
     names: dict[type, str] = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}
     if type(cell) is nn.RNNCell:
         return f"RNN_{cell.nonlinearity.upper()}"

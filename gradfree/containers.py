@@ -68,13 +68,15 @@ def _composite(module: nn.Module) -> bool:
 
 
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in block._forward_hooks.values()):
-        yield f"{path} has an engine attached already: call detach() on its handle first."
-    if block._backward_hooks or block._backward_pre_hooks:
-        yield (
-            f"{path} has full backward hooks: they would see a state's direct cotangent only, not its whole "
-            "gradient. Remove them while an engine is attached."
-        )
+    for name, module in block.named_modules():
+        where = f"{path}.{name}" if name else path
+        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values()):
+            yield f"{where} has an engine attached already: call detach() on its handle first."
+        if module._backward_hooks or module._backward_pre_hooks:
+            yield (
+                f"{where} has full backward hooks: they would see partial cotangents, some of them several times. "
+                "Remove them while an engine is attached."
+            )
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
     if names & {"FSDPModule", "FullyShardedDataParallel"}:
         yield (

@@ -155,6 +155,8 @@ class DepthChain(Chain):
         entries = [(n, edge) for link in links for n, edge in link.inputs]
         first = [] if links[-1].state is None else [links[-1].state]
         leaves = [self.parameters[n] for n in numbers]
+        if not first and not entries and not leaves:
+            return None
         with _named(links), _without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(

@@ -34,6 +34,11 @@ class Engine(ABC):
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
+    @property
+    def needs_residual(self) -> bool:
+        """Whether the engine asks for a chain's residual path."""
+        return False
+
     @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
@@ -50,7 +55,16 @@ class Engine(ABC):
             chains: module paths of the containers (``nn.Sequential``, ``nn.ModuleList``) whose blocks form a
                 chain; by default the only one found.
         """
-        return validate(model, chains)
+        report = validate(model, chains)
+        if not self.needs_residual:
+            return report
+        problems = [
+            f"{path!r} has no gate that carries its state from step to step, which {self} needs. Use the engine "
+            "'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
+            for path, site in report.chains.items()
+            if not site.has_residual
+        ]
+        return Report(report.chains, [*report.problems, *problems])
 
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.

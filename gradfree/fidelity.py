@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.engine import Engine
+from gradfree.recording import refuse_entries
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,19 @@ def gradient_fidelity(
 
     Raises:
         ChainError: the engine cannot be attached, or the model's pass breaks its rules.
+        ValueError: the model has no trainable parameter.
     """
     *inputs, target = batch
-    names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient.")
+    names, parameters = trained.keys(), list(trained.values())
 
     def gradients() -> tuple[Tensor | None, ...]:
         with _unchanged(model, inputs), torch.enable_grad():
-            return torch.autograd.grad(loss_fn(model(*inputs), target), parameters, allow_unused=True)
+            loss = loss_fn(model(*inputs), target)
+            refuse_entries(loss)
+            return torch.autograd.grad(loss, parameters, allow_unused=True)
 
     with engine.attach(model, chains):
         approximate = gradients()
@@ -96,23 +103,31 @@ def gradient_fidelity(
 
 def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
     """Compare (g, g*) pairs, taken together as one vector each."""
-    g, exact = (torch.cat([pair[i].flatten().double() for pair in pairs] or [torch.zeros(0)]) for i in (0, 1))
+    g, exact = (torch.cat([_vector(pair[i]) for pair in pairs] or [torch.zeros(0)]) for i in (0, 1))
     norm, exact_norm = g.norm(), exact.norm()
     figures = (g @ exact / (norm * exact_norm), norm / exact_norm, (g - exact).norm() / exact_norm)
     return Agreement(*(figure.item() for figure in figures))
 
 
+def _vector(grad: Tensor) -> Tensor:
+    grad = grad.to_dense() if grad.is_sparse else grad
+    return (torch.view_as_real(grad) if grad.is_complex() else grad).flatten().double()
+
+
 @contextmanager
 def _unchanged(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
-    """Restore the model's buffers and the random state of every device in use."""
+    """Restore the model's buffers, also those that it replaces, and the random state of every device in use."""
     tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, torch.Tensor))]
     devices = {t.device for t in tensors if t.device.type != "cpu"}
     kind = next(iter(devices)).type if devices else "cuda"
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    modules = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(b, b.detach().clone()) for _, buffers in modules for b in buffers.values() if b is not None]
     with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind):
         try:
             yield
         finally:
+            for module, buffers in modules:
+                module._buffers.update(buffers)
             with torch.no_grad():
-                for buffer, value in saved:
+                for buffer, value in values:
                     buffer.copy_(value)

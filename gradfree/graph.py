@@ -28,7 +28,8 @@ class Reached(NamedTuple):
 
 def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
     """Return everything that ``outputs`` were computed from, up to ``stops``."""
-    reached = Reached(set(), [], set())
+    outputs = list(outputs)
+    reached = Reached(set(), [out for out in outputs if out.is_leaf and out.requires_grad], set())
     stack: list[Any] = [out.grad_fn for out in outputs]
     seen: set[Any] = {None}
     while stack:

@@ -53,6 +53,10 @@ class EngineOptimizer(Optimizer):
         """Take the engine off the model; the optimizer goes on with plain gradients."""
         self._handle.detach()
 
+    def __getstate__(self) -> Any:
+        """Refuse to be copied or pickled: the copy's engine would be attached to nothing."""
+        raise TypeError("an EngineOptimizer cannot be copied; copy the model and its .optimizer, and wrap them again.")
+
     def __getattr__(self, name: str) -> Any:
         """Look up what the base class would have set, and the wrapped optimizer's own attributes."""
         if name == "optimizer":

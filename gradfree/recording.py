@@ -7,12 +7,13 @@ The model runs its blocks itself; hooks on them cut autograd's graph at the bloc
 - *Entry*, before each block, gives it a state without history: the block builds a graph of its own.
 - *Exit*, behind each block, hands the state on. Its backward only collects the direct cotangent e_i.
 
-No state is kept on the modules: a state tensor's own graph node tells which pass it belongs to, so passes may
+No pass is kept on the modules: a state tensor's own graph node tells which pass it belongs to, so passes may
 overlap and a model may be called several times before one backward.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,27 +40,56 @@ class Recording:
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
         self.inputs = inputs
         self.links: list[Link] = []
+        self.states: list[weakref.ref[Tensor]] = []
         self.direct: list[Cotangent] = []
+        self.backward = -1
+        self.freed = False
 
     def append(self, link: Link) -> None:
         """Add the next link of the pass."""
         self.links.append(link)
         self.direct.append(None)
 
-    def collect(self, index: int, cotangent: Cotangent) -> None:
-        """Keep the direct cotangent of the state behind link ``index``."""
-        check_finite([cotangent], self.links[index].path)
-        self.direct[index] = cotangent
+    def collect(self, exit_node: Any, cotangent: Cotangent) -> None:
+        """Keep the direct cotangent of the state behind ``exit_node``."""
+        self._begin(exit_node)
+        check_finite([cotangent], self.links[exit_node.index].path)
+        self.direct[exit_node.index] = cotangent
 
-    def solve(self) -> tuple[Cotangent, ...]:
+    def _begin(self, node: Any) -> None:
+        """Forget what another backward pass has left; refuse one that will not reach the chain's start."""
+        if self.freed:
+            raise ChainError(
+                "Trying to backward through a chain a second time: its graphs are freed. Call the first backward with "
+                "retain_graph=True."
+            )
+        backward = torch._C._current_graph_task_id()
+        if backward == self.backward:
+            return
+        self.backward, self.direct = backward, [None] * len(self.links)
+        while not isinstance(node, _start_node):
+            node = node.next_functions[0][0]
+        if not torch._C._will_engine_execute_node(node):
+            raise ChainError(
+                f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
+                f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
+                "for gradients of parameters or of what lies before the chain."
+            )
+
+    def solve(self, start_node: Any) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
+        self._begin(start_node)
+        for link, state in zip(self.links[:-1], self.states, strict=False):
+            _refuse_hooks(state(), link.path)
         direct, self.direct = self.direct, [None] * len(self.links)
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
-        links = self.links[: last + 1]
-        chain = DepthChain(links, self.parameters, len(self.inputs), _keep_graph(), self.chain.memory)
+        links, keep = self.links[: last + 1], _keep_graph()
+        chain = DepthChain(links, self.parameters, len(self.inputs), keep, self.chain.memory)
         gradients = self.chain.engine.gradients(chain, direct[: last + 1])
+        if not keep:
+            self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
 
@@ -79,7 +109,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
         refuse_second_derivatives()
-        return None, *ctx.recording.solve()
+        return None, *ctx.recording.solve(ctx)
 
 
 class _Exit(torch.autograd.Function):
@@ -92,7 +122,7 @@ class _Exit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, ...]:
-        ctx.recording.collect(ctx.index, cotangent)
+        ctx.recording.collect(ctx, cotangent)
         return None, None, None
 
 
@@ -105,11 +135,21 @@ class _Entry(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, *_: Tensor) -> tuple[None, ...]:
         # The engine's own passes stop at this node; only a graph that left the block elsewhere runs it.
-        raise ChainError(
-            f"the loss uses a tensor from inside {ctx.path} (one of its inputs, or a loss or feature computed in it) "
-            "that is not the block's output: its gradient cannot pass the chain. Use the outputs of the blocks "
-            f"instead, or leave the blocks around {ctx.path} out of the chain."
-        )
+        raise ChainError(_LEFT_THE_BLOCK.format(path=ctx.path))
+
+
+_LEFT_THE_BLOCK = (
+    "the loss uses a tensor from inside {path} (one of its inputs, or a loss or feature computed in it) that is not "
+    "the block's output: its gradient cannot pass the chain. Use the outputs of the blocks instead, or leave the "
+    "blocks around {path} out of the chain."
+)
+
+
+def refuse_entries(loss: Tensor) -> None:
+    """Refuse a loss on tensors from inside blocks beforehand: ``torch.autograd.grad`` would not run their nodes."""
+    entries: list[Any] = [node for node in walk([loss]).nodes if isinstance(node, _Entry._backward_cls)]
+    if entries:
+        raise ChainError(_LEFT_THE_BLOCK.format(path=entries[0].path))
 
 
 class _Call(NamedTuple):
@@ -220,7 +260,9 @@ class BlockRecorder:
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
         recording.append(Link(self.path, out, state, inputs, parameters))
-        return _Exit.apply(recording, call.before, out.detach())
+        state_after = _Exit.apply(recording, call.before, out.detach())
+        recording.states.append(weakref.ref(state_after))
+        return state_after
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor]:
         """Return the recording that ``state`` belongs to, and the node's output to continue from."""
@@ -229,11 +271,16 @@ class BlockRecorder:
         if recording is not None and recording.chain is self.chain:
             self._check_order(recording, node.index, state)
             return recording, state
+        if any(isinstance(t.grad_fn, _exit_node) and t.grad_fn.recording.chain is self.chain for t in others):
+            raise ChainError(
+                f"{self.path} was given a state of the chain, but not as its first argument. Call blocks as "
+                "block(state, ...)."
+            )
         if state.requires_grad and self.path != next(iter(self.chain.blocks)):
             raise ChainError(
-                f"{self.path} was not given the output of the block before it: the model, or a hook, computes "
-                "something between the blocks. Move that into a block, or leave this container out of the chains: "
-                "chains=[...] names the ones to use."
+                f"{self.path} was not given the output of the block before it: the model, a hook or a checkpoint "
+                "around the block computes something between the blocks. Move that into a block, or leave this "
+                "container out of the chains: chains=[...] names the ones to use."
             )
         parameters = self.chain.trainable()
         recording = Recording(self.chain, parameters, others)
@@ -243,7 +290,8 @@ class BlockRecorder:
         if any(link.path == self.path for link in recording.links):
             raise ChainError(
                 f"{self.path} runs twice in one forward pass. A chain runs each block once; to apply a block "
-                "several times, give each use a module of its own (they may share parameters)."
+                "several times, give each use a module of its own (they may share parameters). A checkpoint belongs "
+                "inside a block, not around it."
             )
         if index != len(recording.links) - 1:
             raise ChainError(
@@ -251,11 +299,7 @@ class BlockRecorder:
                 f"{recording.links[index + 1].path} has already used: the blocks branch. Leave the branching blocks "
                 "out of the chain: chains=[...] names the containers to use."
             )
-        if state._backward_hooks or state.retains_grad:
-            raise ChainError(
-                f"the output of {recording.links[index].path} has a gradient hook or retain_grad(): it would see the "
-                "state's direct cotangent only, not its whole gradient. Remove it while an engine is attached."
-            )
+        _refuse_hooks(state, recording.links[index].path)
 
     def _number(self, recording: Recording, tensor: Tensor) -> int:
         for n, known in enumerate(recording.inputs):
@@ -287,6 +331,15 @@ class BlockRecorder:
         return bool(graph.stops), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
 
 
+def _refuse_hooks(state: Tensor | None, path: str) -> None:
+    if state is not None and (state._backward_hooks or state.retains_grad):
+        raise ChainError(
+            f"the output of {path} has a gradient hook or retain_grad(): it would see the state's direct cotangent "
+            "only, not its whole gradient. Remove it while an engine is attached."
+        )
+
+
+_start_node: Any = _Start._backward_cls
 _exit_node: Any = _Exit._backward_cls
 _own_nodes: Any = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
 

@@ -45,6 +45,7 @@ class Packing:
         number = inside.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
         mirrored = (lengths - 1 - torch.arange(steps).unsqueeze(1)).clamp(min=0)
         self.shape = (steps, batch)
+        self.inside = inside.unsqueeze(-1).to(device)
         self.rows = inside.flatten().nonzero().squeeze(1).to(device)
         self.last = ((lengths - 1) * batch + torch.arange(batch)).to(device)
         self.mirror = number.gather(0, mirrored)[inside].to(device)
@@ -143,8 +144,8 @@ class _LayerFunction(torch.autograd.Function):
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
-        dtype = ctx.saved_tensors[ctx.inputs - 1].dtype
-        x, *saved = (tensor.to(dtype) for tensor in ctx.saved_tensors)
+        tensors = ctx.saved_tensors
+        x, *saved = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
         rest, (out, *kept) = saved[: ctx.inputs - 1], saved[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
         width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
@@ -157,8 +158,9 @@ class _LayerFunction(torch.autograd.Function):
             direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
-            gates = Gates(*kept) if kept else None
-            chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, f"{layer.number}.{d}", gates)
+            gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
+            name = f"{layer.number}.{d}"
+            chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
             initial, inputs, parameters = layer.engine.gradients(chain, direct)
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
@@ -179,6 +181,11 @@ class Recurrent(Site):
         return isinstance(module, nn.RNNBase)
 
     is_evident = accepts
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the cell has a gate."""
+        return not isinstance(self._module, nn.RNN)
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the module."""
@@ -264,9 +271,13 @@ class RecurrentRecorder:
         module = self.module
         directions = 2 if module.bidirectional else 1
         finals = []
+        # As the module's own forward does: weights that are computed (weight norm) are computed once.
+        module._update_flat_weights()
+        flat = module._flat_weights
+        each = len(flat) // module.num_layers
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
-            weights = [weight for weights in module.all_weights[mine] for weight in weights]
+            weights = flat[number * each : (number + 1) * each]
             layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory)
             x, *final = _LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)

@@ -30,6 +30,9 @@ def _product(node: Node) -> list[Factor]:
 # ∂output/∂input of the operations that act on each element of the state by itself, one factor an input. For
 # LayerNorm the mean and the variance are the rest, J; so is everything that is not listed.
 _DIAGONAL: dict[str, Callable[[Node], list[Factor]]] = {
+    "SubBackward0": lambda node: [1.0, -float(node._saved_alpha)],  # type: ignore[attr-defined]
+    "NegBackward0": lambda node: [-1.0],
+    "DivBackward0": lambda node: [1 / node._saved_other.detach()],  # type: ignore[attr-defined]
     "AddBackward0": lambda node: [1.0, float(node._saved_alpha)],  # type: ignore[attr-defined]
     "MulBackward0": _product,
     "NativeLayerNormBackward0": _layer_norm_scale,
@@ -41,7 +44,7 @@ _DIAGONAL: dict[str, Callable[[Node], list[Factor]]] = {
 def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
     """Return the diagonal K with ∂out/∂state = K + J that the skip connections from ``state`` to ``out`` carry.
 
-    Follows every path of additions, products, ReLUs and LayerNorms (its scale α/σ) from ``out`` back to
+    Follows every path of sums, products, quotients, ReLUs and LayerNorms (its scale α/σ) from ``out`` back to
     ``state``; paths through anything else belong to J. So K is 1 for x + g(x), the ReLU mask for
     ReLU(x + g(x)), α/σ for LN(x + g(x)) (Highway-BP, arXiv 2501.17086, Table 1), the gate for t⊙g(x) + (1-t)⊙x.
 
@@ -57,7 +60,7 @@ def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
 
 
 def _factor(node: Node | None, slot: int, state: GradientEdge, known: dict[Node, Factor]) -> Factor:
-    """Return the diagonal that leads from ``state`` to output ``slot`` of ``node``; ``known`` has those found before."""
+    """Return the diagonal from ``state`` to output ``slot`` of ``node``; ``known`` has those found before."""
     if node is state.node:
         return 1.0 if slot == state.output_nr else 0.0
     if node is None or node.name() not in _DIAGONAL:

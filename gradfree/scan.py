@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 Cotangent = Tensor | None
@@ -30,9 +31,13 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
 
 
 def running_mean(memory: dict[str, Tensor], key: str, value: Tensor, momentum: float) -> Tensor:
-    """Move the mean that ``memory`` keeps under ``key`` towards ``value``; return it."""
+    """Move the mean that ``memory`` keeps under ``key`` towards ``value``; return it.
+
+    Where ``value`` is not finite (an overflow, an empty batch) the mean stays as it was; at first it is zero.
+    """
     old = memory.get(key)
-    memory[key] = value.detach().clone() if old is None else old.to(value).lerp(value, momentum)
+    new = value.detach() if old is None else old.to(value).lerp(value.detach(), momentum)
+    memory[key] = torch.where(value.isfinite(), new, torch.zeros_like(new) if old is None else old.to(new))
     return memory[key]
 
 

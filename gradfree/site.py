@@ -30,6 +30,11 @@ class Site(ABC):
     path: str
     blocks: dict[str, nn.Module]
 
+    @property
+    def has_residual(self) -> bool:
+        """Whether the chain may have a residual path or gates; only a pass tells whether blocks do."""
+        return True
+
     @staticmethod
     @abstractmethod
     def accepts(module: nn.Module) -> bool:

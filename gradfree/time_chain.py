@@ -39,6 +39,9 @@ class TimeChain(Chain):
     parameters: Sequence[Tensor]
     """What the links share, in the order of :meth:`gradients`."""
 
+    inside: Tensor | None = None
+    """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""
+
     def __init__(self, length: int, like: Tensor, memory: dict[str, Tensor], name: str):
         self.length, self.like, self.memory, self.name = length, like, memory, name
 
@@ -67,10 +70,14 @@ class TimeChain(Chain):
         """Return the running mean of the gates over steps and sequences, unit by unit."""
         return self._split(
             [
-                running_mean(self.memory, f"{self.name}.{n}", d.mean((0, 1)), momentum) if isinstance(d, Tensor) else d
+                running_mean(self.memory, f"{self.name}.{n}", self._mean(d), momentum) if isinstance(d, Tensor) else d
                 for n, d in enumerate(self.residual().known)
             ]
         )
+
+    def _mean(self, d: Tensor) -> Tensor:
+        """Return the mean over the steps that are no padding."""
+        return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()
 
     def _split(self, known: Sequence[Factor]) -> Split:
         return Split(known, list(map(_minus, self.diagonal, known)))
@@ -101,6 +108,7 @@ class CellChain(TimeChain):
         memory: what is kept of the module's layers from pass to pass.
         name: of this layer and direction in ``memory``.
         gates: of a GRU, if they were kept; recomputed if not.
+        inside: see :attr:`TimeChain.inside`.
     """
 
     def __init__(
@@ -114,7 +122,9 @@ class CellChain(TimeChain):
         memory: dict[str, Tensor],
         name: str,
         gates: Gates | None = None,
+        inside: Tensor | None = None,
     ):
+        self.inside = inside
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
         self.before = torch.cat([first[0].unsqueeze(0), out[:-1]])

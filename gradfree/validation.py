@@ -51,6 +51,7 @@ def validate(model: nn.Module, chains: Sequence[str] | None = None) -> Report:
         problems = _choice_problems(chains, modules)
     else:
         problems = list(_path_problems(modules, chains))
+    problems += _compiled(modules, chains)
     sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path]))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
@@ -105,6 +106,15 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> I
                 f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList of "
                 f"blocks, or a recurrent layer. What can be a chain: {candidates}."
             )
+
+
+def _compiled(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> Iterator[str]:
+    """Refuse compiled modules around a chain: what is compiled already would run without the engine."""
+    for path, module in modules.items():
+        around = any(chain == path or not path or str(chain).startswith(f"{path}.") for chain in chains)
+        if around and (module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"):
+            yield f"{_named(path)} is compiled already: attach first, then compile."
+            return
 
 
 def _overlaps(sites: Mapping[str, Site]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
+from gradfree.graph import walk
 from gradfree.recording import Recording
 
 EXACT = {
@@ -210,6 +211,29 @@ def test_two_losses_of_one_pass_need_retain_graph_as_ever(engine):
             backward_twice(False)
 
 
+def test_a_backward_pass_knows_nothing_of_another_ones_cotangents(engine):
+    """A pass that asks for gradients of the head alone collects nothing that a later pass would find."""
+    model, x = plain_model(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model.states(x)[2])
+    with engine.attach(model):
+        states = model.states(x)
+        with pytest.raises(gradfree.ChainError, match="for the gradient of a state"):
+            torch.autograd.grad(states[4].sum(), states[1], retain_graph=True)
+        model.zero_grad()
+        states[2].pow(2).sum().backward()
+    assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
+
+
+def test_a_block_may_return_a_parameter_itself(engine):
+    class Constant(Plain):
+        def forward(self, x):
+            return self.linear.weight
+
+    model, x = Model([Plain(), Constant(), Plain()]), torch.randn(6, 6)
+    assert_exact(engine, model, lambda: model(x), ["blocks"])
+    assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2)), ["blocks"])
+
+
 def test_gradients_accumulate_over_micro_batches(engine):
     model, x = plain_model(), torch.randn(8, 6)
     expected = gradients(model, lambda: model(x))
@@ -303,6 +327,20 @@ def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+
+
+def test_states_are_freed_after_backward_while_the_loss_lives():
+    model, x = plain_model(), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model):
+        states = model.states(x)
+        kept = weakref.ref(states[2].untyped_storage())
+        loss = states[-1].sum()
+        storages = [state.data_ptr() for state in states]
+        assert len(set(storages)) == 5
+        loss.backward()
+        (start,) = {n for n in walk([loss]).nodes if hasattr(n, "recording") and not hasattr(n, "index")}
+        assert start.recording.links == []
+        del kept
 
 
 def test_attach_and_detach_leave_no_trace(engine):

@@ -10,9 +10,8 @@ from gradfree.benchmarks.report import markdown
 
 BACKPROP = Row("backprop", "backprop", {})
 HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
-PART = LayerTimings(
-    (Layer("GRU", 2, 4, 3), Layer("GRU", 2, 8, 3), Layer("RNN", 2, 4, 3)), (BACKPROP, HIGHWAY), threads=1
-)
+LAYERS = (Layer("GRU", 2, 4, 3), Layer("GRU", 2, 8, 3), Layer("RNN", 2, 4, 3))
+PART = LayerTimings(LAYERS, (BACKPROP, HIGHWAY), threads=1)
 
 
 def case(layer, rows=(BACKPROP, HIGHWAY)):

@@ -182,7 +182,90 @@ def test_what_cannot_be_supported_is_refused():
 
 
 def test_highway_bp_wants_a_gate_that_it_knows():
-    task = Task("leaky", 5)
-    with gradfree.create_engine("highway_bp").attach(task.layer):
-        loss = task.run()[0].sum()
-        assert "no gate that carries its state" in refusal(loss.backward)
+    layer = Task("leaky", 5).layer
+    assert "'' has no gate that carries its state" in refusal(
+        lambda: gradfree.create_engine("highway_bp").attach(layer)
+    )
+    gradfree.create_engine("highway_bp", gamma=1).attach(layer).detach()
+
+
+def pruned_gru():
+    cell = nn.GRUCell(INPUT, HIDDEN, bias=False)
+    nn.utils.prune.l1_unstructured(cell, "weight_hh", 0.5)
+    return cell
+
+
+def scaled_gru():
+    cell = nn.GRUCell(INPUT, HIDDEN)
+    nn.utils.parametrize.register_parametrization(cell, "weight_hh", nn.Softplus())
+    return cell
+
+
+def clamped_gru():
+    cell = nn.GRUCell(INPUT, HIDDEN)
+    cell.forward = lambda x, h: nn.GRUCell.forward(cell, x, h).clamp(-0.1, 0.1)
+    return cell
+
+
+@pytest.mark.parametrize("make", [pruned_gru, scaled_gru, clamped_gru])
+def test_torchs_cells_are_taken_in_closed_form_only_as_torch_made_them(make):
+    task = Task("gru", 7)
+    task.layer.cell = make()
+    expected = task.gradients()
+    for engine in (gradfree.create_engine("backprop"), gradfree.create_engine("fixed_point", iterations=7)):
+        with engine.attach(task.layer):
+            assert_close(task.gradients(), expected)
+
+
+def test_autocast_is_that_of_the_forward_pass():
+    task = Task("leaky", 7)
+    layer, x, state = task.layer.float(), task.x.detach().float(), task.state.detach().float()
+
+    def gradients():
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(x, state)[0]
+        return torch.autograd.grad(out.float().sum(), list(layer.parameters()))
+
+    expected = gradients()
+    with gradfree.create_engine("backprop").attach(layer):
+        for a, e in zip(gradients(), expected, strict=True):
+            torch.testing.assert_close(a, e, rtol=0.02, atol=0.02 * e.abs().max().item())
+
+
+class Dropping(Leaky):
+    def forward(self, x, state):
+        return nn.functional.dropout(super().forward(x, state), 0.5)
+
+
+class Counting(Leaky):
+    calls = 0
+
+    def forward(self, x, state):
+        self.calls += 1
+        return super().forward(x, state) * self.calls
+
+
+class Mixing(Leaky):
+    def forward(self, x, state):
+        after = super().forward(x, state)
+        return after - after.mean(0)
+
+
+@pytest.mark.parametrize("cell", [Dropping, Counting, Mixing])
+def test_a_cell_that_gives_other_states_when_run_again_is_refused(cell):
+    layer = CellLayer(cell())
+    with gradfree.create_engine("fixed_point").attach(layer):
+        loss = layer(torch.randn(5, 3, INPUT), torch.randn(3, HIDDEN))[0].sum()
+        assert "cell gives other states when it runs on all steps as one batch" in refusal(loss.backward)
+
+
+def test_hooks_on_a_cell_and_layers_with_a_loop_of_their_own_are_refused():
+    class Doubling(CellLayer):
+        def unroll(self, x, parts):
+            return [2 * part for part in super().unroll(x, parts)]
+
+    engine = gradfree.create_engine("truncated")
+    assert "Doubling with an unroll of its own" in refusal(lambda: engine.attach(Doubling(Leaky())))
+    layer = CellLayer(Leaky())
+    layer.cell.network.register_forward_hook(lambda module, args, out: None)
+    assert "cell.network has hooks" in refusal(lambda: engine.attach(layer))

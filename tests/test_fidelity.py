@@ -76,6 +76,37 @@ def test_it_leaves_no_trace_and_gives_both_passes_the_same_dropout_masks():
     assert not any(m._forward_hooks for m in model.modules())
 
 
+def test_buffers_that_the_model_replaces_are_restored_and_sparse_gradients_compared():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(5, 6, sparse=True)
+            self.blocks = plain_model(3).blocks
+            self.register_buffer("calls", torch.ones(()))
+
+        def forward(self, tokens):
+            self.calls = self.calls + 1
+            h = self.embedding(tokens) * self.calls
+            for block in self.blocks:
+                h = block(h)
+            return h
+
+    model = Counting()
+    before = model.calls
+    fidelity = gradfree.gradient_fidelity(
+        gradfree.create_engine("backprop"), model, loss_fn, (torch.randint(5, (4,)), torch.randn(4, 6))
+    )
+    assert fidelity.total.relative_error < 1e-10
+    assert model.calls is before
+    assert before == 1
+
+
+def test_a_frozen_model_is_refused(batch):
+    model = plain_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        gradfree.gradient_fidelity(gradfree.create_engine("backprop"), model, loss_fn, batch)
+
+
 def test_it_prints_as_a_table(batch):
     text = str(gradfree.gradient_fidelity(gradfree.create_engine("backprop"), plain_model(), loss_fn, batch))
     assert text.splitlines()[0].split() == ["parameter", "cosine", "norm", "ratio", "relative", "error"]

@@ -50,7 +50,7 @@ def loader():
 
 def trainer(tmp_path, **options):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(max_epochs=2, default_root_dir=tmp_path, **(quiet | {"enable_checkpointing": False} | options))
+    return pl.Trainer(default_root_dir=tmp_path, **(quiet | {"max_epochs": 2, "enable_checkpointing": False} | options))
 
 
 def fit(tmp_path, strategy, **options):
@@ -111,6 +111,43 @@ def test_checkpoints_are_those_of_an_ordinary_run(tmp_path):
     run.fit(model, loader())
     checkpoint = torch.load(run.checkpoint_callback.best_model_path, weights_only=True)
     Classifier().load_state_dict(checkpoint["state_dict"])
+
+
+class Recurrent(Classifier):
+    """Takes its images as sequences, so that DSF has a gate to remember."""
+
+    def __init__(self):
+        super().__init__()
+        rnn = nn.GRU(1, 16, batch_first=True)
+        self.net = nn.ModuleDict({"rnn": rnn, "head": nn.Linear(16, 3)})
+
+    def training_step(self, batch, index):
+        out = self.net["rnn"](batch[0].unsqueeze(-1))[0][:, -1]
+        return nn.functional.cross_entropy(self.net["head"](out), batch[1])
+
+    def validation_step(self, batch, index):
+        pass
+
+
+def test_what_an_engine_remembers_is_in_the_checkpoint(tmp_path):
+    def strategy():
+        return gradfree.lightning.EngineStrategy("dsf", feedback="gate")
+
+    def weights(model):
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.manual_seed(0)
+    whole = Recurrent()
+    trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(whole, loader())
+    torch.manual_seed(0)
+    half = Recurrent()
+    run = trainer(tmp_path, strategy=strategy(), max_epochs=1, enable_checkpointing=True)
+    run.fit(half, loader())
+    path = run.checkpoint_callback.best_model_path
+    assert torch.load(path, weights_only=True)["gradfree"]["net.rnn"]["0.0.0"].shape == (16,)
+    resumed = Recurrent()
+    trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(resumed, loader(), ckpt_path=path)
+    assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_validation_and_prediction_need_no_chain(tmp_path):

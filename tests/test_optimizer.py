@@ -1,6 +1,7 @@
 """EngineOptimizer is the optimizer it wraps, to everyone who asks."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -116,6 +117,12 @@ def test_gradscaler_unscales_and_skips_steps_on_overflow(overflow):
     for a, b in zip(other.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     assert bool(optimizer.state) != overflow
+
+
+def test_copies_are_refused():
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"cannot be copied; copy the model and its \.optimizer"):
+            copying(wrapped(plain_model()))
 
 
 def test_step_hooks_run_once_a_step():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
@@ -331,19 +332,19 @@ def test_attach_and_detach_leave_no_trace_and_copies_are_independent():
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
 def test_autocast(cell, dtype):
-    model, tokens = LanguageModel(cell).float(), torch.randint(11, (4, 9))
+    for width, batch in ((HIDDEN, 4), (128, 32)):
+        module = CELLS[cell](width, width, num_layers=2).float()
+        x = torch.randn(9, batch, width, dtype=torch.float32)
 
-    def gradients():
-        model.zero_grad()
-        with torch.autocast("cpu", dtype):
-            out = model(tokens)
-        out.float().pow(2).sum().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
+        def gradients(module=module, x=x):
+            with torch.autocast("cpu", dtype):
+                out = module(x)[0]
+            return torch.autograd.grad(out.float().pow(2).sum(), list(module.parameters()))
 
-    expected = gradients()
-    with gradfree.create_engine("backprop").attach(model):
-        actual = gradients()
-    torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.02 * expected.abs().max().item())
+        expected = gradients()
+        with gradfree.create_engine("backprop").attach(module):
+            for a, e in zip(gradients(), expected, strict=True):
+                torch.testing.assert_close(a, e, rtol=0.05, atol=0.03 * e.abs().max().item())
 
 
 def refusal(engine, model, chains=None):
@@ -367,13 +368,57 @@ def test_what_cannot_be_supported_is_refused():
         engine.attach(module)
 
 
-def test_highway_bp_refuses_a_cell_without_a_gate():
-    task = Task("rnn_tanh", 5)
-    with (
-        gradfree.create_engine("highway_bp").attach(task.module),
-        pytest.raises(ChainError, match=r"no gate that carries its state.*'fixed_point'"),
-    ):
-        task.gradients()
+@pytest.mark.parametrize(("name", "options"), [("highway_bp", {}), ("dsf", {"feedback": "gate"})])
+def test_engines_that_need_a_gate_refuse_a_cell_without(name, options):
+    engine, model = gradfree.create_engine(name, **options), LanguageModel("rnn_tanh")
+    assert "'rnn' has no gate that carries its state from step to step" in str(engine.validate(model))
+    assert "'fixed_point'" in refusal(engine, model)
+
+
+def test_dsf_gate_ignores_padding_and_batches_that_are_not_finite_or_empty():
+    module = nn.GRU(INPUT, HIDDEN)
+    x = torch.randn(6, 2, INPUT)
+    lengths = torch.tensor([6, 2])
+    engine = gradfree.create_engine("dsf", feedback="gate")
+
+    def mean_after(*inputs):
+        with engine.attach(module) as handle:
+            for given in inputs:
+                out = module(given)[0]
+                (out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out).sum().backward()
+            return handle.state_dict()[""]["0.0.0"]
+
+    alone = mean_after(pack_padded_sequence(x, lengths))
+    other_padding = torch.where(torch.arange(6).view(-1, 1, 1) < lengths.view(1, -1, 1), x, 1e3)
+    torch.testing.assert_close(mean_after(pack_padded_sequence(other_padding, lengths)), alone)
+    whole = mean_after(x[:, :1])
+    assert not torch.allclose(whole, alone)
+    for broken in (x * float("nan"), x[:, :0]):
+        assert torch.equal(mean_after(x[:, :1], broken), whole)
+
+
+def test_weights_that_are_computed_are_computed_once_as_in_the_module_itself():
+    """Spectral norm takes a step of power iteration each time its weight is read."""
+    tasks = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        tasks.append(Task("gru", 5, options={"num_layers": 2}))
+        nn.utils.parametrizations.spectral_norm(tasks[-1].module, "weight_hh_l1")
+    task, other = tasks
+    outputs, expected = task.run(), task.gradients()
+    with gradfree.create_engine("backprop").attach(other.module):
+        assert all(map(torch.equal, other.run(), outputs))
+        assert_close(other.gradients(), expected)
+    for name, buffer in task.module.named_buffers():
+        assert torch.equal(buffer, other.module.get_buffer(name))
+
+
+def test_inside_a_checkpoint():
+    task = Task("gru", 5)
+    expected = torch.autograd.grad(task.module(task.x)[0].pow(2).sum(), list(task.module.parameters()))
+    with gradfree.create_engine("backprop").attach(task.module):
+        out = checkpoint(lambda x: task.module(x)[0], task.x, use_reentrant=False)
+        assert_close(torch.autograd.grad(out.pow(2).sum(), list(task.module.parameters())), expected)
 
 
 def test_dsf_refuses_a_feedback_of_another_width():
@@ -391,6 +436,8 @@ def test_dsf_refuses_a_feedback_of_another_width():
         ("gates", ValueError, "feedback must be 'linspace', 'gate', a number or a tensor, not 'gates'"),
         (None, TypeError, "feedback must be 'linspace', 'gate', a number or a tensor, not None"),
         (float("nan"), ValueError, "one finite number, or one for each unit"),
+        (True, TypeError, "feedback must be 'linspace', 'gate', a number or a tensor, not True"),
+        ([], ValueError, "one finite number, or one for each unit"),
         (torch.rand(2, 2), ValueError, "one finite number, or one for each unit"),
     ],
 )

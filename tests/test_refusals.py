@@ -151,6 +151,9 @@ def test_blocks_sharded_by_fsdp():
     class Sharded(FSDPModule, Plain):
         pass
 
+    inner = plain_model()
+    inner.blocks[1].linear.register_full_backward_hook(lambda module, before, after: None)
+    assert "blocks.1.linear has full backward hooks" in refused(HIGHWAY, inner)
     message = refused(HIGHWAY, Model([Sharded(), Sharded()]))
     assert "blocks.0 is sharded by FSDP" in message
     assert "fully_shard(model)" in message
@@ -273,6 +276,47 @@ def test_an_input_with_a_gradient_that_differs_between_blocks(name):
         h = model.blocks[0](model.stem(x), scales[0])
         with pytest.raises(ChainError, match="must be the same for every block"):
             model.blocks[1](h, scales[1])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_gradient_fidelity_refuses_it_too(name):
+    """torch.autograd.grad for parameters alone would not run the node that notices."""
+    model = Model([TapsInside() for _ in range(3)])
+
+    def loss_fn(out, target):
+        return out.sum() + model.blocks[1].auxiliary
+
+    with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1"):
+        gradfree.gradient_fidelity(gradfree.create_engine(name), model, loss_fn, (torch.randn(4, 6), None))
+
+
+def test_retain_grad_on_a_state_after_the_pass():
+    model, x = plain_model(), torch.randn(4, 6)
+    with HIGHWAY.attach(model):
+        states = model.states(x)
+        states[1].retain_grad()
+        with pytest.raises(ChainError, match=r"the output of blocks\.1 has a gradient hook or retain_grad"):
+            states[-1].sum().backward()
+
+
+def test_a_state_that_is_not_the_first_argument():
+    class Keyword(Model):
+        def forward(self, x, scale):
+            h = self.blocks[0](x)
+            return self.blocks[1](scale=h, x=scale) if False else self.blocks[1](scale, h)
+
+    model = Keyword([Plain(), Plain()])
+    with HIGHWAY.attach(model, ["blocks"]), pytest.raises(ChainError, match="but not as its first argument"):
+        model(torch.randn(4, 6), torch.randn(6))
+
+
+def test_a_model_that_is_compiled_already():
+    """What Dynamo compiled before would run on without the engine."""
+    model = plain_model()
+    compiled = torch.compile(model, backend="eager")
+    assert "compiled already: attach first, then compile" in refused(HIGHWAY, compiled)
+    model.compile(backend="eager")
+    assert "compiled already" in refused(HIGHWAY, model)
 
 
 @pytest.mark.parametrize("name", ENGINES)

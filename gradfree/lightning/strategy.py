@@ -80,6 +80,7 @@ class EngineStrategy(SingleDeviceStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             self._handle = self.engine.attach(trainer.lightning_module, self.chains)
             self._handle.load_state_dict(self._restored)
+        self._restored = {}
         super().setup(trainer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -96,6 +97,8 @@ class EngineStrategy(SingleDeviceStrategy):
     def teardown(self) -> None:
         """Take the engine off and clean up as usual."""
         self._handle.detach()
+        # Another fit goes on from here.
+        self._restored = self._handle.state_dict()
         super().teardown()
 
 
