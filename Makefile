@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := gradfree algorithms models benchmarks
 
-.PHONY: help demo test test-quick lint types wheel-test format clean
+.PHONY: help demo test lint types wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -13,14 +13,11 @@ help:  ## Say what there is
 demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on real data, with table and plot
 	$(BIN)/gradfree bench run
 
-test: $(READY)  ## Set up and run all tests
+test: $(READY)  ## Set up and run all tests but the installations
 	$(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging
 
-test-quick: $(READY)  ## The tests that take seconds
-	$(BIN)/pytest -m "not slow" --ignore=tests/packaging
-
-wheel-test: $(READY)  ## Wheel, editable install and plain checkout, each in an empty environment
-	$(BIN)/pytest tests/packaging
+wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
+	$(BIN)/pytest -m slow tests/packaging
 
 lint: $(READY)  ## Style
 	$(BIN)/ruff check .

@@ -69,7 +69,7 @@ class DepthChain(Chain):
         """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state."""
         return [factor] * len(self)
 
-    def residual(self, weight: float = 1.0) -> list[Factor]:
+    def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~gradfree.residual.residual_factor`."""
         if weight == 0.0:
             return self.constant(0.0)

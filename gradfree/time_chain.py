@@ -24,10 +24,12 @@ class Split:
     Attributes:
         known: K, a number, (H,) or (T, B, H).
         rest: what of the cell's own diagonal K leaves to J; 0.0 if nothing.
+        crossing: how much of what one part of the state sends to another K takes, from 0 to 1.
     """
 
     known: Sequence[Factor]
     rest: Sequence[Factor]
+    crossing: float = 0.0
 
 
 class TimeChain(Chain):
@@ -53,8 +55,8 @@ class TimeChain(Chain):
         """Return K_t = ``factor`` for every part."""
         return self._split([factor] * len(self.diagonal))
 
-    def residual(self, weight: float = 1.0) -> Split:
-        """Return ``weight`` times the gates' diagonal."""
+    def residual(self, weight: float = 1.0, block: bool = False) -> Split:
+        """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
         if weight == 0.0:
             return self.constant(0.0)
         if all(_is_zero(d) for d in self.diagonal):
@@ -62,9 +64,10 @@ class TimeChain(Chain):
                 "the cell has no gate that carries its state from step to step. Use the engine 'fixed_point', "
                 "'truncated' or 'dsf', which need none."
             )
+        crossing = weight if block else 0.0
         if weight == 1.0:
-            return Split(self.diagonal, [0.0] * len(self.diagonal))
-        return Split([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal])
+            return Split(self.diagonal, [0.0] * len(self.diagonal), crossing)
+        return Split([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
 
     def mean_residual(self, momentum: float) -> Split:
         """Return the running mean of the gates over steps and sequences, unit by unit."""
@@ -131,9 +134,17 @@ class CellChain(TimeChain):
         self.cell = linearise(mode, x, out, self.before, first, weights, gates)
         self.diagonal = self.cell.diagonal
 
+    def scan(self, terms: State, factors: Split) -> State:
+        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}; no part crosses to h, so that δ of h comes first."""
+        if factors.crossing:
+            h = _scan(terms[0], factors.known[0])
+            crossing = self.cell.crossing((h, *terms[1:]), _LATER)
+            terms = tuple(_shifted_sum(e, times(c, factors.crossing)) for e, c in zip(terms, crossing, strict=True))
+        return super().scan(terms, factors)
+
     def crossed(self, delta: State, factors: Split) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
-        parts = list(self.cell.crossing(delta, _LATER))
+        parts = [times(part, 1.0 - factors.crossing) for part in self.cell.crossing(delta, _LATER)]
         for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])

@@ -129,6 +129,7 @@ def test_suites_are_well_formed(suite):
     names = [case.id for case in cases(suite, 3, "cpu")]
     assert len(set(names)) == len(names)
     for part in suite:
+        assert len({row.label for row in part.rows}) == len(part.rows)
         for row in part.rows:
             row.create_engine()
         if isinstance(part, Comparison):

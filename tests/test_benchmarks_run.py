@@ -15,6 +15,8 @@ from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.suites import SUITES
 from gradfree.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):

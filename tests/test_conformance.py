@@ -108,6 +108,13 @@ def test_a_step_never_waits_for_the_device(engine):
         model(x).sum().backward()
 
 
+def test_the_class_is_at_hand_in_gradfree_algorithms():
+    engine = gradfree.create_engine("highway_bp", iterations=4)
+    assert gradfree.algorithms.HighwayBP(iterations=4) == engine
+    with pytest.raises(AttributeError, match="module 'gradfree' has no attribute 'algorithm'"):
+        gradfree.algorithm  # noqa: B018
+
+
 def test_engines_are_values(engine):
     """Equal options, equal engines; they pickle, print their options and cannot be changed."""
     assert pickle.loads(pickle.dumps(engine)) == copy.deepcopy(engine) == engine

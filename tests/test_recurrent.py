@@ -81,6 +81,8 @@ def exact(cell, length):
         yield gradfree.create_engine("dsf", iterations=length, feedback="gate")
         yield gradfree.create_engine("highway_bp", iterations=length)
         yield gradfree.create_engine("highway_bp", iterations=length, gamma=0.3)
+        yield gradfree.create_engine("highway_bp", iterations=length, block=True)
+        yield gradfree.create_engine("highway_bp", iterations=length, gamma=0.3, block=True)
 
 
 def assert_close(actual, expected):
@@ -209,6 +211,30 @@ def test_highway_bp_uses_the_update_gate_and_dsf_gate_its_mean():
         with engine.attach(module):
             actual = torch.autograd.grad((task.run()[0] * e).sum(), list(module.parameters()))
         assert_close(actual, expected)
+
+
+def test_the_block_of_an_lstm_carries_memory_at_k_0():
+    """Against a loop: δ of c gets δ of h times o(1 - tanh²c) f from the step behind, and f δ of c."""
+    task = Task("lstm", 9)
+    cell, x, e = nn.LSTMCell(INPUT, HIDDEN), task.x.detach(), torch.randn(9, 5, HIDDEN)
+    cell.load_state_dict({k.removesuffix("_l0"): v for k, v in task.module.state_dict().items()})
+    h, c, states = torch.zeros(5, HIDDEN), torch.zeros(5, HIDDEN), []
+    for step in x:
+        before = (h, c)
+        h, c = cell(step, before)
+        states.append((before, (h.detach(), c.detach())))
+        h, c = h.detach(), c.detach()
+    delta_c, total = torch.zeros(5, HIDDEN), [torch.zeros_like(p) for p in cell.parameters()]
+    for t in reversed(range(9)):
+        before = [part.detach().requires_grad_() for part in states[t][0]]
+        h, c = cell(x[t], before)
+        for n, g in enumerate(torch.autograd.grad((h, c), list(cell.parameters()), (e[t], delta_c), retain_graph=True)):
+            total[n] += g
+        # The gates depend on h before alone: what reaches c before is the elementwise path.
+        delta_c = torch.autograd.grad((h, c), before[1], (e[t], delta_c))[0]
+    with gradfree.create_engine("highway_bp", iterations=0, block=True).attach(task.module):
+        actual = torch.autograd.grad((task.run()[0] * e).sum(), list(task.module.parameters()))
+    assert_close(actual, total)
 
 
 def test_dsf_keeps_a_running_mean_of_the_gate_in_checkpoints():
