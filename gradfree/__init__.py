@@ -4,10 +4,6 @@ from importlib import import_module
 from types import ModuleType
 
 from gradfree import checkout
-
-if checkout.IS_CHECKOUT:
-    __path__.append(str(checkout.ROOT))
-
 from gradfree.attaching import Handle
 from gradfree.cell_layer import CellLayer
 from gradfree.chain import Chain, ChainError, ChainGradients
@@ -16,6 +12,8 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.optimizer import EngineOptimizer
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.validation import Report
+
+checkout.map_subpackages()
 
 
 def __getattr__(name: str) -> ModuleType:
