@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := gradfree algorithms models benchmarks
 
 .PHONY: help demo test lint types wheel-test format clean
 
