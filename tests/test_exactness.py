@@ -165,3 +165,15 @@ def test_the_gradient_of_the_models_input(engine):
     with EXACT[engine](3).attach(model):
         (actual,) = torch.autograd.grad(model(x).pow(2).sum(), x)
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("engine", EXACT)
+def test_torchs_own_transformer_encoder_as_it_is(engine, norm_first):
+    """Two sublayers a block, the mask and flags by keyword, pre-LN and post-LN: K is read off the graph."""
+    layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model, x = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(2, 5, 6)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    expected = gradients(model, lambda: model(x, mask=mask, is_causal=True))
+    with EXACT[engine](4).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x, mask=mask, is_causal=True)), expected)
