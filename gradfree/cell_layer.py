@@ -173,13 +173,13 @@ class Unrolled(Site):
         if type(self._layer).unroll is not CellLayer.unroll:
             yield f"{self.path} is a {type(self._layer).__name__} with an unroll of its own, which an engine replaces."
         for name, module in self._layer.cell.named_modules():
+            where = f"{self.path}.cell.{name}" if name else f"{self.path}.cell"
             if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
                 yield (
-                    f"{f'{self.path}.cell.{name}'.rstrip('.')} has hooks: an engine runs the cell without a graph, "
+                    f"{where} has hooks: an engine runs the cell without a graph, "
                     "so what they see has no gradient. Remove them while an engine is attached."
                 )
             if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
-                where = f"{self.path}.cell.{name}" if name else f"{self.path}.cell"
                 yield (
                     f"{where} is a {type(module).__name__}: an engine runs the cell again in the backward pass, which "
                     "would draw other masks or count statistics twice. Put it outside the cell."

@@ -87,6 +87,3 @@ class Chain(ABC):
     @abstractmethod
     def gradients(self, delta: Any) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i for all links at once, and δ_1 F_1 for the initial state."""
-
-
-__all__ = ["Chain", "ChainError", "ChainGradients", "Cotangent", "Factor"]

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from gradfree.chain import Chain, ChainError, ChainGradients
 from gradfree.graph import check_finite
 from gradfree.residual import residual_factor
-from gradfree.scan import Cotangent, Factor, plus, reverse_scan, running_mean, times
+from gradfree.scan import Cotangent, Factor, is_number, plus, reverse_scan, running_mean, times
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DepthChain(Chain):
             return self.constant(0.0)
         factors = [0.0 if link.state is None else residual_factor(link.out, link.state) for link in self.links]
         # K_1 leads out of the chain, so a chain of one link needs none; a first block may change the shape.
-        if len(self) > 1 and not any(isinstance(f, Tensor) or f != 0.0 for f in factors[1:]):
+        if len(self) > 1 and all(is_number(f, 0.0) for f in factors[1:]):
             raise ChainError(
                 f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
                 "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "

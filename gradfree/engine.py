@@ -52,8 +52,8 @@ class Engine(ABC):
 
         Args:
             model: any module.
-            chains: module paths of the containers (``nn.Sequential``, ``nn.ModuleList``) whose blocks form a
-                chain; by default the only one found.
+            chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
+                recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
         """
         report = validate(model, chains)
         if not self.needs_residual:

@@ -45,11 +45,6 @@ class Recording:
         self.backward = -1
         self.freed = False
 
-    def append(self, link: Link) -> None:
-        """Add the next link of the pass."""
-        self.links.append(link)
-        self.direct.append(None)
-
     def collect(self, exit_node: Any, cotangent: Cotangent) -> None:
         """Keep the direct cotangent of the state behind ``exit_node``."""
         self._begin(exit_node)
@@ -81,7 +76,7 @@ class Recording:
         self._begin(start_node)
         for link, state in zip(self.links[:-1], self.states, strict=False):
             _refuse_hooks(state(), link.path)
-        direct, self.direct = self.direct, [None] * len(self.links)
+        direct, self.direct = self.direct, []
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
@@ -259,7 +254,7 @@ class BlockRecorder:
         reaches_inputs, parameters = self._graph(out, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
-        recording.append(Link(self.path, out, state, inputs, parameters))
+        recording.links.append(Link(self.path, out, state, inputs, parameters))
         state_after = _Exit.apply(recording, call.before, out.detach())
         recording.states.append(weakref.ref(state_after))
         return state_after

@@ -1,7 +1,7 @@
 """Recording torch's recurrent modules: each layer and direction becomes one chain in time.
 
-The module's ``forward`` is replaced on the instance. It runs torch's own fused layer without a graph, one layer
-and direction at a time, inside an autograd function whose backward asks the engine.
+The module's ``forward`` is replaced on the instance. It runs torch's own fused kernel without a graph, layer by layer,
+inside an autograd function whose backward asks the engine.
 """
 
 from __future__ import annotations

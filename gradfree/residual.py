@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from gradfree.scan import Factor
+from gradfree.scan import Factor, is_number
 
 
 def _relu_mask(node: Node) -> list[Factor]:
@@ -74,18 +74,14 @@ def _factor(node: Node | None, slot: int, state: GradientEdge, known: dict[Node,
 
 
 def _sum(a: Factor, b: Factor) -> Factor:
-    if _is(a, 0.0) or _is(b, 0.0):
-        return b if _is(a, 0.0) else a
+    if is_number(a, 0.0) or is_number(b, 0.0):
+        return b if is_number(a, 0.0) else a
     return a + b
 
 
 def _product_of(a: Factor, b: Factor) -> Factor:
-    if _is(a, 0.0) or _is(b, 0.0):
+    if is_number(a, 0.0) or is_number(b, 0.0):
         return 0.0
-    if _is(a, 1.0) or _is(b, 1.0):
-        return b if _is(a, 1.0) else a
+    if is_number(a, 1.0) or is_number(b, 1.0):
+        return b if is_number(a, 1.0) else a
     return a * b
-
-
-def _is(factor: Factor, number: float) -> bool:
-    return not isinstance(factor, Tensor) and factor == number

@@ -14,6 +14,11 @@ Factor = float | Tensor
 """A diagonal link Jacobian K: a number (a multiple of the identity) or a tensor that broadcasts to the state."""
 
 
+def is_number(factor: Factor, number: float) -> bool:
+    """Tell whether ``factor`` is that multiple of the identity, without looking into tensors."""
+    return not isinstance(factor, Tensor) and factor == number
+
+
 def plus(a: Cotangent, b: Cotangent) -> Cotangent:
     """Return a + b."""
     if a is None or b is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradfree.cells import State, linearise
 from gradfree.chain import Chain, ChainError, ChainGradients
 from gradfree.gru_forward import Gates
-from gradfree.scan import Factor, plus, running_mean, times
+from gradfree.scan import Factor, is_number, plus, running_mean, times
 from gradfree.time_scan import scan
 
 
@@ -59,7 +59,7 @@ class TimeChain(Chain):
         """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
         if weight == 0.0:
             return self.constant(0.0)
-        if all(_is_zero(d) for d in self.diagonal):
+        if all(is_number(d, 0.0) for d in self.diagonal):
             raise ChainError(
                 "the cell has no gate that carries its state from step to step. Use the engine 'fixed_point', "
                 "'truncated' or 'dsf', which need none."
@@ -186,16 +186,12 @@ def _at(x: Any, steps: slice) -> Any:
     return x[steps] if isinstance(x, Tensor) and x.dim() == 3 else x
 
 
-def _is_zero(factor: Factor) -> bool:
-    return not isinstance(factor, Tensor) and factor == 0.0
-
-
 def _minus(a: Factor, b: Factor) -> Factor:
-    return a if _is_zero(b) else a - b
+    return a if is_number(b, 0.0) else a - b
 
 
 def _scan(terms: Tensor | None, factor: Factor) -> Tensor | None:
-    if terms is None or _is_zero(factor):
+    if terms is None or is_number(factor, 0.0):
         return terms
     return scan(terms, torch.as_tensor(factor, dtype=terms.dtype, device=terms.device), reverse=True)
 

@@ -304,7 +304,7 @@ def test_a_state_that_is_not_the_first_argument():
     class Keyword(Model):
         def forward(self, x, scale):
             h = self.blocks[0](x)
-            return self.blocks[1](scale=h, x=scale) if False else self.blocks[1](scale, h)
+            return self.blocks[1](scale, h)
 
     model = Keyword([Plain(), Plain()])
     with HIGHWAY.attach(model, ["blocks"]), pytest.raises(ChainError, match="but not as its first argument"):

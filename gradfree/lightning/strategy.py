@@ -46,6 +46,7 @@ class EngineStrategy(SingleDeviceStrategy):
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
         self.engine = resolve_engine(engine, options)
         self.chains = chains
+        self._devices: list[torch.device] = []
         self._handle = Handle()
         self._restored: dict[str, Any] = {}
 
@@ -62,8 +63,6 @@ class EngineStrategy(SingleDeviceStrategy):
             raise ValueError(_one_only(self.engine, f"devices={len(devices)}"))
         self._devices = devices
         self._root_device = devices[0]
-
-    _devices: list[torch.device] = []  # noqa: RUF012
 
     @property
     def num_nodes(self) -> int:
