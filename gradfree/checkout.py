@@ -38,9 +38,9 @@ class _Subpackages(MetaPathFinder):
 
 
 def map_subpackages() -> None:
-    """Let the subpackages be imported from a checkout; what an installation finds comes first."""
+    """Let the subpackages be imported from this checkout, before those of another one that is installed."""
     if IS_CHECKOUT:
-        sys.meta_path.append(_Subpackages())
+        sys.meta_path.insert(0, _Subpackages())
 
 
 def entry_points(group: str) -> list[EntryPoint]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -66,16 +67,27 @@ class DepthChain(Chain):
         return len(self.links)
 
     def constant(self, factor: Factor) -> list[Factor]:
-        """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state."""
+        """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state.
+
+        Raises:
+            ChainError: a state of another shape than the one before it, which only a factor of zero does not mind.
+        """
+        if not is_number(factor, 0.0):
+            for before, link in pairwise(self.links):
+                if not _keeps_shape(before, link):
+                    raise ChainError(
+                        f"{link.path} turns a state of shape {tuple(before.out.shape)} into one of "
+                        f"{tuple(link.out.shape)}: one diagonal for all links needs states of one shape. Attach one "
+                        "chain for each shape, chains=[...], or use another engine."
+                    )
         return [factor] * len(self)
 
     def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~gradfree.residual.residual_factor`."""
         if weight == 0.0:
             return self.constant(0.0)
-        factors = [0.0 if link.state is None else residual_factor(link.out, link.state) for link in self.links]
-        # K_1 leads out of the chain, so a chain of one link needs none; a first block may change the shape.
-        if len(self) > 1 and all(is_number(f, 0.0) for f in factors[1:]):
+        factors = [_residual(*pair) for pair in zip([None, *self.links[:-1]], self.links, strict=True)]
+        if len(self) > 1 and all(is_number(f, 0.0) for f in factors):
             raise ChainError(
                 f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
                 "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "
@@ -173,6 +185,17 @@ class DepthChain(Chain):
         for n in numbers:
             total.parameters[n] = plus(total.parameters[n], next(grads))
         return initial
+
+
+def _keeps_shape(before: Link, link: Link) -> bool:
+    return before.out.shape == link.out.shape
+
+
+def _residual(before: Link | None, link: Link) -> Factor:
+    """Return K of ``link``; what changes the shape, or leads out of the chain, carries nothing."""
+    if link.state is None or before is None or not _keeps_shape(before, link):
+        return 0.0
+    return residual_factor(link.out, link.state)
 
 
 def _groups(indices: Sequence[int]) -> list[Sequence[int]]:

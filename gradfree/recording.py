@@ -244,13 +244,6 @@ class BlockRecorder:
         if not out.requires_grad:
             return None
         recording = call.recording
-        if recording.links and recording.links[0].out.shape != out.shape:
-            first = recording.links[0]
-            raise ChainError(
-                f"{self.path} returned a state of shape {tuple(out.shape)}, {first.path} one of "
-                f"{tuple(first.out.shape)}: the blocks of a chain must keep the shape. Attach one chain for each "
-                "shape, chains=[...], with the blocks that change it in front of each."
-            )
         reaches_inputs, parameters = self._graph(out, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())

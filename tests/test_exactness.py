@@ -38,6 +38,17 @@ def test_gradients_equal_backprop_and_outputs_are_bitwise_the_same(engine, kind,
         assert_equal_gradients(gradients(model, lambda: model(x, taps=taps)), expected)
 
 
+@pytest.mark.parametrize("engine", EXACT)
+def test_blocks_may_change_the_shape_of_the_state(engine):
+    """Residual blocks at three widths, with a plain layer between: nothing is carried past a layer, all is pulled."""
+    widths = [nn.Linear(6, 4), nn.Linear(4, 9)]
+    blocks = nn.Sequential(Plain(6), Plain(6), widths[0], Plain(4), Plain(4), widths[1], Plain(9))
+    x = torch.randn(5, 6)
+    expected = gradients(blocks, lambda: blocks(x))
+    with EXACT[engine](7).attach(blocks, [""]):
+        assert_equal_gradients(gradients(blocks, lambda: blocks(x)), expected)
+
+
 @pytest.mark.parametrize("name", ["highway_bp", "fixed_point"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_the_last_k_plus_1_blocks_are_exact_after_k_sweeps(name, kind):

@@ -242,7 +242,6 @@ ENGINES = ["backprop", "highway_bp", "fixed_point", "truncated"]
         (lambda: Branching([Plain() for _ in range(3)]), "blocks.2 was given the output of blocks.0"),
         (lambda: Model([ReturnsATuple(), Plain()]), "blocks.0 returned tuple, but a block of a chain must return one"),
         (lambda: Model([Plain(), InPlace()]), "blocks.1 modifies its input in place"),
-        (lambda: Model([Widening(6, 6), Widening(6, 8), Widening(8, 8)]), "blocks.1 returned a state of shape (4, 8)"),
         (model_with_outsider, "blocks.1 uses a tensor of shape (6,) that needs a gradient"),
         (lambda: keep_gradient(plain_model(3)), "the output of blocks.1 has a gradient hook or retain_grad()"),
     ],
@@ -336,6 +335,14 @@ def test_highway_bp_wants_a_residual_path():
         with pytest.raises(ChainError, match=r"no residual path from 'blocks\.0' to 'blocks\.2'.*'fixed_point'"):
             out.backward()
     assert all(p.grad is None for p in model.blocks.parameters())
+
+
+def test_one_diagonal_for_all_links_wants_states_of_one_shape():
+    layers = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 8), nn.Linear(8, 8))
+    with gradfree.create_engine("dsf").attach(layers, [""]):
+        out = layers(torch.randn(4, 6)).sum()
+        with pytest.raises(ChainError, match=r"^1 turns a state of shape \(4, 6\) into one of \(4, 8\)"):
+            out.backward()
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
