@@ -10,6 +10,7 @@ from gradfree.chain import Chain, ChainError, ChainGradients
 from gradfree.engine import Engine, SweepEngine
 from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.optimizer import EngineOptimizer
+from gradfree.orthogonality import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.validation import Report
 
@@ -40,4 +41,5 @@ __all__ = [
     "gradient_fidelity",
     "list_engines",
     "list_models",
+    "orthogonalize",
 ]

@@ -150,6 +150,8 @@ class UnrolledChain(TimeChain):
 class Unrolled(Site):
     """A :class:`CellLayer`."""
 
+    looks_like = "a gradfree.CellLayer"
+
     def __init__(self, path: str, module: nn.Module):
         self.path = path
         self.blocks = {path: module}

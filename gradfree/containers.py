@@ -22,6 +22,8 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList)
 class Container(Site):
     """The blocks of a container, run one after the other by it or by the model."""
 
+    looks_like = "an nn.Sequential or nn.ModuleList of at least two blocks, every class of block at least twice"
+
     def __init__(self, path: str, module: nn.Module):
         self.path = path
         self.blocks = {

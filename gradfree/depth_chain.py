@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gradfree.chain import Chain, ChainError, ChainGradients
@@ -23,6 +23,7 @@ class Link:
 
     Attributes:
         path: the block's module path.
+        block: the block.
         out: the block's output h_i, the root of the graph.
         state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
@@ -30,6 +31,7 @@ class Link:
     """
 
     path: str
+    block: nn.Module
     out: Tensor
     state: GradientEdge | None
     inputs: tuple[tuple[int, GradientEdge], ...]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree.attaching import Handle, attach
 from gradfree.chain import Chain, ChainGradients
-from gradfree.validation import Report, validate
+from gradfree.site import Removable, Site
+from gradfree.validation import KINDS, Report, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,17 @@ class Engine(ABC):
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
+    kinds: ClassVar[tuple[type[Site], ...]] = KINDS
+    """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+
     @property
     def needs_residual(self) -> bool:
         """Whether the engine asks for a chain's residual path."""
+        return False
+
+    @property
+    def streams(self) -> bool:
+        """Whether the engine runs a chain of layers again, rather than have its activations stored."""
         return False
 
     @abstractmethod
@@ -55,7 +64,7 @@ class Engine(ABC):
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
                 recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
         """
-        report = validate(model, chains)
+        report = validate(model, chains, self.kinds)
         if not self.needs_residual:
             return report
         problems = [
@@ -65,6 +74,15 @@ class Engine(ABC):
             if not site.has_residual
         ]
         return Report(report.chains, [*report.problems, *problems])
+
+    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+        """Put the engine on one chain; return what to take off again.
+
+        Args:
+            site: the chain.
+            memory: what is kept of it from pass to pass; goes into checkpoints.
+        """
+        return site.record(self, memory)
 
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.

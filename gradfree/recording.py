@@ -45,6 +45,13 @@ class Recording:
         self.backward = -1
         self.freed = False
 
+    def before(self, path: str, block: nn.Module) -> None:
+        """Note that ``block`` is about to run."""
+
+    def add(self, link: Link) -> None:
+        """Keep what ``link`` has left."""
+        self.links.append(link)
+
     def collect(self, exit_node: Any, cotangent: Cotangent) -> None:
         """Keep the direct cotangent of the state behind ``exit_node``."""
         self._begin(exit_node)
@@ -81,11 +88,14 @@ class Recording:
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
-        chain = DepthChain(links, self.parameters, len(self.inputs), keep, self.chain.memory)
-        gradients = self.chain.engine.gradients(chain, direct[: last + 1])
+        gradients = self.chain.engine.gradients(self.linearise(links, keep), direct[: last + 1])
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
+
+    def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
+        """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
+        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain.memory)
 
 
 class _Context(FunctionCtx):
@@ -182,6 +192,10 @@ class RecordedChain:
             handles.append(block.register_forward_hook(recorder.leave, prepend=True))
         return handles
 
+    def begin(self, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> Recording:
+        """Return the recording of a pass that starts from ``state``."""
+        return Recording(self, parameters, inputs)
+
     def trainable(self) -> list[Tensor]:
         """Return the parameters of all blocks that need a gradient, each once."""
         found = (p for module in self._modules for p in module._parameters.values())
@@ -217,6 +231,7 @@ class BlockRecorder:
             raise ChainError(f"{self.path} was called without a state: its first argument must be a tensor.")
         others = [tensor for key, tensor in live.items() if key != first]
         recording, before = self._join(state, others)
+        recording.before(self.path, block)
         local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live.values())) if live else ()
         edges = dict(zip(live, map(get_gradient_edge, local), strict=True))
         entry = edges.pop(first, None)
@@ -247,7 +262,7 @@ class BlockRecorder:
         reaches_inputs, parameters = self._graph(out, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
-        recording.links.append(Link(self.path, out, state, inputs, parameters))
+        recording.add(Link(self.path, block, out, state, inputs, parameters))
         state_after = _Exit.apply(recording, call.before, out.detach())
         recording.states.append(weakref.ref(state_after))
         return state_after
@@ -271,7 +286,7 @@ class BlockRecorder:
                 "container out of the chains: chains=[...] names the ones to use."
             )
         parameters = self.chain.trainable()
-        recording = Recording(self.chain, parameters, others)
+        recording = self.chain.begin(state, parameters, others)
         return recording, _Start.apply(recording, state, *others, *parameters)
 
     def _check_order(self, recording: Recording, index: int, state: Tensor) -> None:

@@ -171,6 +171,8 @@ class _LayerFunction(torch.autograd.Function):
 class Recurrent(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
+    looks_like = "an nn.RNN, nn.GRU or nn.LSTM"
+
     def __init__(self, path: str, module: nn.Module):
         self.path = path
         self.blocks = {path: module}

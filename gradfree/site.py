@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -26,6 +26,9 @@ class Site(ABC):
         path: module path of the container or layer; the model's own is ``""``.
         blocks: the modules whose parameters the chain trains, by module path.
     """
+
+    looks_like: ClassVar[str]
+    """What is such a chain beyond doubt, for messages."""
 
     path: str
     blocks: dict[str, nn.Module]

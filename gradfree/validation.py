@@ -14,8 +14,9 @@ from gradfree.containers import Container
 from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
-_IN_TIME: tuple[type[Site], ...] = (Recurrent, Unrolled)
-_KINDS: tuple[type[Site], ...] = (*_IN_TIME, Container)
+Kinds = tuple[type[Site], ...]
+KINDS: Kinds = (Recurrent, Unrolled, Container)
+"""What engines for any links can solve."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Report:
     Attributes:
         chains: the chains by module path.
         problems: what must be changed first, each with the module path and the remedy.
+        notes: what to expect, though the engine can be attached.
     """
 
     chains: Mapping[str, Site] = field(default_factory=dict)
     problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -38,21 +41,22 @@ class Report:
     def __str__(self) -> str:
         lines = [f"chain {_named(path)}: {site}" for path, site in self.chains.items()]
         lines += [f"problem: {problem}" for problem in self.problems]
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines) or "no chain is touched"
 
 
-def validate(model: nn.Module, chains: Sequence[str] | None = None) -> Report:
-    """Return the chains of ``model`` and the problems with them; see :meth:`gradfree.Engine.validate`."""
+def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds) -> Report:
+    """Return the chains of ``model`` that are of ``kinds``, and the problems; see :meth:`gradfree.Engine.validate`."""
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
-        chains = list(_find(model))
-        problems = _choice_problems(chains, modules)
+        chains = list(_find(model, kinds))
+        problems = _choice_problems(chains, modules, kinds)
     else:
-        problems = list(_path_problems(modules, chains))
+        problems = list(_path_problems(modules, chains, kinds))
     problems += _compiled(modules, chains)
-    sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path]))}
+    sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)
@@ -62,26 +66,26 @@ def _named(path: str) -> str:
     return repr(path) if path else "'' (the model itself)"
 
 
-def _site(path: str, module: nn.Module) -> Site | None:
-    return next((kind(path, module) for kind in _KINDS if kind.accepts(module)), None)
+def _site(path: str, module: nn.Module, kinds: Kinds) -> Site | None:
+    return next((kind(path, module) for kind in kinds if kind.accepts(module)), None)
 
 
-def _find(module: nn.Module, path: str = "") -> Iterator[str]:
+def _find(module: nn.Module, kinds: Kinds, path: str = "") -> Iterator[str]:
     """Yield the outermost modules that are chains beyond doubt; of blocks with recurrent layers, the layers."""
-    in_time = any(kind.is_evident(m) for kind in _IN_TIME for m in module.modules() if m is not module)
-    if any(kind.is_evident(module) for kind in _KINDS) and not in_time:
+    in_time = [kind for kind in kinds if not issubclass(kind, Container)]
+    holds_layers = any(kind.is_evident(m) for kind in in_time for m in module.modules() if m is not module)
+    if any(kind.is_evident(module) for kind in kinds) and not holds_layers:
         yield path
         return
     for name, child in module.named_children():
-        yield from _find(child, f"{path}.{name}" if path else name)
+        yield from _find(child, kinds, f"{path}.{name}" if path else name)
 
 
-def _choice_problems(found: Sequence[str], modules: Mapping[str, nn.Module]) -> list[str]:
+def _choice_problems(found: Sequence[str], modules: Mapping[str, nn.Module], kinds: Kinds) -> list[str]:
     if not found:
         return [
-            "the model has no chain that can be found without help: an nn.Sequential or nn.ModuleList of at least two "
-            "blocks, every class of block at least twice, an nn.RNN, nn.GRU or nn.LSTM, or a gradfree.CellLayer. Put "
-            "the blocks into a container of their own, or name it: chains=['path.to.blocks']."
+            f"the model has no chain that can be found without help: {', or '.join(k.looks_like for k in kinds)}. Put "
+            "its parts into a container of their own, or name it: chains=['path.to.blocks']."
         ]
     containers = [path for path in found if Container.accepts(modules[path])]
     if len(containers) < 2:
@@ -90,8 +94,8 @@ def _choice_problems(found: Sequence[str], modules: Mapping[str, nn.Module]) -> 
     return [f"{len(containers)} containers look like chains: {which}. Say which: chains={list(found)!r}, or fewer."]
 
 
-def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> Iterator[str]:
-    candidates = [path for path, module in modules.items() if _site(path, module)]
+def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds) -> Iterator[str]:
+    candidates = [path for path, module in modules.items() if _site(path, module, kinds)]
     if not chains:
         yield "chains=[] names no chain; leave it out to have the chain found."
     for path, times in Counter(chains).items():
@@ -103,8 +107,8 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> I
             yield f"the model has no module {path!r}. {hint}"
         elif path not in candidates:
             yield (
-                f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList of "
-                f"blocks, or a recurrent layer. What can be a chain: {candidates}."
+                f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList, or "
+                f"a recurrent layer. What can be a chain for this engine: {candidates}."
             )
 
 

@@ -316,11 +316,13 @@ def test_of_a_stack_of_blocks_with_recurrent_layers_the_layers_are_the_chains():
 
 @pytest.mark.parametrize("name", gradfree.list_engines())
 def test_every_engine_trains_every_parameter_and_is_linear_in_the_loss(name):
-    model = LanguageModel()
+    model, engine = LanguageModel(), gradfree.create_engine(name)
+    if not engine.validate(model).ok:
+        pytest.skip("not for chains in time")
     tokens = torch.randint(11, (4, 9))
     grads = {}
     for scale in (1e-4, 1.0, 65536.0):
-        with gradfree.create_engine(name).attach(model):
+        with engine.attach(model):
             model.zero_grad()
             (scale * model(tokens).pow(2).sum()).backward()
         grads[scale] = torch.cat([p.grad.flatten() / scale for p in model.parameters()])

@@ -1,0 +1,155 @@
+"""Forward-only training of orthogonal networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.chain import ChainError, ChainGradients
+from gradfree.engine import check_count
+from gradfree.isometry import losses
+from gradfree.layer_chain import LayerChain, normalised, scaled
+from gradfree.layer_engine import OrthogonalEngine
+from gradfree.layers import Role, role_of
+from gradfree.site import Removable, Site
+from gradfree.validation import Report
+
+_PERTURBATIONS = ("difference", "tangent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FOTON(OrthogonalEngine):
+    """Forward-only training of orthogonal networks: no backward pass, the error enters at the input.
+
+    "Forward-Only Training of Orthogonal Networks" (FOTON), arXiv 2512.20668. The error e at the last layer is sent to
+    the input through the transposed linear parts of all layers, F = W_1ᵀ ... W_Lᵀ; a second pass starts from
+    x - F e, and the gradient of layer l is (h_l - h̃_l) h_{l-1}ᵀ, with h of the first pass; of the last layer e
+    h_{L-1}ᵀ. On linear layers this is A Aᵀ δ, A = W_l ... W_1, in place of backpropagation's δ: equal where all
+    rows are orthonormal, which takes layers that do not expand. Of activation functions it sees the layer's own and
+    those before it, not those behind.
+
+    Any loss may send the error. The published code's errors have norms of about one, whatever the loss's mean and
+    scale: each sample's error is normalised for the second pass and its differences are scaled back, so that the
+    gradients are linear in the loss. Biases get the sum of h_l - h̃_l, where the published code has none. Layers
+    before the chain get F e.
+
+    Args:
+        refresh_feedback_every: optimizer steps for which F is kept, as a matrix, classes × inputs; 1 always uses the
+            present weights.
+        temperature: what the chain's output is multiplied by while the engine is attached, in training and
+            evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
+            the logits, which this makes up for.
+        streaming: whether both passes run in lockstep when the error is known, and the activations of the first one
+            are not stored: memory does not grow with depth, for one more forward pass. The same gradients.
+        perturbation: "difference", the paper's; or "tangent", its limit for a small error, by forward-mode
+            differentiation.
+    """
+
+    refresh_feedback_every: int = 1
+    temperature: float = 1.0
+    streaming: bool = False
+    perturbation: str = "difference"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self, "refresh_feedback_every", least=1)
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, float | int):
+            raise TypeError(f"FOTON: temperature must be a number, not {self.temperature!r}.")
+        if not 0.0 < self.temperature < float("inf"):
+            raise ValueError(f"FOTON: temperature must be positive and finite, not {self.temperature}.")
+        if not isinstance(self.streaming, bool):
+            raise TypeError(f"FOTON: streaming must be True or False, not {self.streaming!r}.")
+        if self.perturbation not in _PERTURBATIONS:
+            raise ValueError(f"FOTON: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
+
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+        """Tell whether the engine can be attached, and layer by layer what its gradients lose."""
+        report = super().validate(model, chains)
+        notes = [note for site in report.chains.values() for note in losses(site.blocks)]
+        problems = [problem for site in report.chains.values() for problem in self._streaming_problems(site)]
+        return replace(report, notes=notes, problems=[*report.problems, *problems])
+
+    def _streaming_problems(self, site: Site) -> Iterator[str]:
+        for path, layer in site.blocks.items():
+            if self.streaming and _keeps_state(layer):
+                yield (
+                    f"{path} computes its weight with a state of its own (a power iteration), which would run twice. "
+                    "Use streaming=False."
+                )
+
+    @property
+    def streams(self) -> bool:
+        """Return ``streaming``."""
+        return self.streaming
+
+    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+        """Put the engine on one chain, and the temperature behind its last layer."""
+        parts = super().parts(site, memory)
+        if self.temperature == 1.0:
+            return parts
+        *_, last = site.blocks.values()
+        return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
+
+    def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
+        """Forget the feedback matrix when it is due."""
+        if steps % self.refresh_feedback_every == 0:
+            memory.pop("feedback", None)
+
+    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
+        """Return the differences between the two passes as gradients."""
+        error = error / self.temperature
+        unit, norms = normalised(error)
+        feedback = shift = self._feedback(chain, unit)
+        total = chain.zero()
+        waiting = None
+        for i, (link, x) in enumerate(chain.replay()):
+            role = role_of(link.block)
+            if waiting is not None and role not in (Role.POINTWISE, Role.DROPOUT):
+                chain.add(waiting, scaled(shift, norms), total)
+                waiting = None
+            if i == chain.last:
+                chain.add(link, error, total)
+                break
+            shift = chain.pushed(link, x, shift, self.perturbation == "tangent")
+            if role is Role.WEIGHTS:
+                waiting = link
+        return total._replace(initial=scaled(feedback, norms))
+
+    def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
+        """Return F e, shaped like the chain's input."""
+        samples, classes = error.shape if error.dim() == 2 else (len(error), len(error))
+        keeps = self.refresh_feedback_every > 1
+        if keeps and error.dim() != 2:
+            raise ChainError(
+                f"FOTON: refresh_feedback_every={self.refresh_feedback_every} keeps F as a matrix, which takes outputs "
+                f"(samples, classes), but {chain.links[chain.last].path} returns {tuple(error.shape)}. Use 1."
+            )
+        if not keeps and classes >= samples:
+            return chain.transposed(error)
+        matrix = chain.memory.get("feedback")
+        if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
+            matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
+        if keeps:
+            chain.memory["feedback"] = matrix
+        return torch.einsum("nc,c...->n...", error, matrix)
+
+
+def _keeps_state(layer: nn.Module) -> bool:
+    """Tell whether the layer has more than parameters of its own: submodules with buffers, or parameters it sets."""
+    inner = [module for module in layer.modules() if module is not layer]
+    return any(not p.requires_grad for module in inner for p in module.parameters()) or any(
+        True for module in inner for _ in module.buffers()
+    )
+
+
+class _Temperature:
+    """A forward hook: multiplies the output."""
+
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
+        return self.factor * out

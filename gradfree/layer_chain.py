@@ -1,0 +1,256 @@
+"""Chains of layers that can be taken apart, for engines that do not pull the error back through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from gradfree.chain import ChainError, ChainGradients
+from gradfree.containers import Container
+from gradfree.depth_chain import DepthChain, Link
+from gradfree.layers import Role, adjoint, known_layers, linear_part, role_of
+from gradfree.random_state import RandomState
+from gradfree.recording import RecordedChain, Recording
+from gradfree.scan import Cotangent
+
+if TYPE_CHECKING:
+    from gradfree.engine import Engine
+
+_BENDS = (Role.POINTWISE, Role.MAX)
+
+
+class Layered(Container):
+    """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
+
+    looks_like = "an nn.Sequential of layers that can be taken apart, two of them or more with weights"
+
+    def __init__(self, path: str, module: nn.Module):
+        self.path = path
+        self.blocks = dict(_leaves(path, module))
+
+    @staticmethod
+    def is_evident(module: nn.Module) -> bool:
+        """Tell whether it is a Sequential of known layers alone, two or more of them with weights."""
+        roles = [role_of(leaf) for _, leaf in _leaves("", module)]
+        return isinstance(module, nn.Sequential) and None not in roles and roles.count(Role.WEIGHTS) > 1
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the layers."""
+        yield from super().problems()
+        for path, layer in self.blocks.items():
+            if role_of(layer) is None:
+                yield (
+                    f"{path} is a {type(layer).__name__}, which this engine cannot take apart into linear maps and "
+                    f"functions of single elements. It knows, in their plain forms: {known_layers()}."
+                )
+
+    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[RemovableHandle]:
+        """Put the recording hooks on the layers."""
+        return _RecordedLayers(engine, self.blocks, memory).record()
+
+    def __str__(self) -> str:
+        weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())
+        return f"{len(self.blocks)} layers, {weighted} of them with weights"
+
+
+def _leaves(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module._modules.items():
+        where = f"{path}.{name}" if path else name
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from _leaves(where, child)
+        elif child is not None:
+            yield where, child
+
+
+class LayerChain(DepthChain):
+    """Links that are single layers, run in order.
+
+    Args:
+        recording: the pass.
+        links: those that the loss has reached; ``out`` is on the meta device where nothing was stored.
+        keep_graph: as in :class:`DepthChain`.
+    """
+
+    links: Sequence[Link]
+
+    def __init__(self, recording: LayerRecording, links: Sequence[Link], keep_graph: bool):
+        super().__init__(links, recording.parameters, len(recording.inputs), keep_graph, recording.chain.memory)
+        self.recording = recording
+        weighted = [i for i, link in enumerate(links) if role_of(link.block) is Role.WEIGHTS]
+        if not weighted:
+            raise ChainError(f"none of {links[0].path} to {links[-1].path} has weights: there is nothing to train.")
+        self.last = weighted[-1]
+        """Index of the last link with weights."""
+
+    def error(self, direct: Sequence[Cotangent]) -> Tensor:
+        """Return the cotangent at the output of the last link with weights, exact.
+
+        Raises:
+            ChainError: the loss uses another state, too.
+        """
+        for link, e in zip(self.links[:-1], direct[:-1], strict=True):
+            if e is not None:
+                raise ChainError(
+                    f"the loss uses the output of {link.path}, which lies inside the chain: this engine takes the "
+                    "error at the chain's end alone. Leave the layers from there on out of the chain, or use another "
+                    "engine."
+                )
+        cotangent = direct[-1]
+        assert cotangent is not None  # A recording cuts its links behind the last state that has one.
+        for link in reversed(self.links[self.last + 1 :]):
+            cotangent = self.pulled(link, cotangent)
+        return cotangent
+
+    def zero(self) -> ChainGradients:
+        """Return gradients to add to."""
+        return self._zero()
+
+    def shape(self, index: int) -> torch.Size:
+        """Return the shape of what enters link ``index``."""
+        return self.recording.initial.shape if index == 0 else self.links[index - 1].out.shape
+
+    def replay(self) -> Iterator[tuple[Link, Tensor]]:
+        """Yield every link with what entered it, in the order of the pass; what was not stored is run again.
+
+        Raises:
+            ChainError: weights or input were changed in place since.
+        """
+        self.recording.check_versions()
+        x = self.recording.initial
+        for link in self.links:
+            live = self.recording.run_again(link, x) if link.out.is_meta else link
+            yield live, x
+            x = live.out.detach()
+
+    def transposed(self, error: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return ``error``, at the output of link :attr:`last`, times the linear parts of it and all links before.
+
+        Args:
+            error: (N, ...); N is free.
+            weights: to use instead of the layers' own, by path.
+
+        Returns:
+            (N, ...), shaped like the chain's input.
+        """
+        for i in range(self.last, -1, -1):
+            link = self.links[i]
+            if role_of(link.block) in (Role.WEIGHTS, Role.LINEAR, Role.MAX):
+                error = adjoint(link.block, error, self.shape(i), weights.get(link.path) if weights else None)
+        return error
+
+    def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
+        """Return ``cotangent`` times the exact Jacobian of ``link``."""
+        assert link.state is not None
+        return torch.autograd.grad(link.out, link.state, cotangent, retain_graph=True)[0]
+
+    def pushed(self, link: Link, x: Tensor, shift: Tensor, tangent: bool) -> Tensor:
+        """Return how much less ``link`` gives for ``x`` - ``shift`` than for ``x``, with the same dropout mask.
+
+        Args:
+            link: of :meth:`replay`.
+            x: what entered it.
+            shift: shaped like ``x``, of at least single precision.
+            tangent: whether to return the Jacobian's product with ``shift`` instead of a difference.
+        """
+        role = role_of(link.block)
+        if role is Role.DROPOUT:
+            # Dropout is a product with its mask, and so is its vjp.
+            return self.pulled(link, shift.to(link.out.dtype)).to(shift.dtype)
+        if role not in _BENDS:
+            return linear_part(link.block, shift)
+        stored = link.out.detach() if x.dtype == shift.dtype else None
+        x = x.to(shift.dtype)
+        if tangent:
+            return torch.func.jvp(link.block.forward, (x,), (shift,))[1]
+        return (link.block.forward(x) if stored is None else stored) - link.block.forward(x - shift)
+
+    def add(self, link: Link, cotangent: Tensor, total: ChainGradients, at: Tensor | None = None) -> None:
+        """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.
+
+        Args:
+            link: of :meth:`replay`.
+            cotangent: shaped like its output.
+            total: is changed.
+            at: another input than that of the pass to take them at.
+        """
+        if at is not None:
+            link = self.recording.run_again(link, at)
+        self._add_local([replace(link, state=None)], [cotangent.to(link.out.dtype)], total)
+
+
+class _RecordedLayers(RecordedChain):
+    def begin(self, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> Recording:
+        return LayerRecording(self, state, parameters, inputs)
+
+
+class LayerRecording(Recording):
+    """A pass through a chain of layers; for an engine that streams, its activations are not stored."""
+
+    def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+        super().__init__(chain, parameters, inputs)
+        self.initial = state.detach()
+        self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
+        self._random: dict[str, RandomState] = {}
+        kind = state.device.type
+        self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+    def before(self, path: str, block: nn.Module) -> None:
+        """Remember the random state that a dropout mask is drawn from, to draw it again."""
+        if self.chain.engine.streams and role_of(block) is Role.DROPOUT:
+            self._random[path] = RandomState.of(self.initial.device)
+
+    def add(self, link: Link) -> None:
+        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights."""
+        if self.chain.engine.streams and role_of(link.block) is Role.WEIGHTS:
+            self.links = [_released(link) for link in self.links]
+        super().add(link)
+
+    def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
+        """Return the chain as engines see it."""
+        return LayerChain(self, links, keep_graph)
+
+    def check_versions(self) -> None:
+        """Refuse to go on with weights or an input that are no longer those of the pass."""
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise ChainError(
+                f"a weight of the chain from {self.links[0].path}, or its input, was changed in place between the "
+                "forward and the backward pass. Step the optimizer after the backward pass, or copy the input."
+            )
+
+    def run_again(self, link: Link, x: Tensor) -> Link:
+        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is."""
+        state = self._random.get(link.path)
+        with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
+            local = x.detach().requires_grad_(x.is_floating_point())
+            out = link.block.forward(local)
+        return replace(link, out=out, state=get_gradient_edge(local))
+
+
+def _released(link: Link) -> Link:
+    return link if link.out.is_meta else replace(link, out=torch.empty_like(link.out, device="meta"), state=None)
+
+
+def normalised(error: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each sample's error divided by its norm, and the norms; in single precision at least.
+
+    Args:
+        error: (N, ...).
+
+    Returns:
+        Shaped like ``error``, and (N,).
+    """
+    error = error.to(torch.promote_types(error.dtype, torch.float32))
+    norms = error.flatten(1).norm(dim=1)
+    return scaled(error, torch.where(norms > 0.0, norms.reciprocal(), 0.0)), norms
+
+
+def scaled(x: Tensor, factors: Tensor) -> Tensor:
+    """Return ``x``, (N, ...), times one of ``factors``, (N,), for each sample."""
+    return x * factors.view(-1, *[1] * (x.dim() - 1))

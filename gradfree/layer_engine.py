@@ -1,0 +1,77 @@
+"""What engines for chains of layers share: the error at the end, and weights that are kept orthogonal."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradfree.chain import Chain, ChainGradients
+from gradfree.engine import Engine, check_count
+from gradfree.layer_chain import LayerChain, Layered
+from gradfree.optimizer_steps import OptimizerSteps
+from gradfree.orthogonality import far, is_matrix, project, retract, weights_of
+from gradfree.site import Removable, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEngine(Engine):
+    """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
+
+    kinds = (Layered,)
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients for the error at the chain's end; computes in the tensors' own precision.
+
+        Raises:
+            ChainError: the loss uses a state inside the chain.
+        """
+        assert isinstance(chain, LayerChain)
+        with torch.no_grad(), torch.autocast(chain.like.device.type, enabled=False):
+            return self.layer_gradients(chain, chain.error(direct))
+
+    @abstractmethod
+    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
+        """Return the gradients, given the cotangent at the output of the chain's last layer with weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrthogonalEngine(LayerEngine):
+    """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
+
+    After every ``orthogonalize_every``-th step of any optimizer that holds weights of the chain, a few Newton-Schulz
+    steps lead them back to orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that
+    are far off when the engine is attached are replaced by the nearest orthogonal ones at that first step.
+
+    Args:
+        orthogonalize_every: optimizer steps from one retraction to the next.
+        orthogonalize_steps: Newton-Schulz steps of one retraction.
+    """
+
+    orthogonalize_every: int = 4
+    orthogonalize_steps: int = 2
+
+    def __post_init__(self) -> None:
+        check_count(self, "orthogonalize_every", least=1)
+        check_count(self, "orthogonalize_steps", least=1)
+
+    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+        """Put the engine on one chain and begin to watch its optimizer."""
+        layers = [layer for layer in site.blocks.values() if is_matrix(layer) and layer.weight.requires_grad]
+        cold = far(weights_of(layers)) if layers else []
+
+        def after_step(steps: int) -> None:
+            if steps % self.orthogonalize_every == 0:
+                project(cold)
+                cold.clear()
+                retract(weights_of(layers), self.orthogonalize_steps)
+            self.after_step(memory, steps)
+
+        return [*super().parts(site, memory), OptimizerSteps(site.blocks.values(), memory, after_step)]
+
+    def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
+        """Do what else is due after the optimizer's ``steps``-th step."""

@@ -1,0 +1,35 @@
+"""Random states to draw the same numbers again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The state of the generators that a layer on ``device`` may draw from."""
+
+    device: torch.device
+    cpu: Tensor
+    own: Tensor | None
+
+    @classmethod
+    def of(cls, device: torch.device) -> RandomState:
+        """Return the state of this moment."""
+        own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        return cls(device, torch.get_rng_state(), own)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Go back to this state inside the block, and forward again behind it."""
+        devices = [] if self.own is None else [self.device]
+        with torch.random.fork_rng(devices, device_type="cuda" if self.own is None else self.device.type):
+            torch.set_rng_state(self.cpu)
+            if self.own is not None:
+                torch.get_device_module(self.device).set_rng_state(self.own, self.device)
+            yield
