@@ -28,10 +28,10 @@ class Backprop(Engine):
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Report:
         """Tell whether the engine can be attached; with ``plain`` it always can."""
-        return Report() if self.plain else super().validate(model, chains)
+        return Report() if self.plain else super().validate(model, chains, lean=lean)
 
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
+    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Attach to the chains, or with ``plain`` to nothing."""
-        return Handle() if self.plain else super().attach(model, chains)
+        return Handle() if self.plain else super().attach(model, chains, lean=lean)

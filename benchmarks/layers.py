@@ -36,7 +36,10 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTiming(Case):
-    """Time and peak memory of a layer's forward and backward pass in turns: plain, as a loop over cells, by engine."""
+    """Time and peak memory of a layer's forward and backward pass in turns: plain, as a loop over cells, by engine.
+
+    A GRU is also run with the first engine in its lean form; other layers have no other form.
+    """
 
     kind: ClassVar[str] = "layer"
     alone: ClassVar[bool] = True
@@ -58,6 +61,8 @@ class LayerTiming(Case):
         """Measure; return for each row its times in seconds, ratios to the plain layer's and peak memory in bytes."""
         steps = {"plain": _Pass(self), "loop over cells": _Loop(self)}
         steps |= {row.label: _Pass(self, row) for row in self.rows}
+        if self.layer.cell == "GRU":
+            steps[_lean(self.rows)] = _Pass(self, self.rows[0], lean=True)
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         times = interleaved(list(steps.values()))
@@ -73,7 +78,7 @@ class LayerTiming(Case):
 class _Pass:
     """A forward and backward pass of the layer, with one row's engine or none."""
 
-    def __init__(self, case: LayerTiming, row: Row | None = None):
+    def __init__(self, case: LayerTiming, row: Row | None = None, lean: bool = False):
         torch.manual_seed(case.seed)
         layer = case.layer
         shape = (layer.batch, layer.steps, layer.units)
@@ -82,7 +87,7 @@ class _Pass:
         self.cotangent = torch.randn(shape, device=case.device)
         self.run: Callable[[Tensor], Tensor] = lambda x: self.module(x)[0]
         if row is not None:
-            row.create_engine().attach(self.module, [""])
+            row.create_engine().attach(self.module, [""], lean=lean)
 
     def __call__(self) -> None:
         self.run(self.x).backward(self.cotangent)
@@ -155,7 +160,7 @@ class LayerSection(Section):
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row a layer."""
-        labels = ["loop over cells", *(row.label for row in self.rows)]
+        labels = ["loop over cells", *(row.label for row in self.rows), _lean(self.rows)]
         yield ["layer", "plain (ms)", *labels]
         for layer, results in self.results.items():
             plain = results[0]
@@ -189,6 +194,10 @@ class LayerSection(Section):
             axes.set_xlabel("steps T")
             axes.set_ylabel(f"{what}, as a multiple of nn.{cell}'s own")
             axes.legend(fontsize="small")
+
+
+def _lean(rows: tuple[Row, ...]) -> str:
+    return f"{rows[0].label}, lean"
 
 
 def _steps(layer: Layer) -> int:

@@ -54,10 +54,10 @@ class Handle:
         self.detach()
 
 
-def attach(engine: Engine, model: nn.Module, report: Report) -> Handle:
+def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Handle:
     """Put ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
     if not report.ok:
         problems = "\n".join(f"- {problem}" for problem in report.problems)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-    return Handle([p for path, site in report.chains.items() for p in site.record(engine, memory[path])], memory)
+    return Handle([p for path, site in report.chains.items() for p in site.record(engine, memory[path], lean)], memory)

@@ -185,8 +185,8 @@ class Unrolled(Site):
                     "would draw other masks or count statistics twice. Put it outside the cell."
                 )
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[Removable]:
-        """Replace the layer's loop over steps."""
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+        """Replace the layer's loop over steps, which keeps nothing but the states."""
         recorder = CellRecorder(engine, self.path, self._layer, memory)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
         return [recorder]

@@ -47,15 +47,17 @@ class Engine(ABC):
         the device.
         """
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Report:
         """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
         Args:
             model: any module.
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
                 recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
+            lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
+                in the backward pass also where keeping it is faster. The gradients are the same.
         """
-        report = validate(model, chains)
+        report = validate(model, chains, lean)
         if not self.needs_residual:
             return report
         problems = [
@@ -66,7 +68,7 @@ class Engine(ABC):
         ]
         return Report(report.chains, [*report.problems, *problems])
 
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
+    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
 
         Use the handle as a context manager or call its ``detach()``. Arguments as in :meth:`validate`.
@@ -74,7 +76,7 @@ class Engine(ABC):
         Raises:
             ChainError: what :meth:`validate` reports; the model is unchanged then.
         """
-        return attach(self, model, self.validate(model, chains))
+        return attach(self, model, self.validate(model, chains, lean=lean), lean)
 
 
 class SweepEngine(Engine):

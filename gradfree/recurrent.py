@@ -71,12 +71,13 @@ class Layer:
     directions: int
     packing: Packing | None
     memory: dict[str, Tensor]
+    lean: bool
 
     def run(
         self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor], Gates | None]:
         """Return the outputs, shaped as ``x``, the final states, (directions, B, H), and the gates if kept."""
-        if self.mode == "GRU" and self.directions == 1 and self.packing is None and pays(x, weights[1].shape[1]):
+        if self._keeps_gates and pays(x, weights[1].shape[1]):
             out, gates = gru_with_gates(x, states[0][0], weights)
             return out, [out[-1:].clone()], gates
         hx = states if len(states) > 1 else states[0]
@@ -86,6 +87,10 @@ class Layer:
         else:
             out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
         return out, finals, None
+
+    @property
+    def _keeps_gates(self) -> bool:
+        return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.lean
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -199,9 +204,9 @@ class Recurrent(Site):
         if module.proj_size:
             yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[Removable]:
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
         """Replace the module's forward."""
-        recorder = RecurrentRecorder(engine, self.path, self._module, memory)
+        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
         self._module.forward = recorder.forward
         return [recorder]
 
@@ -217,8 +222,8 @@ class Recurrent(Site):
 class RecurrentRecorder:
     """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
-    def __init__(self, engine: Engine, path: str, module: nn.RNNBase, memory: dict[str, Tensor]):
-        self.engine, self.path, self.module, self.memory = engine, path, module, memory
+    def __init__(self, engine: Engine, path: str, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
+        self.engine, self.path, self.module, self.memory, self.lean = engine, path, module, memory, lean
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -278,7 +283,7 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory)
+            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory, self.lean)
             x, *final = _LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:

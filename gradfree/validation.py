@@ -41,7 +41,7 @@ class Report:
         return "\n".join(lines) or "no chain is touched"
 
 
-def validate(model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+def validate(model: nn.Module, chains: Sequence[str] | None, lean: bool) -> Report:
     """Return the chains of ``model`` and the problems with them; see :meth:`gradfree.Engine.validate`."""
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
@@ -55,7 +55,15 @@ def validate(model: nn.Module, chains: Sequence[str] | None = None) -> Report:
     sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path]))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
+    problems += [_not_lean(path) for path, site in sites.items() if lean and not site.can_be_lean]
     return Report(sites, problems)
+
+
+def _not_lean(path: str) -> str:
+    return (
+        f"{_named(path)} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. "
+        "Name those, chains=[...], and attach to the rest by a call of its own."
+    )
 
 
 def _named(path: str) -> str:

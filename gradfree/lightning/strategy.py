@@ -24,6 +24,7 @@ class EngineStrategy(SingleDeviceStrategy):
     Args:
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`, as module paths of the LightningModule.
+        lean: as in :meth:`gradfree.Engine.attach`.
         accelerator: set by the Trainer.
         checkpoint_io: set by the Trainer.
         precision_plugin: set by the Trainer.
@@ -38,6 +39,7 @@ class EngineStrategy(SingleDeviceStrategy):
         engine: str | Engine = "highway_bp",
         *,
         chains: Sequence[str] | None = None,
+        lean: bool = False,
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
@@ -45,7 +47,7 @@ class EngineStrategy(SingleDeviceStrategy):
     ):
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
         self.engine = resolve_engine(engine, options)
-        self.chains = chains
+        self.chains, self.lean = chains, lean
         self._devices: list[torch.device] = []
         self._handle = Handle()
         self._restored: dict[str, Any] = {}
@@ -77,7 +79,7 @@ class EngineStrategy(SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Attach the engine, if the Trainer is to fit, and set up as usual."""
         if trainer.state.fn == TrainerFn.FITTING:
-            self._handle = self.engine.attach(trainer.lightning_module, self.chains)
+            self._handle = self.engine.attach(trainer.lightning_module, self.chains, lean=self.lean)
             self._handle.load_state_dict(self._restored)
         self._restored = {}
         super().setup(trainer)
