@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.cells import State
-from gradfree.graph import check_finite, refuse_second_derivatives
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives
 from gradfree.gru_forward import Gates, gru_with_gates, pays
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
@@ -89,6 +89,11 @@ class Layer:
         return out, finals, None
 
     @property
+    def name(self) -> str:
+        """Which layer of which module, for messages."""
+        return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
+
+    @property
     def _keeps_gates(self) -> bool:
         return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.lean
 
@@ -145,7 +150,7 @@ class _LayerFunction(torch.autograd.Function):
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         layer, parts = ctx.layer, len(finals)
         refuse_second_derivatives()
-        check_finite((cotangent, *finals), f"{layer.path}, layer {layer.number}")
+        check_finite((cotangent, *finals), layer.name)
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
@@ -170,7 +175,9 @@ class _LayerFunction(torch.autograd.Function):
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters
-        return None, of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+        gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+        check_made_finite(gradients, layer.name)
+        return None, *gradients
 
 
 class Recurrent(Site):
@@ -237,6 +244,8 @@ class RecurrentRecorder:
         packed = isinstance(input, PackedSequence)
         x: Any
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
+        if not packed and not _well_formed(x, hx):
+            return type(module).forward(module, input, hx)  # It raises, in its own words.
         batched = packed or x.dim() == 3
         if not batched:
             x = x.unsqueeze(1)
@@ -289,3 +298,9 @@ class RecurrentRecorder:
             if module.dropout and number < module.num_layers - 1:
                 x = F.dropout(x, module.dropout, module.training)
         return x, [torch.cat(part) for part in zip(*finals, strict=True)]
+
+
+def _well_formed(x: Tensor, hx: Any) -> bool:
+    """Tell whether ``x`` is a sequence, of a batch or alone, and ``hx`` states to go with it."""
+    states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+    return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)
