@@ -8,6 +8,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.scans import ScanTimings
 from gradfree.benchmarks.tasks import DIGITS, PYDOC, PYDOC_GRU
 
 _BACKPROP = (Row("backprop", "backprop", {"plain": True}), Row("backprop via chain", "backprop", {}))
@@ -38,6 +39,15 @@ _LAYER_ROWS = (
     Row("dsf", "dsf", {}),
     *_highway(0, 2),
 )
+_SCANS = (
+    (4096, 1, 64),
+    (16384, 1, 64),
+    (1024, 8, 64),
+    (1024, 8, 256),
+    (256, 32, 256),
+    (1024, 8, 512),
+    (256, 64, 512),
+)
 
 # γ = 0 throughout. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was the better one:
 # perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means of three other seeds.
@@ -51,4 +61,6 @@ SUITES: dict[str, Suite] = {
         LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
         Comparison(PYDOC_GRU, _RECURRENT),
     ),
+    # One thread: the threads of a scan wait for each other after every operation.
+    "scan": (ScanTimings(_SCANS, threads=1),),
 }
