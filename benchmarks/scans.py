@@ -161,15 +161,17 @@ class ScanSection(Section):
             swept = sorted((a for a in self.results if a.constant == constant), key=_elements)
             for n, label in enumerate(list(CONSTANT_FACTORS)[1:]):
                 ratios = {a: r["ratio"] for a in swept for r in self.results[a] if r["label"] == label}
-                axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "o-", label=label, color=f"C{n}")
+                if ratios:
+                    axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "o-", label=label, color=f"C{n}")
             axes.axhline(1.0, color="0.7", zorder=0)
             axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0)
             axes.set_xticks(range(len(swept)), [a.size for a in swept], rotation=20, ha="right", fontsize="small")
             axes.set_yscale("log")
+            axes.set_ylim(top=10 * axes.get_ylim()[1])  # Room for the legend.
             axes.set_title(f"factors {'constant' if constant else 'of each step'}, {self.device}")
             axes.set_xlabel("size (steps, sequences, units), by number of elements")
             axes.set_ylabel("time, in copies of the terms")
-            axes.legend(fontsize="small")
+            axes.legend(fontsize="small", loc="upper right", ncols=2)
 
 
 def _elements(operands: Operands) -> int:

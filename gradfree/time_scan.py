@@ -1,8 +1,10 @@
-"""The linear recurrence over a whole sequence at once, in O(log T) vectorised steps."""
+"""The linear recurrence over a whole sequence at once: one kernel on a GPU, O(log T) vectorised steps elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -10,15 +12,20 @@ from torch import Tensor
 # Fewer would take more levels, and so more operations where those are what costs; more would, at one level.
 _CHUNK = 16
 
+# Elements of one step that keep an operation busy for longer than it takes to start: then step by step is fastest, as
+# it reads everything once. On a GPU no operation starts that quickly.
+_WIDE = 2**14
+
 
 def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
     """Solve y_t = terms_t + factors_t ⊙ y_{t-1}; with ``reverse``, y_t = terms_t + factors_{t+1} ⊙ y_{t+1}.
 
     Either way factors_t belongs to the link between steps t-1 and t, and the first one multiplies nothing.
 
-    The sequence is cut into chunks. All of them run at once, as if nothing entered them, and only their ends are
-    kept; those make a shorter sequence, which is solved in the same way; then all chunks run again from what enters
-    them. So a long sequence is read twice and written once, by some 30 operations for each factor of 16 in T.
+    On a GPU one Triton kernel does it, where there is Triton. Elsewhere the sequence is cut into chunks. All of them
+    run at once, as if nothing entered them, and only their ends are kept; those make a shorter sequence, which is
+    solved in the same way; then all chunks run again from what enters them. So a long sequence is read twice and
+    written once, by some 30 operations for each factor of 16 in T; one with wide steps is run through.
 
     Args:
         terms: (T, ...), any floating dtype.
@@ -29,18 +36,39 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
         y, (T, ...), contiguous.
     """
     y = torch.empty_like(terms, memory_format=torch.contiguous_format)
-    if y.numel():
-        if factors.dim() < terms.dim():
-            # One row, not one for each sequence: its elements are adjacent then as those of a step are.
-            factors = factors.expand_as(terms[0]).contiguous()
-        _solve(terms, factors.expand_as(terms), y, reverse)
+    if y.numel() == 0:
+        return y
+    if terms.is_cuda and (kernel := _kernel(terms.device)):
+        return kernel(terms, factors, reverse)
+    if factors.dim() < terms.dim():
+        # One row, not one for each sequence: its elements are adjacent then as those of a step are.
+        factors = factors.expand_as(terms[0]).contiguous()
+    _solve(terms, factors.expand_as(terms), y, reverse)
     return y
+
+
+@cache
+def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | None:
+    """Return the scan as one kernel, if Triton is there and can make it for ``device``."""
+    try:
+        from gradfree import triton_scan
+    except ImportError:
+        return None
+    try:
+        triton_scan.scan(torch.ones(2, 1, device=device), torch.ones(1, device=device), False)
+    except Exception as error:
+        warnings.warn(
+            f"Triton cannot make the scan's kernel for {device}; it takes many small ones: {error}", stacklevel=2
+        )
+        return None
+    return triton_scan.scan
 
 
 def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
     """Fill ``y``: as many chunks as there are, the steps that are left over one by one."""
     length = len(terms)
-    whole = length - length % _CHUNK if length >= 2 * _CHUNK else 1
+    one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and not terms.is_cuda)
+    whole = 1 if one_by_one else length - length % _CHUNK
     left = length - whole
     chunks, rest = (slice(left, None), slice(left + 1)) if reverse else (slice(whole), slice(whole - 1, None))
     if whole > 1:

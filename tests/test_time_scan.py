@@ -44,6 +44,15 @@ def test_operands_need_not_be_contiguous_and_are_left_alone():
     assert torch.equal(factors, before[1])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("width", [2**14 - 1, 2**14])
+def test_wide_steps(width, reverse):
+    terms = torch.randn(33, 1, width)
+    for factors in (torch.rand(width), torch.rand(33, 1, width)):
+        expected = loop(terms, factors, reverse)
+        torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_factors_that_are_expanded_over_the_steps_are_those_of_each_step():
     terms, factors = torch.randn(100, 3, WIDTH), torch.rand(WIDTH)
     assert torch.equal(scan(terms, factors.expand_as(terms)), scan(terms, factors))
