@@ -164,7 +164,7 @@ class ScanSection(Section):
                 if ratios:
                     axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "o-", label=label, color=f"C{n}")
             axes.axhline(1.0, color="0.7", zorder=0)
-            axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0)
+            axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0, label=f"{_TARGET:.0f} copies")
             axes.set_xticks(range(len(swept)), [a.size for a in swept], rotation=20, ha="right", fontsize="small")
             axes.set_yscale("log")
             axes.set_ylim(top=10 * axes.get_ylim()[1])  # Room for the legend.

@@ -8,6 +8,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.phases import PhaseTimings
 from gradfree.benchmarks.scans import ScanTimings
 from gradfree.benchmarks.tasks import DIGITS, PYDOC, PYDOC_GRU
 
@@ -28,9 +29,9 @@ _RECURRENT = (
 )
 _SIZES = ((1, 4096, 64), (8, 1024, 64), (8, 1024, 256), (32, 256, 256))
 _LENGTHS = (64, 256, 4096)
+_GRUS = (*(Layer("GRU", *size) for size in _SIZES), *(Layer("GRU", 8, steps, 64) for steps in _LENGTHS))
 _LAYERS = (
-    *(Layer("GRU", *size) for size in _SIZES),
-    *(Layer("GRU", 8, steps, 64) for steps in _LENGTHS),
+    *_GRUS,
     *(Layer(cell, *size) for cell in ("LSTM", "RNN") for size in (_SIZES[0], _SIZES[2])),
 )
 _LAYER_ROWS = (
@@ -59,6 +60,7 @@ SUITES: dict[str, Suite] = {
     ),
     "rnn": (
         LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
+        PhaseTimings(_GRUS, (_LAYER_ROWS[0], _LAYER_ROWS[2], _LAYER_ROWS[4]), threads=2),
         Comparison(PYDOC_GRU, _RECURRENT),
     ),
     # One thread: the threads of a scan wait for each other after every operation.

@@ -5,7 +5,7 @@ import torch
 from matplotlib.figure import Figure
 
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.layers import Layer, LayerTiming, LayerTimings, _Loop, _Pass
+from gradfree.benchmarks.layers import Layer, LayerTiming, LayerTimings, Pass, _Loop
 from gradfree.benchmarks.report import markdown
 
 BACKPROP = Row("backprop", "backprop", {})
@@ -27,7 +27,7 @@ def test_engines_that_need_a_gate_are_not_run_on_cells_without():
 def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
     timing = case(Layer(cell, 2, 5, 3), (BACKPROP,))
     torch.set_default_dtype(torch.float64)
-    plain, loop, engine = _Pass(timing), _Loop(timing), _Pass(timing, BACKPROP)
+    plain, loop, engine = Pass(timing), _Loop(timing), Pass(timing, BACKPROP)
     state = {name.removesuffix("_l0"): value for name, value in plain.module.state_dict().items()}
     loop.module.load_state_dict(state)
     grads = []
