@@ -85,9 +85,9 @@ class FOTON(OrthogonalEngine):
         """Return ``streaming``."""
         return self.streaming
 
-    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain, and the temperature behind its last layer."""
-        parts = super().parts(site, memory)
+        parts = super().parts(site, memory, lean)
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()

@@ -8,6 +8,8 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.phases import PhaseTimings
+from gradfree.benchmarks.scans import ScanTimings
 from gradfree.benchmarks.tasks import DIGITS, PYDOC, PYDOC_GRU
 
 _BACKPROP = (Row("backprop", "backprop", {"plain": True}), Row("backprop via chain", "backprop", {}))
@@ -27,9 +29,9 @@ _RECURRENT = (
 )
 _SIZES = ((1, 4096, 64), (8, 1024, 64), (8, 1024, 256), (32, 256, 256))
 _LENGTHS = (64, 256, 4096)
+_GRUS = (*(Layer("GRU", *size) for size in _SIZES), *(Layer("GRU", 8, steps, 64) for steps in _LENGTHS))
 _LAYERS = (
-    *(Layer("GRU", *size) for size in _SIZES),
-    *(Layer("GRU", 8, steps, 64) for steps in _LENGTHS),
+    *_GRUS,
     *(Layer(cell, *size) for cell in ("LSTM", "RNN") for size in (_SIZES[0], _SIZES[2])),
 )
 _LAYER_ROWS = (
@@ -37,6 +39,15 @@ _LAYER_ROWS = (
     Row("truncated w=1", "truncated", {"window": 1}),
     Row("dsf", "dsf", {}),
     *_highway(0, 2),
+)
+_SCANS = (
+    (4096, 1, 64),
+    (16384, 1, 64),
+    (1024, 8, 64),
+    (1024, 8, 256),
+    (256, 32, 256),
+    (1024, 8, 512),
+    (256, 64, 512),
 )
 
 # γ = 0 throughout. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was the better one:
@@ -49,6 +60,9 @@ SUITES: dict[str, Suite] = {
     ),
     "rnn": (
         LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
+        PhaseTimings(_GRUS, (_LAYER_ROWS[0], _LAYER_ROWS[2], _LAYER_ROWS[4]), threads=2),
         Comparison(PYDOC_GRU, _RECURRENT),
     ),
+    # One thread: the threads of a scan wait for each other after every operation.
+    "scan": (ScanTimings(_SCANS, threads=1),),
 }

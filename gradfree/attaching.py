@@ -54,10 +54,18 @@ class Handle:
         self.detach()
 
 
-def attach(engine: Engine, model: nn.Module, report: Report) -> Handle:
+def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Handle:
     """Put ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
-    if not report.ok:
-        problems = "\n".join(f"- {problem}" for problem in report.problems)
+    found = [*report.problems, *(_not_lean(path) for path, site in report.chains.items() if lean > site.can_be_lean)]
+    if found:
+        problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-    return Handle([p for path, site in report.chains.items() for p in engine.parts(site, memory[path])], memory)
+    return Handle([p for path, site in report.chains.items() for p in engine.parts(site, memory[path], lean)], memory)
+
+
+def _not_lean(path: str) -> str:
+    return (
+        f"{path!r} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. Name "
+        "those, chains=[...], and attach to the rest by a call of its own."
+    )

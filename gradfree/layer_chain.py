@@ -49,7 +49,7 @@ class Layered(Container):
                     f"functions of single elements. It knows, in their plain forms: {known_layers()}."
                 )
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[RemovableHandle]:
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the layers."""
         return _RecordedLayers(engine, self.blocks, memory).record()
 

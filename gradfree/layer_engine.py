@@ -59,7 +59,7 @@ class OrthogonalEngine(LayerEngine):
         check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
 
-    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain and begin to watch its optimizer."""
         layers = [layer for layer in site.blocks.values() if is_matrix(layer) and layer.weight.requires_grad]
         cold = far(weights_of(layers)) if layers else []
@@ -71,7 +71,7 @@ class OrthogonalEngine(LayerEngine):
                 retract(weights_of(layers), self.orthogonalize_steps)
             self.after_step(memory, steps)
 
-        return [*super().parts(site, memory), OptimizerSteps(site.blocks.values(), memory, after_step)]
+        return [*super().parts(site, memory, lean), OptimizerSteps(site.blocks.values(), memory, after_step)]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""

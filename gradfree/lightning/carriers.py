@@ -29,19 +29,27 @@ class Carrier:
     Args:
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`, as module paths of the model that the strategy is given.
+        lean: likewise.
         **options: the engine's options, if it is given by name, and the strategy's own.
 
     Raises:
         TypeError: an option that neither has.
     """
 
-    def __init__(self, engine: str | Engine = "highway_bp", *, chains: Sequence[str] | None = None, **options: Any):
+    def __init__(
+        self,
+        engine: str | Engine = "highway_bp",
+        *,
+        chains: Sequence[str] | None = None,
+        lean: bool = False,
+        **options: Any,
+    ):
         known = {f.name for f in fields(engine_class(engine))} if isinstance(engine, str) else set()
         own = {name: options.pop(name) for name in list(options) if name in known}
         _refuse_unknown(type(self), engine, options, known)
         super().__init__(**options)
         self.engine = resolve_engine(engine, own)
-        self.chains = chains
+        self.chains, self.lean = chains, lean
         self._handle = Handle()
         self._restored: dict[str, Any] = {}
 
@@ -53,7 +61,7 @@ class Carrier:
     """The strategy's own class."""
 
     def _attach(self, model: nn.Module) -> None:
-        self._handle = self.engine.attach(model, self.chains)
+        self._handle = self.engine.attach(model, self.chains, lean=self.lean)
         self._handle.load_state_dict(self._restored)
         self._restored = {}
 
