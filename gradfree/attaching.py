@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from gradfree.chain import ChainError
-from gradfree.site import Removable
+from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
 if TYPE_CHECKING:
@@ -17,10 +17,20 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model."""
+    """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model.
 
-    def __init__(self, parts: Sequence[Removable] = (), memory: Mapping[str, dict[str, Tensor]] | None = None):
+    Attributes:
+        chains: the chains by module path.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Removable] = (),
+        chains: Mapping[str, Site] | None = None,
+        memory: Mapping[str, dict[str, Tensor]] | None = None,
+    ):
         self._parts = parts
+        self.chains = chains or {}
         self._memory = memory or {}
 
     def detach(self) -> None:
@@ -61,7 +71,8 @@ def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Hand
         problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-    return Handle([p for path, site in report.chains.items() for p in engine.parts(site, memory[path], lean)], memory)
+    parts = [part for path, site in report.chains.items() for part in engine.parts(site, memory[path], lean)]
+    return Handle(parts, report.chains, memory)
 
 
 def _not_lean(path: str) -> str:

@@ -14,6 +14,7 @@ from gradfree.chain import ChainError, ChainGradients
 from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, walk
 from gradfree.scan import plus, times
 from gradfree.site import Removable, Site
+from gradfree.solving import solve
 from gradfree.time_chain import CellChain, Split, TimeChain
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ class _UnrollFunction(torch.autograd.Function):
         )
         with ctx.autocast:
             chain = recorder.chain(x, states, first, parameters)
-            gradients = recorder.engine.gradients(chain, direct)
+            gradients = solve(recorder.engine, chain, direct)
         trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
         given = *gradients.inputs, *gradients.initial, *trained
         check_made_finite(given, recorder.path or "the cell layer")

@@ -106,6 +106,11 @@ class LayerChain(DepthChain):
             cotangent = self.pulled(link, cotangent)
         return cotangent
 
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients; what was not stored is run again, and stored."""
+        self.links = [link for link, _ in self.replay()]
+        return super().backpropagate(direct)
+
     def zero(self) -> ChainGradients:
         """Return gradients to add to."""
         return self._zero()

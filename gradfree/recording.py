@@ -26,6 +26,7 @@ from gradfree.chain import ChainError
 from gradfree.depth_chain import DepthChain, Link
 from gradfree.graph import check_finite, refuse_second_derivatives, walk
 from gradfree.scan import Cotangent
+from gradfree.solving import solve
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -88,7 +89,7 @@ class Recording:
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
-        gradients = self.chain.engine.gradients(self.linearise(links, keep), direct[: last + 1])
+        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1])
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters

@@ -21,6 +21,7 @@ from gradfree.graph import check_finite, check_made_finite, refuse_second_deriva
 from gradfree.gru_forward import Gates, gru_with_gates, pays
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
+from gradfree.solving import solve
 from gradfree.time_chain import CellChain
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class _LayerFunction(torch.autograd.Function):
             gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
             name = f"{layer.number}.{d}"
             chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-            initial, inputs, parameters = layer.engine.gradients(chain, direct)
+            initial, inputs, parameters = solve(layer.engine, chain, direct)
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters

@@ -175,7 +175,7 @@ def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
     kept = torch.load(tmp_path / "state.pt", weights_only=True)["gradfree"][""]["0.0.0"]
     fabric.backward(wrapped(torch.randn(4, 2, 3))[0].sum())
     assert fabric.load(tmp_path / "state.pt", {"model": wrapped}) == {}
-    assert torch.equal(fabric.strategy._handle.state_dict()[""]["0.0.0"], kept)
+    assert torch.equal(fabric.strategy.handle.state_dict()[""]["0.0.0"], kept)
 
 
 @pytest.mark.parametrize(
@@ -295,3 +295,33 @@ def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
     with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
         trainer(tmp_path, strategy=strategy).fit(Classifier(), loader())
     fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
+
+
+class Logged(pl.Callback):
+    """Keeps what is logged at every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, *args):
+        self.steps.append({k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith("fidelity")})
+
+
+@pytest.mark.parametrize("engine", ["highway_bp", "truncated"])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, options):
+    logged = Logged()
+    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=2), logged]
+    watched = fit(tmp_path, engine, callbacks=callbacks, **options)
+    assert torch.equal(watched, fit(tmp_path, engine, **options))
+    first = logged.steps[0]
+    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.blocks.0.branch.1"} <= first.keys()
+    assert 0.2 < first["fidelity/cosine"] < 0.9999
+    assert len({step["fidelity/cosine"] for step in logged.steps}) == (2 if options else 4)
+
+
+def test_the_fidelity_callback_wants_an_engine(tmp_path):
+    with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
+        trainer(tmp_path, callbacks=[gradfree.lightning.GradientFidelity()]).fit(Classifier(), loader())
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1, not 0"):
+        gradfree.lightning.GradientFidelity(every_n_steps=0)

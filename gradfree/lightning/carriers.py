@@ -32,6 +32,10 @@ class Carrier:
         lean: likewise.
         **options: the engine's options, if it is given by name, and the strategy's own.
 
+    Attributes:
+        engine: the engine.
+        handle: of the engine, once it is attached.
+
     Raises:
         TypeError: an option that neither has.
     """
@@ -50,7 +54,7 @@ class Carrier:
         super().__init__(**options)
         self.engine = resolve_engine(engine, own)
         self.chains, self.lean = chains, lean
-        self._handle = Handle()
+        self.handle = Handle()
         self._restored: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -61,15 +65,15 @@ class Carrier:
     """The strategy's own class."""
 
     def _attach(self, model: nn.Module) -> None:
-        self._handle = self.engine.attach(model, self.chains, lean=self.lean)
-        self._handle.load_state_dict(self._restored)
+        self.handle = self.engine.attach(model, self.chains, lean=self.lean)
+        self.handle.load_state_dict(self._restored)
         self._restored = {}
 
     def teardown(self) -> None:
         """Take the engine off and clean up as usual."""
-        self._handle.detach()
+        self.handle.detach()
         # Another fit goes on from here.
-        self._restored = self._handle.state_dict()
+        self._restored = self.handle.state_dict()
         super().teardown()  # type: ignore[misc]
 
 
@@ -86,7 +90,7 @@ class TrainerCarrier(Carrier):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save as usual, with what the engine keeps from pass to pass."""
-        super().save_checkpoint(checkpoint | {_KEY: self._handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
+        super().save_checkpoint(checkpoint | {_KEY: self.handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
@@ -106,12 +110,12 @@ class FabricCarrier(Carrier):
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save as usual, with what the engine keeps from pass to pass."""
-        super().save_checkpoint(path, state | {_KEY: self._handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
+        super().save_checkpoint(path, state | {_KEY: self.handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
         rest: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        self._handle.load_state_dict(rest.pop(_KEY, {}))
+        self.handle.load_state_dict(rest.pop(_KEY, {}))
         return rest
 
 
