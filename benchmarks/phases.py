@@ -191,10 +191,10 @@ class PhaseSection(Section):
         for axes, label in ((top, labels[0]), (bottom, labels[-1])):
             shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
             bottoms = [0.0] * len(shares)
-            for phase in (*PHASES, _REST):
+            for n, phase in enumerate((*PHASES, _REST)):
                 heights = [share[phase] for share in shares]
                 if any(heights):
-                    axes.bar(range(len(shares)), heights, bottom=bottoms, label=phase)
+                    axes.bar(range(len(shares)), heights, bottom=bottoms, label=phase, color=f"C{n}")
                 bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
             axes.set_xticks(range(len(shares)), map(str, self.results), rotation=20, ha="right", fontsize="small")
             axes.set_ylim(top=1.6 * max(bottoms))  # Room for the legend.

@@ -35,11 +35,11 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
     Returns:
         y, (T, ...), contiguous.
     """
+    if terms.is_cuda and terms.numel() and (kernel := _kernel(terms.device)):
+        return kernel(terms, factors, reverse)
     y = torch.empty_like(terms, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    if terms.is_cuda and (kernel := _kernel(terms.device)):
-        return kernel(terms, factors, reverse)
     if factors.dim() < terms.dim():
         # One row, not one for each sequence: its elements are adjacent then as those of a step are.
         factors = factors.expand_as(terms[0]).contiguous()

@@ -5,8 +5,6 @@ Imported only where it is used: Triton comes with torch's builds for GPUs, and i
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -48,20 +46,11 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool) -> Tensor:
     return y
 
 
+# Triton reads annotations too, and knows few.
 @triton.jit
-def _kernel(
-    terms: Any,
-    factors: Any,
-    y: Any,
-    steps: Any,
-    width: Any,
-    first: Any,
-    stride: Any,
-    link: Any,
-    link_stride: Any,
-    ACCUMULATOR: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _kernel(  # type: ignore[no-untyped-def]
+    terms, factors, y, steps, width, first, stride, link, link_stride, ACCUMULATOR: tl.constexpr, BLOCK: tl.constexpr
+):
     """Run a block of columns through all steps; offsets and strides count elements."""
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width

@@ -68,6 +68,25 @@ def test_low_precisions_add_up_in_float32(interpreted, dtype, tolerance):
     assert_solves(interpreted.scan, terms, factors, True, tolerance)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
+def test_the_kernel_compiles_for_a_gpu_that_is_not_there(dtype, tmp_path, monkeypatch):
+    """The interpreter runs what the compiler refuses. Loads that are fetched ahead are asynchronous copies."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from gradfree.triton_scan import _BLOCK, _kernel
+
+    accumulator = triton.language.float64 if dtype == "fp64" else triton.language.float32
+    constants = {"ACCUMULATOR": accumulator, "BLOCK": _BLOCK}
+    kinds = [f"*{dtype}"] * 3 + ["i32"] * 6 + ["constexpr"] * 2
+    source = triton.compiler.ASTSource(_kernel, dict(zip(_kernel.arg_names, kinds, strict=True)), constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 1})
+    # Of 16 bits only in pairs, so where the width is known to be even.
+    assert dtype == "bf16" or "cp.async" in compiled.asm["ptx"]
+
+
 def test_tensors_on_a_cpu_are_not_the_kernels(monkeypatch):
     monkeypatch.setattr(time_scan, "_kernel", lambda device: pytest.fail("the kernel was asked for"))
     assert_solves(time_scan.scan, torch.randn(33, 3, WIDTH), torch.rand(WIDTH), True)
