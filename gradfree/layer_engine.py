@@ -37,8 +37,8 @@ class LayerEngine(Engine):
         if not self.runs_again:
             return report
         problems = [
-            f"{path} computes its weight with a state of its own (a power iteration), which {type(self).__name__} would "
-            "run twice. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
+            f"{path} computes its weight with a state of its own (a power iteration), which would run twice with "
+            f"{type(self).__name__}. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
             "streaming=False."
             for site in report.chains.values()
             for path, layer in site.blocks.items()
@@ -63,7 +63,7 @@ class LayerEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class OrthogonalEngine(Engine):
-    """An engine for chains of layers that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
+    """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
     After every ``orthogonalize_every``-th step of any optimizer that holds weights of the chain, a few Newton-Schulz
     steps lead them back to orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that
@@ -85,14 +85,15 @@ class OrthogonalEngine(Engine):
 
     def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
         """Put the engine on one chain and begin to watch its optimizer."""
-        layers = [layer for layer in site.blocks.values() if is_matrix(layer) and layer.weight.requires_grad]
+        layers = [layer for layer in site.blocks.values() if is_matrix(layer)]
         cold = far(weights_of(layers)) if layers else []
 
         def after_step(steps: int) -> None:
             if steps % self.orthogonalize_every == 0:
-                project(cold)
+                project(weight for weight in cold if weight.requires_grad)
                 cold.clear()
-                retract(weights_of(layers), self.orthogonalize_steps)
+                trained = [weight for weight in weights_of(layers) if weight.requires_grad]
+                retract(trained, self.orthogonalize_steps)
             self.after_step(memory, steps)
 
         return [*super().parts(site, memory), OptimizerSteps(site.blocks.values(), memory, after_step)]

@@ -24,7 +24,7 @@ class OptimizerSteps:
     """
 
     def __init__(self, modules: Iterable[nn.Module], memory: dict[str, Tensor], callback: Callable[[int], None]):
-        self._parameters = {id(p) for module in modules for p in module.parameters()}
+        self._modules = list(modules)
         self._memory, self._callback = memory, callback
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
@@ -33,7 +33,8 @@ class OptimizerSteps:
         self._handle.remove()
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+        own = {id(p) for module in self._modules for p in module.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             return
         # In checkpoints, so a tensor; always on the CPU, so reading it does not wait for a device.
         steps = int(self._memory.get("steps", 0)) + 1
