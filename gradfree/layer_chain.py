@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,16 @@ from torch.utils.hooks import RemovableHandle
 from gradfree.chain import ChainError, ChainGradients
 from gradfree.containers import Container
 from gradfree.depth_chain import DepthChain, Link
-from gradfree.layers import Role, adjoint, known_layers, linear_part, role_of
+from gradfree.layers import Convolution, Role, adjoint, known_layers, linear_part, role_of
 from gradfree.random_state import RandomState
-from gradfree.recording import RecordedChain, Recording
+from gradfree.recording import BlockRecorder, RecordedChain, Recording
 from gradfree.scan import Cotangent
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
+
+TAIL = (Role.POINTWISE, Role.DROPOUT)
+"""What may follow a layer with weights and still be its own activation."""
 
 
 class Layered(Container):
@@ -67,6 +70,23 @@ def _leaves(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield where, child
 
 
+class Compared(NamedTuple):
+    """What two passes have left of one layer with weights.
+
+    Attributes:
+        link: the layer, as in :meth:`LayerChain.replay`.
+        x: what entered it in the first pass.
+        shift: how much less entered it in the second pass.
+        difference: how much less left its activation, the pointwise functions and dropout that follow it; ``None``
+            for the chain's last layer with weights.
+    """
+
+    link: Link
+    x: Tensor
+    shift: Tensor
+    difference: Tensor | None
+
+
 class LayerChain(DepthChain):
     """Links that are single layers, run in order.
 
@@ -91,8 +111,10 @@ class LayerChain(DepthChain):
         """Return the cotangent at the output of the last link with weights, exact.
 
         Raises:
-            ChainError: the loss uses another state, too.
+            ChainError: the loss uses another state, too; or states are not (samples, ...) throughout.
         """
+        for link in self.links:
+            _check_samples(link, self.recording.initial)
         for link, e in zip(self.links[:-1], direct[:-1], strict=True):
             if e is not None:
                 raise ChainError(
@@ -151,7 +173,31 @@ class LayerChain(DepthChain):
     def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobian of ``link``."""
         assert link.state is not None
-        return torch.autograd.grad(link.out, link.state, cotangent, retain_graph=True)[0]
+        return torch.autograd.grad(link.out, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
+
+    def compared(self, shift: Tensor, tangent: bool = False) -> Iterator[Compared]:
+        """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
+
+        Args:
+            shift: shaped like the chain's input, of at least single precision.
+            tangent: as in :meth:`pushed`.
+
+        Raises:
+            ChainError: as in :meth:`replay`.
+        """
+        waiting = None
+        for i, (link, x) in enumerate(self.replay()):
+            role = role_of(link.block)
+            if waiting is not None and role not in TAIL:
+                yield waiting._replace(difference=shift)
+                waiting = None
+            here = Compared(link, x, shift, None)
+            if i == self.last:
+                yield here
+                return
+            shift = self.pushed(link, x, shift, tangent)
+            if role is Role.WEIGHTS:
+                waiting = here
 
     def pushed(self, link: Link, x: Tensor, shift: Tensor, tangent: bool) -> Tensor:
         """Return how much less ``link`` gives for ``x`` - ``shift`` than for ``x``, with the same dropout mask.
@@ -165,7 +211,7 @@ class LayerChain(DepthChain):
         role = role_of(link.block)
         if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
             # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
-            return self.pulled(link, shift.to(link.out.dtype)).to(shift.dtype)
+            return self.pulled(link, shift).to(shift.dtype)
         if role not in (Role.POINTWISE, Role.MAX):
             return linear_part(link.block, shift)
         stored = link.out.detach() if x.dtype == shift.dtype else None
@@ -201,12 +247,23 @@ class LayerRecording(Recording):
         self.initial = state.detach()
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
+        self._version = 0
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
-    def before(self, path: str, block: nn.Module) -> None:
-        """Remember the random state that a dropout mask is drawn from, to draw it again."""
-        if self.chain.engine.streams and role_of(block) is Role.DROPOUT:
+    def before(self, path: str, block: nn.Module, state: Tensor) -> None:
+        """Remember the random state that a dropout mask is drawn from, to draw it again.
+
+        Raises:
+            ChainError: what is about to happen is not the layer's own function of the state before it.
+        """
+        _check_plain(path, block)
+        if self.links and state._version != self._version:
+            raise ChainError(
+                f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
+                "tensor in a layer of its own, or leave the layers from there on out of the chain."
+            )
+        if self.chain.engine.streams and role_of(block) is Role.DROPOUT and block.training:
             self._random[path] = RandomState.of(self.initial.device)
 
     def add(self, link: Link) -> None:
@@ -214,6 +271,7 @@ class LayerRecording(Recording):
         if self.chain.engine.streams and role_of(link.block) is Role.WEIGHTS:
             self.links = [_released(link) for link in self.links]
         super().add(link)
+        self._version = link.out._version
 
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
         """Return the chain as engines see it."""
@@ -228,12 +286,45 @@ class LayerRecording(Recording):
             )
 
     def run_again(self, link: Link, x: Tensor) -> Link:
-        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is."""
+        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is.
+
+        Raises:
+            ChainError: dropout that was switched on or off since.
+        """
         state = self._random.get(link.path)
+        if role_of(link.block) is Role.DROPOUT and link.block.training is (state is None):
+            raise ChainError(
+                f"{link.path} was switched between training and evaluation before the backward pass, which runs it "
+                "again. Switch after the backward pass, or use streaming=False."
+            )
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
         return replace(link, out=out, state=get_gradient_edge(local))
+
+
+def _check_samples(link: Link, initial: Tensor) -> None:
+    least = 2 if not isinstance(link.block, Convolution) else 2 + len(link.block.kernel_size)
+    if link.out.dim() < least or initial.dim() < 2 or len(link.out) != len(initial):
+        raise ChainError(
+            f"{link.path} returns {tuple(link.out.shape)} for an input of the chain {tuple(initial.shape)}: the first "
+            "dimension of every state must be that of the samples. Give the model a batch, x[None] for a single "
+            "sample, and reshape samples outside the chain."
+        )
+
+
+def _check_plain(path: str, layer: nn.Module) -> None:
+    """Refuse a layer whose calls are no longer its class's own forward, from the recorder's hook to its other one."""
+    if role_of(layer) is None:
+        raise ChainError(f"{path} computes something else than when the engine was attached. Change it, then attach.")
+    *_, innermost = layer._forward_pre_hooks.values()
+    for hook in (innermost, next(iter(layer._forward_hooks.values()))):
+        if not isinstance(getattr(hook, "__self__", None), BlockRecorder):
+            raise ChainError(
+                f"{path} has got a forward hook or pre-hook since the engine was attached, that runs between the "
+                "layer and the engine and may change what the layer is given or returns. Register it first, then "
+                "attach."
+            )
 
 
 def _released(link: Link) -> Link:
@@ -251,7 +342,8 @@ def normalised(error: Tensor) -> tuple[Tensor, Tensor]:
     """
     error = error.to(torch.promote_types(error.dtype, torch.float32))
     norms = error.flatten(1).norm(dim=1)
-    return scaled(error, torch.where(norms > 0.0, norms.reciprocal(), 0.0)), norms
+    # The reciprocal of anything smaller is infinite.
+    return scaled(error, torch.where(norms > torch.finfo(norms.dtype).tiny, norms.reciprocal(), 0.0)), norms
 
 
 def scaled(x: Tensor, factors: Tensor) -> Tensor:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradfree.chain import Chain, ChainGradients
 from gradfree.engine import Engine, check_count
 from gradfree.layer_chain import LayerChain, Layered
+from gradfree.layers import keeps_state
 from gradfree.optimizer_steps import OptimizerSteps
-from gradfree.orthogonality import far, is_matrix, project, retract, weights_of
+from gradfree.orthogonality import far, is_matrix, project, retract
 from gradfree.site import Removable, Site
+from gradfree.validation import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,26 @@ class LayerEngine(Engine):
     """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
 
     kinds = (Layered,)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the engine runs layers with weights once more in the backward pass."""
+        return self.streams
+
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+        """Tell whether the engine can be attached; as in :meth:`gradfree.Engine.validate`."""
+        report = super().validate(model, chains)
+        if not self.runs_again:
+            return report
+        problems = [
+            f"{path} computes its weight with a state of its own (a power iteration), which would run twice with "
+            f"{type(self).__name__}. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
+            "streaming=False."
+            for site in report.chains.values()
+            for path, layer in site.blocks.items()
+            if keeps_state(layer)
+        ]
+        return replace(report, problems=[*report.problems, *problems])
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients for the error at the chain's end; computes in the tensors' own precision.
@@ -40,7 +62,7 @@ class LayerEngine(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrthogonalEngine(LayerEngine):
+class OrthogonalEngine(Engine):
     """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
     After every ``orthogonalize_every``-th step of any optimizer that holds weights of the chain, a few Newton-Schulz
@@ -52,6 +74,8 @@ class OrthogonalEngine(LayerEngine):
         orthogonalize_steps: Newton-Schulz steps of one retraction.
     """
 
+    kinds = (Layered,)
+
     orthogonalize_every: int = 4
     orthogonalize_steps: int = 2
 
@@ -61,17 +85,21 @@ class OrthogonalEngine(LayerEngine):
 
     def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain and begin to watch its optimizer."""
-        layers = [layer for layer in site.blocks.values() if is_matrix(layer) and layer.weight.requires_grad]
-        cold = far(weights_of(layers)) if layers else []
+        cold = far(_weights(site.blocks))
 
-        def after_step(steps: int) -> None:
+        def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.orthogonalize_every == 0:
-                project(cold)
+                weights = {path: weight for path, weight in _weights(blocks).items() if weight.requires_grad}
+                project(weights[path] for path in cold & weights.keys())
                 cold.clear()
-                retract(weights_of(layers), self.orthogonalize_steps)
+                retract(list(weights.values()), self.orthogonalize_steps)
             self.after_step(memory, steps)
 
-        return [*super().parts(site, memory, lean), OptimizerSteps(site.blocks.values(), memory, after_step)]
+        return [*super().parts(site, memory, lean), OptimizerSteps(site.blocks, memory, after_step)]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""
+
+
+def _weights(blocks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {path: layer.weight for path, layer in blocks.items() if is_matrix(layer)}  # type: ignore[misc]

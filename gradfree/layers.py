@@ -49,6 +49,8 @@ def role_of(module: nn.Module) -> Role | None:
     """Return what ``module`` does; ``None`` if that is not known. Subclasses count if they keep torch's forward."""
     if getattr(module, "return_indices", False) or (isinstance(module, tuple(_AVERAGES)) and _dilated(module)):
         return None
+    if "forward" in vars(module):
+        return None
     for role, classes in _CLASSES.items():
         for kind in classes:
             if isinstance(module, kind) and type(module).forward is kind.forward:
@@ -70,12 +72,22 @@ def has_own_weight(module: nn.Module) -> bool:
     return "weight" in module._parameters
 
 
+def keeps_state(module: nn.Module) -> bool:
+    """Tell whether running the layer changes it: it has submodules with buffers, or with parameters they set."""
+    inner = [child for child in module.modules() if child is not module]
+    return any(not p.requires_grad for child in inner for p in child.parameters()) or any(
+        True for child in inner for _ in child.buffers()
+    )
+
+
 def weight_of(module: nn.Module) -> Tensor:
     """Return the weight of a linear map as it is now; one that is computed is computed on a copy.
 
     A parametrisation may keep state, such as the vectors of a power iteration, that is the forward pass's to change.
+    Torch's older ``weight_norm`` and ``spectral_norm`` compute it before each pass and leave it as an attribute.
     """
-    weight: Tensor = (module if has_own_weight(module) else copy.deepcopy(module)).weight  # type: ignore[assignment]
+    stays = has_own_weight(module) or "weight" in vars(module)
+    weight: Tensor = (module if stays else copy.deepcopy(module)).weight  # type: ignore[assignment]
     return weight.detach()
 
 
