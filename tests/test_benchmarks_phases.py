@@ -35,7 +35,7 @@ def fake(case, total, **phases):
         given = dict.fromkeys(["total", *PHASES, "rest"], 0.0) | {"total": total} | phases
         rows.append({"label": row.label, "phases": given})
     assert isinstance(case, PhaseTiming)
-    return {case.id: {"config": case.config, "results": {"time": 0.1, "rows": rows}}}
+    return {case.id: {"kind": case.kind, "config": case.config, "results": {"time": 0.1, "rows": rows}}}
 
 
 def test_the_section_shows_every_phase_and_names_the_largest():

@@ -48,7 +48,7 @@ def test_a_timing_leaves_out_methods_that_fail(monkeypatch):
 
 def fake(case, **ratios):
     rows = [{"label": label, "time": ratio * 1e-5, "ratio": ratio} for label, ratio in ratios.items()]
-    return {case.id: {"config": case.config, "results": {"rows": rows}}}
+    return {case.id: {"kind": case.kind, "config": case.config, "results": {"rows": rows}}}
 
 
 def test_the_section_shows_every_size_and_says_where_the_scan_is_slow():
