@@ -91,7 +91,7 @@ def test_a_damaged_record_file_is_an_error(capsys, tmp_path):
     assert "records.jsonl, line 1 is no record" in err
 
 
-@pytest.mark.parametrize("missing", ["matplotlib", "rich", "sklearn"])
+@pytest.mark.parametrize("missing", ["datasets", "matplotlib", "rich", "sklearn", "tokenizers"])
 def test_only_the_benchmarks_need_their_extra(missing):
     code = f"import sys; sys.modules[{missing!r}] = None; from gradfree.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code]
