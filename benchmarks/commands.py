@@ -16,22 +16,24 @@ def run(
     seeds: int = 3,
     device: Literal["cpu", "cuda"] = "cpu",
     jobs: int = os.cpu_count() or 1,
+    data: Path | None = None,
 ) -> None:
     """Train with every engine of a suite, time the steps, and report.
 
     Records are kept as they come. Started again, the command does only what is missing.
 
     Args:
-        suite: the comparisons to make. "quick" takes two to three minutes on two cores, "rnn" ten.
+        suite: the comparisons to make. "quick" takes two to three minutes on two cores, "rnn" ten, "text" an hour.
         out: folder for records, table and plot; results/<suite> if not given.
         seeds: training runs for each engine and task.
         device: where to train.
         jobs: training runs at a time; as many as cores if not given.
+        data: folder of the data sets that "text" needs, one folder each; $GRADFREE_DATA if not given.
     """
     for option, value in ("seeds", seeds), ("jobs", jobs):
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
-    _session().run(suite, out, seeds, device, jobs)
+    _session().run(suite, out, seeds, device, jobs, data)
 
 
 def report(suite: str = "quick", out: Path | None = None) -> None:

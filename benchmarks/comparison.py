@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
 
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.speed import Speed
+from gradfree.benchmarks.stored import Stored
 from gradfree.benchmarks.summary import summarise
 from gradfree.benchmarks.tasks import Task
-from gradfree.benchmarks.training import Training
+from gradfree.benchmarks.training import Training, Trial
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,29 @@ class Comparison(Part):
     Attributes:
         task: what is trained.
         rows: the engines. The first is the baseline of the others.
+        learning_rates: ascending; each row has the one that does best on validation data. Left out, all have the
+            task's.
     """
 
     task: Task
     rows: tuple[Row, ...]
+    learning_rates: tuple[float, ...] = ()
 
-    def training(self, seed: int, device: str) -> Iterator[Case]:
-        """Yield one training run of each row."""
+    def check(self) -> None:
+        """Raise a UsageError if the data are not there."""
+        if isinstance(self.task.data, Stored):
+            self.task.data.folder()
+
+    def trials(self, device: str) -> Iterator[Case]:
+        """Yield a run of each row at each learning rate."""
         for row in self.rows:
-            yield Training(task=self.task, row=row, device=device, seed=seed)
+            yield from self._trials(row, device)
+
+    def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Training | None]:
+        """Yield one training run of each row; ``None`` where the learning rate is yet to be chosen."""
+        for row in self.rows:
+            task = self._tuned(row, device, records)
+            yield Training(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that measures the rows' cost."""
@@ -38,6 +54,22 @@ class Comparison(Part):
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the runs on ``device``."""
-        runs = [list(matching(records, case)) for case in self.training(0, device)]
+        cases = list(self.training(0, device, records))
+        runs = [list(matching(records, case)) if case else [] for case in cases]
+        rates = [case.task.learning_rate if case else nan for case in cases]
         (speed,) = (list(matching(records, case)) for case in self.timing(device))
-        return summarise(self.task, self.rows, runs, speed)
+        return summarise(self.task, self.rows, self.learning_rates, rates, runs, speed)
+
+    def _trials(self, row: Row, device: str) -> list[Trial]:
+        tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]
+        return [Trial(task=task, row=row, device=device) for task in tasks]
+
+    def _tuned(self, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
+        """Return the task at the row's learning rate, if that is known."""
+        if not self.learning_rates:
+            return self.task
+        trials = self._trials(row, device)
+        if not all(trial.id in records for trial in trials):
+            return None
+        goodness = self.task.score.goodness
+        return max(trials, key=lambda trial: goodness(records[trial.id]["results"]["validation"])).task

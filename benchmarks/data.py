@@ -64,6 +64,10 @@ def _paragraphs(names: Sequence[str]) -> list[str]:
 
 
 def _sequences(paragraphs: Sequence[str]) -> Split:
-    tokens = torch.tensor(list("\n\n".join(paragraphs).encode("ascii", "replace")))
-    windows = tokens.unfold(0, CONTEXT + 1, CONTEXT)
-    return Split(windows[:, :-1], windows[:, 1:])
+    return windows(torch.tensor(list("\n\n".join(paragraphs).encode("ascii", "replace"))), CONTEXT)
+
+
+def windows(tokens: Tensor, length: int) -> Split:
+    """Return consecutive sequences of ``length`` tokens with the next token of each; a rest at the end is left out."""
+    both = tokens.unfold(0, length + 1, length)
+    return Split(both[:, :-1], both[:, 1:])

@@ -143,15 +143,18 @@ class LayerSection(Section):
     device: str
     threads: int
 
-    legend = (
-        "Forward and backward pass; time as a multiple of the plain module's own, median of interleaved rounds, and in "
-        "brackets peak memory as a multiple of its. Sizes: sequences, steps, units."
-    )
-
     @property
     def title(self) -> str:
         """Say what was compared."""
         return f"recurrent layers, device: {self.device}, threads: {self.threads}"
+
+    @property
+    def legend(self) -> str:
+        """Say what the figures and sizes are."""
+        return (
+            "Forward and backward pass; time as a multiple of the plain module's own, median of interleaved rounds, "
+            "and in brackets peak memory as a multiple of its. Sizes: sequences, steps, units."
+        )
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row a layer."""

@@ -13,8 +13,19 @@ from gradfree.benchmarks.section import Section
 class Part(ABC):
     """One comparison."""
 
-    def training(self, seed: int, device: str) -> Iterator[Case]:
-        """Yield the cases that are repeated for every seed and may run side by side."""
+    def check(self) -> None:
+        """Raise a UsageError if something that the cases need is not there."""
+        return
+
+    def trials(self, device: str) -> Iterator[Case]:
+        """Yield the cases that settings of others are chosen by."""
+        return iter(())
+
+    def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
+        """Yield the cases that are repeated for every seed and may run side by side.
+
+        ``None`` stands for one that is not settled before ``records`` has all trials.
+        """
         return iter(())
 
     @abstractmethod
@@ -29,11 +40,16 @@ class Part(ABC):
 Suite = tuple[Part, ...]
 
 
-def cases(suite: Suite, seeds: int, device: str) -> Iterator[Case]:
-    """Yield all cases of ``suite``: everything seed by seed, then the timings."""
+def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
+    """Yield all cases of ``suite``: trials, then everything seed by seed, then the timings.
+
+    ``None`` stands for a case that is not settled before ``records``, by case id, has all trials.
+    """
+    for part in suite:
+        yield from part.trials(device)
     for seed in range(seeds):
         for part in suite:
-            yield from part.training(seed, device)
+            yield from part.training(seed, device, records)
     for part in suite:
         yield from part.timing(device)
 
@@ -48,4 +64,5 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> Iterator[Section]:
 
 def matching(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
     """Yield the records of ``case`` for any seed."""
-    return (record for record in records.values() if record["config"] == case.config)
+    kind, config = case.kind, case.config
+    return (record for record in records.values() if record["kind"] == kind and record["config"] == config)

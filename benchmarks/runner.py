@@ -6,49 +6,62 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from itertools import islice
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gradfree.benchmarks.case import Case
-from gradfree.benchmarks.records import RecordFile, measure
+from gradfree.benchmarks.records import Record, RecordFile, measure
 
 
-def run_cases(cases: Sequence[Case], finished: int, file: RecordFile, jobs: int) -> None:
-    """Run ``cases``, up to ``jobs`` at a time, and add each record to ``file`` as soon as it is there.
+def run_cases(wanted: Callable[[Mapping[str, Record]], Iterable[Case | None]], file: RecordFile, jobs: int) -> None:
+    """Run what is wanted, up to ``jobs`` at a time, and add each record to ``file`` as soon as it is there.
 
     Args:
-        cases: what to run; those that must run alone come last, one by one.
-        finished: how many more the progress bar counts as done.
-        file: takes the records.
+        wanted: yields all cases, given the records so far by case id; ``None`` for one that waits for more of them.
+        file: has the records of finished cases, which are not run, and takes the new ones.
         jobs: number of worker processes.
 
     Raises:
         RuntimeError: a case failed; the records of the finished ones are kept.
     """
-    together = [case for case in cases if not case.alone]
-    batches = [together, *([case] for case in cases if case.alone)]
-    workers = max(1, min(jobs, len(together)))
-    with _progress() as progress, _pool(workers) as pool:
-        bar = progress.add_task("", total=finished + len(cases), completed=finished)
-        for batch in batches:
+    records = file.read()
+    with _progress() as progress, _pool(jobs) as pool:
+        bar = progress.add_task("")
+        while batch := _next_batch(cases := list(wanted(records)), records):
             running = {pool.submit(measure, case): case for case in batch}
-            progress.update(bar, description=_describe(list(running.values())[:workers]))
+            finished = count_finished(cases, records)
+            progress.update(bar, total=len(cases), completed=finished, description=_describe(running, jobs))
             for future in as_completed(list(running)):
                 case = running.pop(future)
                 try:
-                    file.append(future.result())
+                    records[case.id] = future.result()
+                    file.append(records[case.id])
                 except Exception as error:
                     raise RuntimeError(f"the case {case.id!r} failed") from error
-                progress.update(bar, advance=1, description=_describe(list(running.values())[:workers]))
+                progress.update(bar, advance=1, description=_describe(running, jobs))
 
 
-def _describe(cases: Sequence[Case]) -> str:
-    return ", ".join(f"{case.topic} {case.subject}" for case in cases)
+def count_finished(cases: Iterable[Case | None], records: Mapping[str, Record]) -> int:
+    """Return how many of ``cases`` have a record."""
+    return sum(case is not None and case.id in records for case in cases)
+
+
+def _next_batch(cases: Sequence[Case | None], records: Mapping[str, Record]) -> list[Case]:
+    """Return the cases without a record that may run side by side or, when there are none, one that must run alone."""
+    missing = [case for case in cases if case is not None and case.id not in records]
+    return [case for case in missing if not case.alone] or missing[:1]
+
+
+def _describe(running: Mapping[Any, Case], jobs: int) -> str:
+    """Name the first ``jobs`` cases: the others wait for a worker."""
+    return ", ".join(f"{case.topic} {case.subject}" for case in islice(running.values(), jobs))
 
 
 def _progress() -> Progress:

@@ -11,13 +11,15 @@ from matplotlib.axes import Axes
 class Section(ABC):
     """The figures of one comparison."""
 
-    legend: str
-    """What the table's signs and columns mean."""
-
     @property
     @abstractmethod
     def title(self) -> str:
         """Say what was compared."""
+
+    @property
+    @abstractmethod
+    def legend(self) -> str:
+        """Say what the table's signs and columns mean."""
 
     @abstractmethod
     def cells(self) -> Iterator[list[str]]:

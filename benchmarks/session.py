@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,26 +14,32 @@ from gradfree.benchmarks.part import Suite, cases, sections
 from gradfree.benchmarks.plot import save_plot
 from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import markdown, terminal_table
-from gradfree.benchmarks.runner import run_cases
+from gradfree.benchmarks.runner import count_finished, run_cases
+from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
 from gradfree.cli import UsageError
 
 
-def run(suite: str, out: Path | None, seeds: int, device: str, jobs: int) -> None:
+def run(suite: str, out: Path | None, seeds: int, device: str, jobs: int, data: Path | None) -> None:
     """Run the cases that have no record yet, then report."""
+    if data is not None:
+        # The workers inherit it.
+        os.environ[DATA_ROOT] = str(data)
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
     comparisons, file = _open(suite, out)
+    for part in comparisons:
+        part.check()
     try:
         file.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the folder {file.path.parent}: {error.strerror}.") from error
-    wanted, known = list(cases(comparisons, seeds, device)), file.read()
-    missing = [case for case in wanted if case.id not in known]
-    if known_count := len(wanted) - len(missing):
-        print(f"{known_count} of {len(wanted)} cases are in {file.path} already: skipped.")
+    wanted = partial(cases, comparisons, seeds, device)
+    listed = list(wanted(known := file.read()))
+    if finished := count_finished(listed, known):
+        print(f"{finished} of {len(listed)} cases are in {file.path} already: skipped.")
     try:
-        run_cases(missing, known_count, file, jobs)
+        run_cases(wanted, file, jobs)
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise

@@ -8,7 +8,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
-from gradfree.benchmarks.tasks import DIGITS, PYDOC, PYDOC_GRU
+from gradfree.benchmarks.tasks import DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2
 
 _BACKPROP = (Row("backprop", "backprop", {"plain": True}), Row("backprop via chain", "backprop", {}))
 
@@ -50,5 +50,9 @@ SUITES: dict[str, Suite] = {
     "rnn": (
         LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
         Comparison(PYDOC_GRU, _RECURRENT),
+    ),
+    "text": (
+        Comparison(TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
+        Comparison(WIKITEXT2, _RECURRENT, learning_rates=(1e-2, 2e-2, 4e-2)),
     ),
 }

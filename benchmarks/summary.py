@@ -43,6 +43,7 @@ class RowSummary:
 
     Attributes:
         row: the engine.
+        learning_rate: that it was trained with.
         validation: score.
         test: score.
         cosine: of its gradients and exact ones, mean over training steps and seeds.
@@ -53,6 +54,7 @@ class RowSummary:
     """
 
     row: Row
+    learning_rate: float
     validation: Estimate
     test: Estimate
     cosine: float
@@ -64,18 +66,28 @@ class RowSummary:
 
 @dataclass(frozen=True)
 class Summary(Section):
-    """What is known of the engines on one task and device; the first row is the baseline."""
+    """What is known of the engines on one task and device; the first row is the baseline.
+
+    The grid has the learning rates, in ascending order, that each row's own was chosen from; empty if it was not.
+    """
 
     task: Task
+    grid: tuple[float, ...]
     device: str
     seeds: int
     rows: tuple[RowSummary, ...]
     environment: dict[str, Any]
 
-    legend = (
-        "±: sample standard deviation over seeds. ×: as a multiple of the first row's, for one training step. "
-        "Cosine: between the engine's gradient and exact backpropagation's, mean over the training."
-    )
+    @property
+    def legend(self) -> str:
+        """Say what the signs and columns mean."""
+        legend = (
+            "±: sample standard deviation over seeds. ×: as a multiple of the first row's, for one training step. "
+            "Cosine: between the engine's gradient and exact backpropagation's, mean over the training."
+        )
+        if self.grid:
+            legend += f" Rate: the learning rate of {self._rates} that did best on validation data, with another seed."
+        return legend
 
     @property
     def title(self) -> str:
@@ -97,11 +109,14 @@ class Summary(Section):
             "peak memory (MiB)",
             "peak memory (×)",
             "cosine",
+            *(["rate"] if self.grid else []),
         ]
         baseline = self.rows[0]
         for row in self.rows:
             figures = [f"{row.ratio:.2f}", f"{row.memory / _MIB:.1f}", f"{row.memory / baseline.memory:.2f}"]
             cells = [str(row.test), str(row.validation), *figures, f"{row.cosine:.3f}"]
+            if self.grid:
+                cells.append(f"{row.learning_rate:g}")
             yield [row.row.label, *(cell.replace("nan", "–") for cell in cells)]
 
     def remarks(self) -> Iterator[str]:
@@ -115,6 +130,10 @@ class Summary(Section):
             yield f"Slower than {name} per step: {', '.join(slower)}."
         if faster:
             yield f"Faster than {name} per step: {', '.join(faster)}."
+        ends = self.grid[:1] + self.grid[-1:]
+        edge = [f"{r.row.label} ({r.learning_rate:g})" for r in self.rows if r.learning_rate in ends]
+        if edge:
+            yield f"Best at the edge of the learning rates {self._rates}, maybe better beyond: {', '.join(edge)}."
         if isnan(baseline.validation.spread):
             return
         level = f"{name}'s validation {score.name} ({baseline.validation} {score.unit})"
@@ -126,11 +145,12 @@ class Summary(Section):
             yield f"Worse than {level} by more than its spread: {', '.join(worse)}."
 
     def _as_good(self, row: RowSummary) -> bool:
-        baseline = self.rows[0]
-        loss = baseline.validation.mean - row.validation.mean
-        if not self.task.score.metric().higher_is_better:
-            loss = -loss
-        return loss <= baseline.validation.spread
+        baseline, goodness = self.rows[0].validation, self.task.score.goodness
+        return goodness(baseline.mean) - goodness(row.validation.mean) <= baseline.spread
+
+    @property
+    def _rates(self) -> str:
+        return ", ".join(f"{rate:g}" for rate in self.grid)
 
     def draw(self, top: Axes, bottom: Axes) -> None:
         """Draw the score against the step time, and the gradients' error against k."""
@@ -139,12 +159,21 @@ class Summary(Section):
         _draw_errors(bottom, self)
 
 
-def summarise(task: Task, rows: Sequence[Row], runs: Sequence[list[Record]], speed: Sequence[Record]) -> Summary | None:
+def summarise(
+    task: Task,
+    rows: Sequence[Row],
+    grid: tuple[float, ...],
+    learning_rates: Sequence[float],
+    runs: Sequence[list[Record]],
+    speed: Sequence[Record],
+) -> Summary | None:
     """Return the figures of one task on one device; ``None`` if there are no records.
 
     Args:
         task: what was trained.
         rows: the engines.
+        grid: the learning rates that each row's own was chosen from; empty if it was not.
+        learning_rates: of each row's training runs; NaN if yet to be chosen.
         runs: the records of each row's training runs.
         speed: the record of their costs, if there is one.
     """
@@ -154,18 +183,20 @@ def summarise(task: Task, rows: Sequence[Row], runs: Sequence[list[Record]], spe
     costs = speed[0]["results"]["rows"] if speed else [None] * len(rows)
     return Summary(
         task=task,
+        grid=grid,
         device=found[0]["config"]["device"],
         seeds=max(map(len, runs)),
-        rows=tuple(map(_row_summary, rows, runs, costs)),
+        rows=tuple(map(_row_summary, rows, learning_rates, runs, costs)),
         environment=found[0]["environment"],
     )
 
 
-def _row_summary(row: Row, runs: Sequence[Record], cost: dict[str, Any] | None) -> RowSummary:
+def _row_summary(row: Row, learning_rate: float, runs: Sequence[Record], cost: dict[str, Any] | None) -> RowSummary:
     results = [run["results"] for run in runs]
     probes = [probe for result in results for probe in result["fidelity"]]
     return RowSummary(
         row=row,
+        learning_rate=learning_rate,
         validation=Estimate.of([result["validation"] for result in results]),
         test=Estimate.of([result["test"] for result in results]),
         cosine=_mean([probe["cosine"] for probe in probes]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from torchmetrics.text import Perplexity
 
 from gradfree import create_model
 from gradfree.benchmarks.data import CONTEXT, Data, Split, digits, pydoc
+from gradfree.benchmarks.text import Text
+
+_CHUNK = 32
+"""Examples scored at a time: the logits of a word model are large."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,15 @@ class Score:
     def of(self, model: nn.Module, split: Split) -> float:
         """Return the score of ``model``, in evaluation mode, on ``split``."""
         metric = self.metric().to(split.inputs.device)
-        for inputs, targets in zip(split.inputs.split(128), split.targets.split(128), strict=True):
+        for inputs, targets in zip(split.inputs.split(_CHUNK), split.targets.split(_CHUNK), strict=True):
             metric.update(model(inputs), targets)
         return self.factor * metric.compute().item()
+
+    def goodness(self, value: float) -> float:
+        """Return ``value`` with the sign that makes more better; that of NaN, a diverged run's, is the worst."""
+        if isnan(value):
+            return -inf
+        return value if self.metric().higher_is_better else -value
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,30 @@ PYDOC = Task(
     learning_rate=1e-3,  # of 5e-4, 1e-3 (10.8 ± 0.2), 2e-3 (12.7 ± 2.7), 4e-3
     batch_size=4,
     steps=400,
+)
+
+TINYSHAKESPEARE = Task(
+    name="tinyshakespeare",
+    data=Text("tinyshakespeare", unit="character", vocabulary=66, length=128, held_out=1000),
+    model="recurrent_lm",
+    options={"vocab_size": 66, "cell": "gru", "layers": 1, "width": 192},
+    loss=cross_entropy,
+    score=Score("perplexity", "per character", Perplexity),
+    learning_rate=1e-2,
+    batch_size=16,
+    steps=1000,
+)
+
+WIKITEXT2 = Task(
+    name="wikitext2",
+    data=Text("wikitext-2", unit="word", vocabulary=8000, length=64, held_out=1000),
+    model="recurrent_lm",
+    options={"vocab_size": 8000, "cell": "gru", "layers": 1, "width": 128},
+    loss=cross_entropy,
+    score=Score("perplexity", "per word", Perplexity),
+    learning_rate=2e-2,
+    batch_size=16,
+    steps=350,
 )
 
 PYDOC_GRU = Task(

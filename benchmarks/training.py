@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradfree import gradient_fidelity
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.data import Data, Split
 from gradfree.benchmarks.tasks import Task
 
 _PROBES = 5
@@ -35,6 +35,7 @@ class Training(Case):
 
     kind: ClassVar[str] = "training"
     alone: ClassVar[bool] = False
+    scored: ClassVar[tuple[str, ...]] = ("validation", "test")
     task: Task
     row: Row
 
@@ -51,11 +52,11 @@ class Training(Case):
     def run(self) -> dict[str, Any]:
         """Train; return the loss now and then, the gradients' fidelity, and the scores at the end."""
         task, engine = self.task, self.row.create_engine()
-        train, validation, test = (Split(*(x.to(self.device) for x in split)) for split in task.data())
+        data = Data(*(Split(*(x.to(self.device) for x in split)) for split in task.data()))
         model = task.create_model(self.seed).to(self.device)
         optimizer, schedule = task.create_optimizer(model)
         losses, fidelity = [], []
-        for step, batch in enumerate(task.batches(train, self.seed)):
+        for step, batch in enumerate(task.batches(data.train, self.seed)):
             if step in _spread(_PROBES, task.steps):
                 total = gradient_fidelity(engine, model, task.loss, batch).total
                 fidelity.append({"step": step, "cosine": total.cosine, "relative_error": total.relative_error})
@@ -65,8 +66,22 @@ class Training(Case):
             if step in _spread(_LOSSES, task.steps):
                 losses.append({"step": step, "loss": loss.item()})
         model.eval()
-        scores = {"validation": task.score.of(model, validation), "test": task.score.of(model, test)}
+        scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Training):
+    """A training run that tries a learning rate: judged on validation data, from a seed that is no reported run's."""
+
+    kind: ClassVar[str] = "trial"
+    scored: ClassVar[tuple[str, ...]] = ("validation",)
+    seed: int = -1
+
+    @property
+    def subject(self) -> str:
+        """The row's label and the learning rate."""
+        return f"{self.row.label} at {self.task.learning_rate:g}"
 
 
 def _spread(count: int, steps: int) -> set[int]:

@@ -52,7 +52,7 @@ def fake(layer, **ratios):
         {"label": label, "time": ratio / 1e3, "ratio": ratio, "ratio_quartiles": [ratio, ratio], "peak_memory": 100}
         for label, ratio in ratios.items()
     ]
-    return {timing.id: {"config": timing.config, "results": {"rows": rows}}}
+    return {timing.id: {"kind": timing.kind, "config": timing.config, "results": {"rows": rows}}}
 
 
 def test_the_section_shows_every_layer_and_says_where_an_engine_is_slower():

@@ -5,29 +5,16 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, fake, speed, training
 
 from gradfree.benchmarks.part import sections
 from gradfree.benchmarks.plot import save_plot
-from gradfree.benchmarks.records import SCHEMA, RecordFile
+from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import markdown, terminal_table
 from gradfree.benchmarks.suites import SUITES
 from gradfree.cli import main
 
 MIB = 2**20
-
-
-def fake(case, results):
-    return case.id, {
-        "schema": SCHEMA,
-        "case": case.id,
-        "kind": case.kind,
-        "config": case.config,
-        "seeds": [case.seed],
-        "results": results,
-        "environment": {"threads": 1, "device": case.device},
-        "timestamp": "",
-    }
 
 
 def trained(row, validation, test, cosine=1.0, task=TASK, device="cpu"):

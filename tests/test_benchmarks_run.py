@@ -83,7 +83,7 @@ class Killed(RecordFile):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    run_cases(tiny_cases(), 0, Killed(Path("records.jsonl")), jobs=2)
+    run_cases(lambda records: tiny_cases(), Killed(Path("records.jsonl")), jobs=2)
 """
 
 

@@ -39,6 +39,7 @@ def test_a_line_says_what_the_engine_is(capsys):
         ([], ["engines", "models", "bench", "Compare engines"]),
         (["bench"], ["run", "report"]),
         (["bench", "run"], ["--suite", "--out", "--seeds", "--device {cpu,cuda}", "--jobs", "results/<suite>"]),
+        (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
         (["bench", "report"], ["--suite", "--out"]),
     ],
 )

@@ -11,6 +11,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Data, Split
 from gradfree.benchmarks.part import cases
+from gradfree.benchmarks.records import SCHEMA
 from gradfree.benchmarks.speed import Speed
 from gradfree.benchmarks.tasks import Score, Task
 from gradfree.benchmarks.training import Training
@@ -47,6 +48,7 @@ PLAIN = Row("backprop", "backprop", {"plain": True})
 CHAIN = Row("backprop via chain", "backprop", {})
 HIGHWAY = Row("highway_bp k=1", "highway_bp", {"iterations": 1})
 SUITE = (Comparison(TASK, (PLAIN, CHAIN, HIGHWAY)),)
+TUNED = Comparison(TASK, (PLAIN, HIGHWAY), learning_rates=(0.001, 0.01, 0.1))
 
 
 def training(row=PLAIN, task=TASK, seed=0, device="cpu"):
@@ -58,4 +60,18 @@ def speed(rows=(PLAIN, CHAIN, HIGHWAY)):
 
 
 def tiny_cases(seeds=1):
-    return list(cases(SUITE, seeds, "cpu"))
+    return list(cases(SUITE, seeds, "cpu", {}))
+
+
+def fake(case, results):
+    """The id and record of a case with made-up results."""
+    return case.id, {
+        "schema": SCHEMA,
+        "case": case.id,
+        "kind": case.kind,
+        "config": case.config,
+        "seeds": [case.seed],
+        "results": results,
+        "environment": {"threads": 1, "device": case.device},
+        "timestamp": "",
+    }

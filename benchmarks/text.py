@@ -1,0 +1,74 @@
+"""Stored texts as sequences of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split as SplitAt
+from tokenizers.trainers import WordLevelTrainer
+from torch import Tensor
+
+from gradfree.benchmarks.data import Data, Split, windows
+from gradfree.benchmarks.stored import Stored, open_set
+
+UNKNOWN = "<unk>"
+"""The token of whatever the vocabulary does not have."""
+
+_PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
+
+
+@dataclass(frozen=True)
+class Text(Stored):
+    """A stored text, cut into consecutive sequences.
+
+    Attributes:
+        name: of the set and its folder; its splits have a column "text" of lines or longer pieces.
+        unit: what a token is: any character; or a word between spaces, and every end of a line.
+        vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split.
+        length: of the sequences.
+        held_out: sequences at most for validation, and for the test.
+    """
+
+    unit: Literal["character", "word"]
+    vocabulary: int
+    length: int
+    held_out: int
+
+    def __call__(self) -> Data:
+        """Return the sequences; the targets are the inputs' next tokens."""
+        return _encode(self, self.folder())
+
+
+@cache
+def _encode(text: Text, folder: Path) -> Data:
+    rows = {name: _end_lines(split["text"]) for name, split in open_set(folder).items()}
+    tokenizer = _tokenizer(text, rows["train"])
+    train, validation, test = (
+        windows(_tokens(tokenizer, rows[name]), text.length) for name in ("train", "validation", "test")
+    )
+    return Data(train, *(Split(*(x[: text.held_out] for x in split)) for split in (validation, test)))
+
+
+def _end_lines(rows: Sequence[str]) -> list[str]:
+    """Return ``rows`` with a line end each: some sets have them, some do not."""
+    return [row.removesuffix("\n") + "\n" for row in rows]
+
+
+def _tokenizer(text: Text, rows: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = SplitAt(Regex(_PATTERNS[text.unit]), "removed", invert=True)
+    trainer = WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(rows, trainer)
+    return tokenizer
+
+
+def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(row.ids for row in tokenizer.encode_batch_fast(rows))))

@@ -1,0 +1,177 @@
+"""Each row's learning rate is chosen on validation data, by runs that are not reported."""
+
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
+
+from gradfree.benchmarks.part import cases, sections
+from gradfree.benchmarks.plot import save_plot
+from gradfree.benchmarks.records import RecordFile
+from gradfree.benchmarks.report import markdown
+from gradfree.benchmarks.runner import run_cases
+from gradfree.benchmarks.suites import SUITES
+from gradfree.benchmarks.tasks import PYDOC, Score
+from gradfree.benchmarks.training import Trial
+from gradfree.cli import main
+
+LOW, MIDDLE, HIGH = TUNED.learning_rates
+LOWER_IS_BETTER = replace(TUNED, task=replace(TASK, score=PYDOC.score))
+
+
+def tried(part=TUNED, **validation):
+    """Records of the trials: the scores of each row by its engine's name."""
+    scores = [score for row in part.rows for score in validation[row.engine]]
+    return dict(fake(trial, {"validation": score}) for trial, score in zip(part.trials("cpu"), scores, strict=True))
+
+
+def rates(part, records):
+    return [case and case.task.learning_rate for case in part.training(0, "cpu", records)]
+
+
+TRIED = tried(backprop=[70, 90, 80], highway_bp=[70, 80, 90])
+
+
+def test_each_row_has_the_rate_of_its_best_trial():
+    assert rates(TUNED, TRIED) == [MIDDLE, HIGH]
+    lower = tried(LOWER_IS_BETTER, backprop=[7, 9, 8], highway_bp=[7, 8, 6])
+    assert rates(LOWER_IS_BETTER, lower) == [LOW, HIGH]
+
+
+@pytest.mark.parametrize("part", [TUNED, LOWER_IS_BETTER])
+def test_a_diverged_trial_is_not_chosen(part):
+    assert rates(part, tried(part, backprop=[nan, 1, nan], highway_bp=[1, nan, nan])) == [MIDDLE, LOW]
+    worst = -inf if part is TUNED else inf
+    assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
+
+
+def test_a_row_waits_for_all_of_its_trials():
+    *others, last = TRIED
+    incomplete = {name: TRIED[name] for name in others}
+    assert rates(TUNED, incomplete) == [MIDDLE, None]
+    assert rates(TUNED, {}) == [None, None]
+    assert last.startswith("trial/points/highway_bp k=1 at 0.1/cpu/seed -1/")
+
+
+def test_the_number_of_cases_is_known_from_the_start():
+    before, after = (list(cases((TUNED,), 2, "cpu", records)) for records in ({}, TRIED))
+    assert len(before) == len(after) == 6 + 2 * 2 + 1
+    assert before.count(None) == 4
+    assert [case for case in before if case] == [case for case in after if case.kind != "training"]
+
+
+def test_another_rate_costs_its_own_trials_only():
+    wider = replace(TUNED, learning_rates=(*TUNED.learning_rates, 1.0))
+    missing = [trial for trial in wider.trials("cpu") if trial.id not in TRIED]
+    assert [trial.task.learning_rate for trial in missing] == [1.0, 1.0]
+
+
+def test_a_trial_is_the_training_run_that_it_stands_for_without_a_look_at_the_test(monkeypatch):
+    scored = []
+    of = Score.of
+    monkeypatch.setattr(Score, "of", lambda self, model, split: scored.append(split.inputs) or of(self, model, split))
+    trial = Trial(task=TASK, row=HIGHWAY, device="cpu")
+    results = trial.run()
+    (inputs,) = scored
+    assert inputs.equal(TASK.data().validation.inputs)
+    reported = training(HIGHWAY, seed=trial.seed).run()
+    assert reported == {**results, "test": reported["test"]}
+    assert trial.seed not in range(1000)
+
+
+def reported(rate=MIDDLE, score=80.0):
+    results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}], "validation": score, "test": score}
+    task = replace(TASK, learning_rate=rate)
+    return dict(fake(training(row, task=task, seed=seed), results) for row in TUNED.rows for seed in range(2))
+
+
+def table(text):
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_the_report_shows_the_rates_and_the_runs_at_them():
+    records = TRIED | reported() | reported(HIGH, score=90.0)
+    (section,) = sections((TUNED,), records)
+    head, _, plain, highway = table(markdown([section]))
+    assert (head[-1], plain[-1], highway[-1]) == ("rate", "0.01", "0.1")
+    assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
+    assert section.seeds == 2
+    assert "learning rate of 0.001, 0.01, 0.1 that did best on validation data" in section.legend
+
+
+def test_without_a_choice_there_is_no_column_of_rates():
+    part = replace(TUNED, learning_rates=())
+    (section,) = sections((part,), TRIED | reported())
+    assert table(markdown([section]))[0][-1] == "cosine"
+    assert "ate" not in section.legend.split("mean over the training.")[1]
+    assert not any("edge" in remark for remark in section.remarks())
+
+
+def test_the_report_warns_of_the_best_rate_at_the_edge():
+    (section,) = sections((TUNED,), TRIED | reported() | reported(HIGH))
+    warning = "Best at the edge of the learning rates 0.001, 0.01, 0.1, maybe better beyond: highway_bp k=1 (0.1)."
+    assert warning in list(section.remarks())
+    inner = tried(backprop=[1, 2, 1], highway_bp=[1, 2, 1])
+    (section,) = sections((TUNED,), inner | reported())
+    assert not any("edge" in remark for remark in section.remarks())
+
+
+def test_a_report_before_all_rates_are_chosen(tmp_path):
+    incomplete = {name: TRIED[name] for name in list(TRIED)[:3]}
+    assert list(sections((TUNED,), incomplete)) == []
+    (section,) = sections((TUNED,), incomplete | reported())
+    *_, plain, highway = table(markdown([section]))
+    assert plain[-1] == "0.01"
+    assert highway[1:] == ["– ± –", "– ± –", "–", "–", "–", "–", "–"]
+    save_plot([section], tmp_path / "report.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", [2, 8])
+def test_a_run_tries_then_trains_then_times_and_goes_on_where_it_was(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SUITES, "tiny", (TUNED,))
+    file = RecordFile(tmp_path / "records.jsonl")
+    append = RecordFile.append
+
+    def append_and_stop(self, record):
+        append(self, record)
+        if len(self.read()) == finished:
+            raise KeyboardInterrupt
+
+    def run():
+        main(["bench", "run", "--suite", "tiny", "--out", str(tmp_path), "--jobs", "2", "--seeds", "2"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "append", append_and_stop)
+        with pytest.raises(SystemExit):
+            run()
+    assert "the same command does the rest" in capsys.readouterr().err
+    before = file.read()
+    assert len(before) == finished
+
+    run()
+    out, err = capsys.readouterr()
+    assert f"{finished} of 11 cases are in" in out
+    assert "11/11" in err
+    records = file.read()
+    assert [record["kind"] for record in records.values()] == ["trial"] * 6 + ["training"] * 4 + ["speed"]
+    assert dict(list(records.items())[:finished]) == before
+    assert records.keys() == {case.id for case in cases((TUNED,), 2, "cpu", records)}
+
+    content = file.path.read_bytes()
+    run()
+    assert "11 of 11 cases are in" in capsys.readouterr().out
+    assert file.path.read_bytes() == content
+    main(["bench", "report", "--suite", "tiny", "--out", str(tmp_path)])
+    assert "rate" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_cases_that_must_run_alone_come_last_and_one_by_one(tmp_path, monkeypatch):
+    """Whatever the order in which they are wanted."""
+    order = []
+    monkeypatch.setattr(RecordFile, "append", lambda self, record: order.append(record["kind"]))
+    wanted = [*TUNED.timing("cpu"), training(PLAIN), training(HIGHWAY)]
+    run_cases(lambda records: wanted, RecordFile(tmp_path / "records.jsonl"), jobs=2)
+    assert order == ["training", "training", "speed"]
