@@ -23,9 +23,6 @@ from gradfree.scan import Cotangent
 if TYPE_CHECKING:
     from gradfree.engine import Engine
 
-_BENDS = (Role.POINTWISE, Role.MAX)
-
-
 class Layered(Container):
     """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
 
@@ -160,10 +157,10 @@ class LayerChain(DepthChain):
             tangent: whether to return the Jacobian's product with ``shift`` instead of a difference.
         """
         role = role_of(link.block)
-        if role is Role.DROPOUT:
-            # Dropout is a product with its mask, and so is its vjp.
+        if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
+            # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
             return self.pulled(link, shift.to(link.out.dtype)).to(shift.dtype)
-        if role not in _BENDS:
+        if role not in (Role.POINTWISE, Role.MAX):
             return linear_part(link.block, shift)
         stored = link.out.detach() if x.dtype == shift.dtype else None
         x = x.to(shift.dtype)
