@@ -85,13 +85,12 @@ class FOTON(OrthogonalEngine):
         """Return ``streaming``."""
         return self.streaming
 
-    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
-        """Put the engine on one chain, and the temperature behind its last layer."""
-        parts = super().parts(site, memory)
+    def alter(self, site: Site) -> Sequence[Removable]:
+        """Put the temperature behind the last layer."""
         if self.temperature == 1.0:
-            return parts
+            return ()
         *_, last = site.blocks.values()
-        return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
+        return [last.register_forward_hook(_Temperature(self.temperature))]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Forget the feedback matrix when it is due."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.forward_only import FORWARD_ONLY
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.tasks import DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2
@@ -55,4 +56,5 @@ SUITES: dict[str, Suite] = {
         Comparison(TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
         Comparison(WIKITEXT2, _RECURRENT, learning_rates=(1e-2, 2e-2, 4e-2)),
     ),
+    "forward-only": FORWARD_ONLY,
 }

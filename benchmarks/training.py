@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gradfree import gradient_fidelity
+from gradfree import Fidelity, gradient_fidelity
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Data, Split
 from gradfree.benchmarks.tasks import Task
@@ -54,20 +55,31 @@ class Training(Case):
         task, engine = self.task, self.row.create_engine()
         data = Data(*(Split(*(x.to(self.device) for x in split)) for split in task.data()))
         model = task.create_model(self.seed).to(self.device)
+        twin = deepcopy(model)
         optimizer, schedule = task.create_optimizer(model)
         losses, fidelity = [], []
-        for step, batch in enumerate(task.batches(data.train, self.seed)):
-            if step in _spread(_PROBES, task.steps):
-                total = gradient_fidelity(engine, model, task.loss, batch).total
-                fidelity.append({"step": step, "cosine": total.cosine, "relative_error": total.relative_error})
-            with engine.attach(model):
+        # From the first step to the last: engines keep running means, feedback and the count of steps.
+        with engine.attach(model) as handle:
+            for step, batch in enumerate(task.batches(data.train, self.seed)):
+                if step in _spread(_PROBES, task.steps):
+                    twin.load_state_dict(model.state_dict())
+                    found = gradient_fidelity(engine, twin, task.loss, batch, kept=handle.state_dict())
+                    fidelity.append({"step": step, **self.probed(found)})
                 loss = training_step(model, optimizer, task.loss, batch)
-            schedule.step()
-            if step in _spread(_LOSSES, task.steps):
-                losses.append({"step": step, "loss": loss.item()})
+                schedule.step()
+                if step in _spread(_LOSSES, task.steps):
+                    losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
         model.eval()
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores}
+
+    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return what to keep of the gradients' fidelity at one step."""
+        return {"cosine": fidelity.total.cosine, "relative_error": fidelity.total.relative_error}
+
+    def watched(self, model: nn.Module) -> dict[str, Any]:
+        """Return what to keep besides the loss now and then."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

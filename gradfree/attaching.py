@@ -60,4 +60,5 @@ def attach(engine: Engine, model: nn.Module, report: Report) -> Handle:
         problems = "\n".join(f"- {problem}" for problem in report.problems)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-    return Handle([p for path, site in report.chains.items() for p in engine.parts(site, memory[path])], memory)
+    parts = [p for path, site in report.chains.items() for p in engine.parts(site, memory[path])]
+    return Handle([*parts, *(p for site in report.chains.values() for p in engine.alter(site))], memory)

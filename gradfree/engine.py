@@ -84,6 +84,13 @@ class Engine(ABC):
         """
         return site.record(self, memory)
 
+    def alter(self, site: Site) -> Sequence[Removable]:
+        """Put on one chain what changes its output, not only its gradients; return what to take off again.
+
+        Exact gradients to compare with are taken with it, too: those of the loss that is trained.
+        """
+        return ()
+
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradfree.attaching import Handle
 from gradfree.engine import Engine
 from gradfree.recording import refuse_entries
 
@@ -57,6 +58,7 @@ def gradient_fidelity(
     loss_fn: Callable[..., Tensor],
     batch: Sequence[Any],
     chains: Sequence[str] | None = None,
+    kept: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Fidelity:
     """Compare the engine's gradients with exact backpropagation's, and leave no trace.
 
@@ -69,6 +71,8 @@ def gradient_fidelity(
         loss_fn: called as ``loss_fn(model(*inputs), target)``; returns a scalar.
         batch: ``(*inputs, target)``.
         chains: as in :meth:`gradfree.Engine.attach`.
+        kept: what the engine has kept in training so far (a running mean, random feedback): the ``state_dict()`` of
+            its handle on this model, or on one of the same chains. By default it begins anew.
 
     Raises:
         ChainError: the engine cannot be attached, or the model's pass breaks its rules.
@@ -86,10 +90,13 @@ def gradient_fidelity(
             refuse_entries(loss)
             return torch.autograd.grad(loss, parameters, allow_unused=True)
 
-    with engine.attach(model, chains):
+    with engine.attach(model, chains) as handle:
+        handle.load_state_dict(kept or {})
         approximate = gradients()
-    exact = gradients()
-    blocks = [block for site in engine.validate(model, chains).chains.values() for block in site.blocks.values()]
+    sites = engine.validate(model, chains).chains.values()
+    with Handle([part for site in sites for part in engine.alter(site)]):
+        exact = gradients()
+    blocks = [block for site in sites for block in site.blocks.values()]
     inside = {id(p) for block in blocks for p in block.parameters()}
     pairs = {
         name: (torch.zeros_like(e) if a is None else a, e)

@@ -23,6 +23,7 @@ from gradfree.scan import Cotangent
 if TYPE_CHECKING:
     from gradfree.engine import Engine
 
+
 class Layered(Container):
     """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
 
