@@ -37,8 +37,8 @@ class LayerEngine(Engine):
         if not self.runs_again:
             return report
         problems = [
-            f"{path} computes its weight with a state of its own (a power iteration), which {type(self).__name__} would "
-            "run twice. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
+            f"{path} computes its weight with a state of its own (a power iteration), which would run twice with "
+            f"{type(self).__name__}. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
             "streaming=False."
             for site in report.chains.values()
             for path, layer in site.blocks.items()
@@ -63,7 +63,7 @@ class LayerEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class OrthogonalEngine(Engine):
-    """An engine for chains of layers that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
+    """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
     After every ``orthogonalize_every``-th step of any optimizer that holds weights of the chain, a few Newton-Schulz
     steps lead them back to orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that
