@@ -1,10 +1,25 @@
 """The engines, one file each."""
 
 from gradfree.algorithms.backprop import Backprop
+from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF
+from gradfree.algorithms.fa import FA
 from gradfree.algorithms.fixed_point import FixedPoint
 from gradfree.algorithms.foton import FOTON
 from gradfree.algorithms.highway_bp import HighwayBP
+from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
+from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.truncated import Truncated
 
-__all__ = ["DSF", "FOTON", "Backprop", "FixedPoint", "HighwayBP", "Truncated"]
+__all__ = [
+    "DFA",
+    "DSF",
+    "FA",
+    "FOTON",
+    "PEPITA",
+    "Backprop",
+    "FixedPoint",
+    "HighwayBP",
+    "OrthogonalBackprop",
+    "Truncated",
+]

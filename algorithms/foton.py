@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +12,7 @@ from gradfree.chain import ChainError, ChainGradients
 from gradfree.engine import check_count
 from gradfree.isometry import losses
 from gradfree.layer_chain import LayerChain, normalised, scaled
-from gradfree.layer_engine import OrthogonalEngine
-from gradfree.layers import Role, role_of
+from gradfree.layer_engine import LayerEngine, OrthogonalEngine
 from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
@@ -21,7 +20,7 @@ _PERTURBATIONS = ("difference", "tangent")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FOTON(OrthogonalEngine):
+class FOTON(LayerEngine, OrthogonalEngine):
     """Forward-only training of orthogonal networks: no backward pass, the error enters at the input.
 
     "Forward-Only Training of Orthogonal Networks" (FOTON), arXiv 2512.20668. The error e at the last layer is sent to
@@ -69,16 +68,7 @@ class FOTON(OrthogonalEngine):
         """Tell whether the engine can be attached, and layer by layer what its gradients lose."""
         report = super().validate(model, chains)
         notes = [note for site in report.chains.values() for note in losses(site.blocks)]
-        problems = [problem for site in report.chains.values() for problem in self._streaming_problems(site)]
-        return replace(report, notes=notes, problems=[*report.problems, *problems])
-
-    def _streaming_problems(self, site: Site) -> Iterator[str]:
-        for path, layer in site.blocks.items():
-            if self.streaming and _keeps_state(layer):
-                yield (
-                    f"{path} computes its weight with a state of its own (a power iteration), which would run twice. "
-                    "Use streaming=False."
-                )
+        return replace(report, notes=notes)
 
     @property
     def streams(self) -> bool:
@@ -101,20 +91,10 @@ class FOTON(OrthogonalEngine):
         """Return the differences between the two passes as gradients."""
         error = error / self.temperature
         unit, norms = normalised(error)
-        feedback = shift = self._feedback(chain, unit)
+        feedback = self._feedback(chain, unit)
         total = chain.zero()
-        waiting = None
-        for i, (link, x) in enumerate(chain.replay()):
-            role = role_of(link.block)
-            if waiting is not None and role not in (Role.POINTWISE, Role.DROPOUT):
-                chain.add(waiting, scaled(shift, norms), total)
-                waiting = None
-            if i == chain.last:
-                chain.add(link, error, total)
-                break
-            shift = chain.pushed(link, x, shift, self.perturbation == "tangent")
-            if role is Role.WEIGHTS:
-                waiting = link
+        for link, _, _, difference in chain.compared(feedback, self.perturbation == "tangent"):
+            chain.add(link, error if difference is None else scaled(difference, norms), total)
         return total._replace(initial=scaled(feedback, norms))
 
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
@@ -134,14 +114,6 @@ class FOTON(OrthogonalEngine):
         if keeps:
             chain.memory["feedback"] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
-
-
-def _keeps_state(layer: nn.Module) -> bool:
-    """Tell whether the layer has more than parameters of its own: submodules with buffers, or parameters it sets."""
-    inner = [module for module in layer.modules() if module is not layer]
-    return any(not p.requires_grad for module in inner for p in module.parameters()) or any(
-        True for module in inner for _ in module.buffers()
-    )
 
 
 class _Temperature:

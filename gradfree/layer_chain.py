@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from gradfree.scan import Cotangent
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
+
+TAIL = (Role.POINTWISE, Role.DROPOUT)
+"""What may follow a layer with weights and still be its own activation."""
 
 
 class Layered(Container):
@@ -65,6 +68,23 @@ def _leaves(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from _leaves(where, child)
         elif child is not None:
             yield where, child
+
+
+class Compared(NamedTuple):
+    """What two passes have left of one layer with weights.
+
+    Attributes:
+        link: the layer, as in :meth:`LayerChain.replay`.
+        x: what entered it in the first pass.
+        shift: how much less entered it in the second pass.
+        difference: how much less left its activation, the pointwise functions and dropout that follow it; ``None``
+            for the chain's last layer with weights.
+    """
+
+    link: Link
+    x: Tensor
+    shift: Tensor
+    difference: Tensor | None
 
 
 class LayerChain(DepthChain):
@@ -146,7 +166,31 @@ class LayerChain(DepthChain):
     def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobian of ``link``."""
         assert link.state is not None
-        return torch.autograd.grad(link.out, link.state, cotangent, retain_graph=True)[0]
+        return torch.autograd.grad(link.out, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
+
+    def compared(self, shift: Tensor, tangent: bool = False) -> Iterator[Compared]:
+        """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
+
+        Args:
+            shift: shaped like the chain's input, of at least single precision.
+            tangent: as in :meth:`pushed`.
+
+        Raises:
+            ChainError: as in :meth:`replay`.
+        """
+        waiting = None
+        for i, (link, x) in enumerate(self.replay()):
+            role = role_of(link.block)
+            if waiting is not None and role not in TAIL:
+                yield waiting._replace(difference=shift)
+                waiting = None
+            here = Compared(link, x, shift, None)
+            if i == self.last:
+                yield here
+                return
+            shift = self.pushed(link, x, shift, tangent)
+            if role is Role.WEIGHTS:
+                waiting = here
 
     def pushed(self, link: Link, x: Tensor, shift: Tensor, tangent: bool) -> Tensor:
         """Return how much less ``link`` gives for ``x`` - ``shift`` than for ``x``, with the same dropout mask.
@@ -160,7 +204,7 @@ class LayerChain(DepthChain):
         role = role_of(link.block)
         if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
             # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
-            return self.pulled(link, shift.to(link.out.dtype)).to(shift.dtype)
+            return self.pulled(link, shift).to(shift.dtype)
         if role not in (Role.POINTWISE, Role.MAX):
             return linear_part(link.block, shift)
         stored = link.out.detach() if x.dtype == shift.dtype else None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradfree.chain import Chain, ChainGradients
 from gradfree.engine import Engine, check_count
 from gradfree.layer_chain import LayerChain, Layered
+from gradfree.layers import keeps_state
 from gradfree.optimizer_steps import OptimizerSteps
 from gradfree.orthogonality import far, is_matrix, project, retract, weights_of
 from gradfree.site import Removable, Site
+from gradfree.validation import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,26 @@ class LayerEngine(Engine):
     """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
 
     kinds = (Layered,)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the engine runs layers with weights once more in the backward pass."""
+        return self.streams
+
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+        """Tell whether the engine can be attached; as in :meth:`gradfree.Engine.validate`."""
+        report = super().validate(model, chains)
+        if not self.runs_again:
+            return report
+        problems = [
+            f"{path} computes its weight with a state of its own (a power iteration), which would run twice with "
+            f"{type(self).__name__}. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
+            "streaming=False."
+            for site in report.chains.values()
+            for path, layer in site.blocks.items()
+            if keeps_state(layer)
+        ]
+        return replace(report, problems=[*report.problems, *problems])
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients for the error at the chain's end; computes in the tensors' own precision.
@@ -40,7 +62,7 @@ class LayerEngine(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrthogonalEngine(LayerEngine):
+class OrthogonalEngine(Engine):
     """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
     After every ``orthogonalize_every``-th step of any optimizer that holds weights of the chain, a few Newton-Schulz
@@ -51,6 +73,8 @@ class OrthogonalEngine(LayerEngine):
         orthogonalize_every: optimizer steps from one retraction to the next.
         orthogonalize_steps: Newton-Schulz steps of one retraction.
     """
+
+    kinds = (Layered,)
 
     orthogonalize_every: int = 4
     orthogonalize_steps: int = 2

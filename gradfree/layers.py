@@ -70,6 +70,14 @@ def has_own_weight(module: nn.Module) -> bool:
     return "weight" in module._parameters
 
 
+def keeps_state(module: nn.Module) -> bool:
+    """Tell whether running the layer changes it: it has submodules with buffers, or with parameters they set."""
+    inner = [child for child in module.modules() if child is not module]
+    return any(not p.requires_grad for child in inner for p in child.parameters()) or any(
+        True for child in inner for _ in child.buffers()
+    )
+
+
 def weight_of(module: nn.Module) -> Tensor:
     """Return the weight of a linear map as it is now; one that is computed is computed on a copy.
 

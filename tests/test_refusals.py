@@ -45,7 +45,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             "highway",
             {},
             ValueError,
-            "no engine is called 'highway'; there are: backprop, dsf, fixed_point, ",
+            "no engine is called 'highway'; there are: backprop, dfa, dsf, ",
         ),
         ("highway_bp", {"iteration": 2}, TypeError, "no option 'iteration'; its options are: iterations, gamma, block"),
         ("highway_bp", {"block": 1}, TypeError, "block must be True or False, not 1"),

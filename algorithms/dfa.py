@@ -1,0 +1,47 @@
+"""Direct feedback alignment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradfree.chain import ChainGradients
+from gradfree.feedback_engine import FeedbackEngine
+from gradfree.layer_chain import TAIL, LayerChain
+from gradfree.layers import Role, role_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFA(FeedbackEngine):
+    """Direct feedback alignment: every layer gets the error itself, through a fixed random matrix of its own.
+
+    Nøkland, "Direct feedback alignment provides learning in deep neural networks", NeurIPS 2016, arXiv 1609.01596,
+    eq. 9: δ_l = (B_l e) ⊙ f'(a_l), with e the error at the last layer with weights, which is exact. B_l e stands for
+    the cotangent behind a layer's own activation, the pointwise functions and dropout that follow it, and is pulled
+    through these exactly; what comes behind a pool or a flattening, the layer does not see. Layers before the chain
+    get B_0 e. The paper leaves the scale of B_l open; see :class:`~gradfree.feedback_engine.FeedbackEngine`.
+
+    Takes outputs (samples, classes); layers inside may have states of any shape.
+
+    Args:
+        seed: what the matrices are drawn from.
+    """
+
+    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
+        """Return the gradients, the error of every layer by itself."""
+        total = chain.zero()
+        delta: Tensor | None = error
+        for i in range(chain.last, -1, -1):
+            link, role = chain.links[i], role_of(chain.links[i].block)
+            if role is not Role.WEIGHTS and role not in TAIL:
+                continue
+            delta = self.sent(chain, error, i + 1) if delta is None else delta
+            if role is Role.WEIGHTS:
+                chain.add(link, delta, total)
+                delta = None
+            else:
+                delta = chain.pulled(link, delta)
+        if delta is None and chain.links[0].state is not None:
+            delta = self.sent(chain, error, 0)
+        return total._replace(initial=delta)

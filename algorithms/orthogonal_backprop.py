@@ -1,0 +1,26 @@
+"""Backpropagation with weights that are kept orthogonal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradfree.chain import Chain, ChainGradients
+from gradfree.layer_engine import OrthogonalEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrthogonalBackprop(OrthogonalEngine):
+    """Exact backpropagation on the chains of ``foton``, whose weights are kept orthogonal the same way.
+
+    The baseline that tells FOTON's gradients (arXiv 2512.20668) from its constraint on the weights: what it reaches
+    short of ``backprop``, the constraint costs; what ``foton`` reaches short of it, the missing backward pass.
+
+    Args:
+        orthogonalize_every: optimizer steps from one retraction to the next.
+        orthogonalize_steps: Newton-Schulz steps of one retraction.
+    """
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the exact gradients."""
+        return chain.backpropagate(direct)
