@@ -223,16 +223,17 @@ class CostSection(Section):
         small, deepest = self.part.small, self.part.depths[-1]
         return (
             f"One step with plain SGD; medians of {_ROUNDS} interleaved rounds of {_STEPS} steps, which is from one "
-            "retraction to the next. Passes: forward and backward, or what stands for it. ×: whole step as a multiple "
-            f"of the first row's. MiB: peak of the passes' memory at a depth, with layers of {small.width} and batch "
-            f"{small.batch}, less the weights' gradients: {_gradients(replace(small, depth=deepest)):.1f} MiB at "
+            "retraction to the next. Passes: forward and backward, or what stands for it. Step: all three, as a "
+            "multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
+            f"{small.width} and batch {small.batch}, less the weights' gradients, "
+            f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
             f"{deepest} layers, which every engine leaves behind."
         )
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row an engine."""
         phases = [f"{name} (ms)" for name in Phases._fields]
-        yield ["engine", *phases, "whole step (×)", *(f"depth {depth} (MiB)" for depth in self.part.depths)]
+        yield ["engine", *phases, "step (×)", *(f"MiB at {depth}" for depth in self.part.depths)]
         for step, memory in zip(self.steps, self.memory, strict=True):
             milliseconds = [f"{1e3 * phase:.1f}" for phase in step["phases"]]
             mebibytes = [f"{peak / _MIB:.1f}" for peak in memory]

@@ -14,8 +14,12 @@ from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
 
 BACKPROP = Row("backprop", "backprop", {"plain": True})
+ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
 FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
+DFA = Row("dfa", "dfa", {})
+FA = Row("fa", "fa", {})
+PEPITA = Row("pepita", "pepita", {})
 
 
 def _tempered(temperature: float) -> Row:
@@ -23,11 +27,12 @@ def _tempered(temperature: float) -> Row:
 
 
 def _every(steps: int) -> Row:
-    return Row(f"foton, retraction every {steps}", "foton", {"orthogonalize_every": steps})
+    return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps})
 
 
 _RATES = (0.03, 0.1, 0.3, 1.0)
-_ROWS = (BACKPROP, FOTON, _tempered(4.0))
+_EXACT = (ORTHOGONAL, BACKPROP)
+_ROWS = (*_EXACT, FOTON, _tempered(4.0), DFA, PEPITA)
 
 ORTHOGONAL_DIGITS = SGDTask(
     name="digits_orthogonal",
@@ -49,7 +54,7 @@ _MNIST = replace(
     name="mnist",
     data=Images("mnist", column="image", train=20000, held_out=2000),
     options={"in_features": 784, "num_classes": 10, "width": 128},
-    steps=400,
+    steps=300,
 )
 _LENET = replace(_MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
 _CIFAR = replace(
@@ -66,18 +71,18 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 5, 10, 20, 50), _ROWS, _RATES),
-    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10, 20), (*_ROWS, _tempered(32.0)), _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 5, 10, 20, 50), (*_ROWS, FA), _RATES),
+    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_EXACT, FOTON, _tempered(32.0), DFA), _RATES),
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), tuple(map(_every, (1, 4, 8, 16))), _RATES),
     DepthSweep(_MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
     DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
-    DepthSweep(_CIFAR, _mlps(5, 20), _ROWS, _RATES),
-    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 3)}, _ROWS, _RATES),
+    DepthSweep(_CIFAR, _mlps(5, 20), (*_EXACT, FOTON, DFA, PEPITA), _RATES),
+    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, (*_EXACT, FOTON, DFA), _RATES),
     StepCosts(
         timed=Network(depth=20, width=512, batch=256),
         small=Network(depth=0, width=64, batch=2048),
         depths=(10, 20, 50, 100),
-        rows=(BACKPROP, FOTON, STREAMING, _every(1)),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, _every(1), DFA, FA, PEPITA),
         threads=2,
     ),
 )
