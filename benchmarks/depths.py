@@ -223,7 +223,7 @@ def _draw_scores(axes: Axes, section: DepthSection) -> None:
 
 
 def _draw_alignment(axes: Axes, section: DepthSection) -> None:
-    """Draw the engine whose alignment is highest but not perfect over the training, of the others the end alone."""
+    """Draw the first engine that is not exact over the training, of the others the end alone."""
     deepest = {label: points[-1] for label, points in section.curves.items()}
     inexact = {label: point for label, point in deepest.items() if point.cosine < 1 - 1e-3}
     followed = next(iter(inexact), None)
@@ -238,7 +238,8 @@ def _draw_alignment(axes: Axes, section: DepthSection) -> None:
     axes.set_ylabel("cosine with the true gradient")
     axes.set_ylim(-0.3, 1.05)
     axes.axhline(0.0, color="0.7", zorder=0)
-    axes.legend(fontsize="x-small", ncols=2)
+    if inexact:
+        axes.legend(fontsize="x-small", ncols=2)
 
 
 def _shades(count: int) -> list[Any]:

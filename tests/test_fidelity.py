@@ -112,3 +112,34 @@ def test_it_prints_as_a_table(batch):
     assert text.splitlines()[0].split() == ["parameter", "cosine", "norm", "ratio", "relative", "error"]
     assert "blocks.0.linear.weight   1.0000" in text
     assert text.splitlines()[-1].startswith("all")
+
+
+def test_an_engine_that_has_learnt_something_is_judged_with_it(batch):
+    """Random feedback that training began with is compared, not one that is drawn for the occasion."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    engine = gradfree.create_engine("dfa")
+
+    def loss(out, target):
+        return (out.sum(1) - target).pow(2).sum()
+
+    fresh = gradfree.gradient_fidelity(engine, model, loss, batch, [""]).parameters["0.weight"].cosine
+    with engine.attach(model, [""]) as handle:
+        loss(model(batch[0]), batch[1]).backward()
+        kept = {"": {name: -feedback for name, feedback in handle.state_dict()[""].items()}}
+    turned = gradfree.gradient_fidelity(engine, model, loss, batch, [""], kept).parameters["0.weight"].cosine
+    assert turned == pytest.approx(-fresh)
+    with pytest.raises(ValueError, match="no chains \\['head'\\] here"):
+        gradfree.gradient_fidelity(engine, model, loss, batch, [""], {"head": {}})
+    gradfree.gradient_fidelity(gradfree.create_engine("backprop", plain=True), model, loss, batch, None, {})
+
+
+def test_a_temperature_is_in_the_exact_gradients_too():
+    """Both are those of the loss that is trained."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    gradfree.orthogonalize(model)
+    batch = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    engine = gradfree.create_engine("foton", temperature=4.0)
+    fidelity = gradfree.gradient_fidelity(engine, model, nn.functional.cross_entropy, batch)
+    assert fidelity.total.cosine == pytest.approx(1.0)
+    assert fidelity.total.norm_ratio == pytest.approx(1 / 4)
+    assert not any(layer._forward_hooks for layer in model)
