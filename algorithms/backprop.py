@@ -32,6 +32,6 @@ class Backprop(Engine):
         """Tell whether the engine can be attached; with ``plain`` it always can."""
         return Report() if self.plain else super().validate(model, chains)
 
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
+    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Attach to the chains, or with ``plain`` to nothing."""
-        return Handle() if self.plain else super().attach(model, chains)
+        return Handle() if self.plain else super().attach(model, chains, lean=lean)

@@ -31,17 +31,20 @@ class DFA(FeedbackEngine):
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the gradients, the error of every layer by itself."""
         total = chain.zero()
-        delta: Tensor | None = error
-        for i in range(chain.last, -1, -1):
-            link, role = chain.links[i], role_of(chain.links[i].block)
-            if role is not Role.WEIGHTS and role not in TAIL:
-                continue
-            delta = self.sent(chain, error, i + 1) if delta is None else delta
-            if role is Role.WEIGHTS:
-                chain.add(link, delta, total)
-                delta = None
-            else:
-                delta = chain.pulled(link, delta)
-        if delta is None and chain.links[0].state is not None:
-            delta = self.sent(chain, error, 0)
-        return total._replace(initial=delta)
+        chain.add(chain.links[chain.last], error, total)
+        for i, link in enumerate(chain.links[: chain.last]):
+            if role_of(link.block) is Role.WEIGHTS:
+                chain.add(link, self._behind(chain, error, i), total)
+        if chain.links[0].state is None:
+            return total
+        return total._replace(initial=self._behind(chain, error, -1))
+
+    def _behind(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
+        """Return the cotangent at the output of link ``index``, of -1 at the chain's input: B e, pulled through."""
+        end = index + 1
+        while role_of(chain.links[end].block) in TAIL:
+            end += 1
+        delta = self.sent(chain, error, end)
+        for link in reversed(chain.links[index + 1 : end]):
+            delta = chain.pulled(link, delta)
+        return delta

@@ -17,6 +17,7 @@ from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
 _PERTURBATIONS = ("difference", "tangent")
+_FEEDBACK = "F to "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +76,19 @@ class FOTON(LayerEngine, OrthogonalEngine):
         """Return ``streaming``."""
         return self.streaming
 
-    def alter(self, site: Site) -> Sequence[Removable]:
-        """Put the temperature behind the last layer."""
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+        """Put the engine on one chain, and the temperature behind its last layer."""
+        parts = super().parts(site, memory, lean)
         if self.temperature == 1.0:
-            return ()
+            return parts
         *_, last = site.blocks.values()
-        return [last.register_forward_hook(_Temperature(self.temperature))]
+        return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Forget the feedback matrix when it is due."""
         if steps % self.refresh_feedback_every == 0:
-            memory.pop("feedback", None)
+            for key in [key for key in memory if key.startswith(_FEEDBACK)]:
+                del memory[key]
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
@@ -108,11 +111,12 @@ class FOTON(LayerEngine, OrthogonalEngine):
             )
         if not keeps and classes >= samples:
             return chain.transposed(error)
-        matrix = chain.memory.get("feedback")
+        key = _FEEDBACK + chain.links[chain.last].path
+        matrix = chain.memory.get(key)
         if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
             matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
         if keeps:
-            chain.memory["feedback"] = matrix
+            chain.memory[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradfree.chain import ChainGradients
 from gradfree.engine import check_count
@@ -69,17 +69,17 @@ class PEPITA(FeedbackEngine):
         """Whether layers run once more: always, their gradients are taken at the second pass's inputs."""
         return True
 
-    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain and, to mirror its weights, begin to watch its optimizer."""
-        parts = super().parts(site, memory)
+        parts = super().parts(site, memory, lean)
         if not self.mirror_every:
             return parts
 
-        def after_step(steps: int) -> None:
+        def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.mirror_every == 0:
-                self._mirror(site, memory, steps)
+                self._mirror(blocks, memory, steps)
 
-        return [*parts, OptimizerSteps(site.blocks.values(), memory, after_step)]
+        return [*parts, OptimizerSteps(site.blocks, memory, after_step)]
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes, times the second one's inputs, as gradients."""
@@ -103,14 +103,15 @@ class PEPITA(FeedbackEngine):
         return _SCALE * chain.transposed(error, factors)
 
     @torch.no_grad()
-    def _mirror(self, site: Site, memory: dict[str, Tensor], steps: int) -> None:
+    def _mirror(self, blocks: Mapping[str, nn.Module], memory: dict[str, Tensor], steps: int) -> None:
         """Lead every B_l towards its layer's weight, which noise tells it; of a convolution for a single window."""
-        for path, layer in site.blocks.items():
+        for path, layer in blocks.items():
             if role_of(layer) is Role.WEIGHTS:
                 weight = weight_of(layer)
                 matrix = self.matrix(memory, path, weight.shape, weight)
                 noise = torch.empty(_SAMPLES, weight[0].numel(), dtype=torch.float32, device="cpu")
-                noise = noise.normal_(generator=self.generator(f"{path}, step {steps}")).to(matrix)
+                noise.normal_(generator=self.generator(f"{path}, step {steps}"))
+                noise = noise.to(matrix, non_blocking=True)
                 answer = noise @ weight.flatten(1).mT.to(matrix)
                 moved = matrix + self.mirror_rate / _SAMPLES * (answer.mT @ noise).view_as(matrix)
                 memory[matrix_key(path, weight.shape)] = moved * (matrix.norm() / moved.norm())

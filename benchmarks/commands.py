@@ -23,7 +23,8 @@ def run(
     Records are kept as they come. Started again, the command does only what is missing.
 
     Args:
-        suite: the comparisons to make. "quick" takes two to three minutes on two cores, "rnn" ten, "text" an hour.
+        suite: the comparisons to make. "quick" takes two to three minutes on two cores, "rnn" twenty, "scan" one,
+            "text" an hour.
         out: folder for records, table and plot; results/<suite> if not given.
         seeds: training runs for each engine and task.
         device: where to train.

@@ -35,10 +35,15 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTiming(Case):
-    """Time and peak memory of a layer's forward and backward pass in turns: plain, as a loop over cells, by engine."""
+class LayerCase(Case):
+    """A measurement of one layer.
 
-    kind: ClassVar[str] = "layer"
+    Attributes:
+        layer: what is run.
+        rows: the engines.
+        threads: for torch to use.
+    """
+
     alone: ClassVar[bool] = True
     layer: Layer
     rows: tuple[Row, ...]
@@ -49,6 +54,16 @@ class LayerTiming(Case):
         """The layer."""
         return str(self.layer)
 
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTiming(LayerCase):
+    """Time and peak memory of a layer's forward and backward pass in turns: plain, as a loop over cells, by engine.
+
+    A GRU is also run with the first engine in its lean form; other layers have no other form.
+    """
+
+    kind: ClassVar[str] = "layer"
+
     @property
     def subject(self) -> str:
         """All rows."""
@@ -56,8 +71,10 @@ class LayerTiming(Case):
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the plain layer's and peak memory in bytes."""
-        steps = {"plain": _Pass(self), "loop over cells": _Loop(self)}
-        steps |= {row.label: _Pass(self, row) for row in self.rows}
+        steps = {"plain": Pass(self), "loop over cells": _Loop(self)}
+        steps |= {row.label: Pass(self, row) for row in self.rows}
+        if self.layer.cell == "GRU":
+            steps[_lean(self.rows)] = Pass(self, self.rows[0], lean=True)
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         times = interleaved(list(steps.values()))
@@ -70,10 +87,10 @@ class LayerTiming(Case):
         }
 
 
-class _Pass:
+class Pass:
     """A forward and backward pass of the layer, with one row's engine or none."""
 
-    def __init__(self, case: LayerTiming, row: Row | None = None):
+    def __init__(self, case: LayerCase, row: Row | None = None, lean: bool = False):
         torch.manual_seed(case.seed)
         layer = case.layer
         shape = (layer.batch, layer.steps, layer.units)
@@ -82,18 +99,24 @@ class _Pass:
         self.cotangent = torch.randn(shape, device=case.device)
         self.run: Callable[[Tensor], Tensor] = lambda x: self.module(x)[0]
         if row is not None:
-            row.create_engine().attach(self.module, [""])
+            row.create_engine().attach(self.module, [""], lean=lean)
 
     def __call__(self) -> None:
+        """Run it."""
         self.run(self.x).backward(self.cotangent)
         self.x.grad = None
         self.module.zero_grad()
 
+    @torch.no_grad()
+    def forward_alone(self) -> None:
+        """Run the forward pass, without a graph."""
+        self.run(self.x)
 
-class _Loop(_Pass):
+
+class _Loop(Pass):
     """The same as a Python loop over torch's cell."""
 
-    def __init__(self, case: LayerTiming):
+    def __init__(self, case: LayerCase):
         super().__init__(case)
         units = case.layer.units
         self.module = _CELLS[case.layer.cell](units, units).to(case.device)
@@ -158,7 +181,7 @@ class LayerSection(Section):
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row a layer."""
-        labels = ["loop over cells", *(row.label for row in self.rows)]
+        labels = ["loop over cells", *(row.label for row in self.rows), _lean(self.rows)]
         yield ["layer", "plain (ms)", *labels]
         for layer, results in self.results.items():
             plain = results[0]
@@ -192,6 +215,10 @@ class LayerSection(Section):
             axes.set_xlabel("steps T")
             axes.set_ylabel(f"{what}, as a multiple of nn.{cell}'s own")
             axes.legend(fontsize="small")
+
+
+def _lean(rows: tuple[Row, ...]) -> str:
+    return f"{rows[0].label}, lean"
 
 
 def _steps(layer: Layer) -> int:

@@ -16,14 +16,14 @@ _DIGITS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LayerwiseTraining(Training):
-    """A training run that keeps each weight's alignment with its true gradient, and how orthogonal the weights stay."""
+    """A training run that keeps each layer's alignment with its true gradient, and how orthogonal the weights stay."""
 
     kind: ClassVar[str] = "layerwise training"
 
     def probed(self, fidelity: Fidelity) -> dict[str, Any]:
-        """Return the whole gradient's fidelity and, in the order of the layers, the cosine of each weight's."""
-        weights = [agreement.cosine for name, agreement in fidelity.parameters.items() if name.endswith("weight")]
-        return {**super().probed(fidelity), "layers": [round(cosine, _DIGITS) for cosine in weights]}
+        """Return the whole gradient's fidelity and the cosine of each layer's, in their order."""
+        layers = [round(agreement.cosine, _DIGITS) for agreement in fidelity.layers.values()]
+        return {**super().probed(fidelity), "layers": layers}
 
     def watched(self, model: nn.Module) -> dict[str, Any]:
         """Return the largest ‖W Wᵀ - I‖ of the weights."""

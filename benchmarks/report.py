@@ -13,7 +13,7 @@ from gradfree.benchmarks.section import Section
 def terminal_table(section: Section) -> Table:
     """Return the table for the terminal."""
     head, *rows = section.cells()
-    table = Table(title=section.title, caption=section.legend, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=section.title, caption=section.legend, box=SIMPLE_HEAD, padding=0)
     table.title_justify = table.caption_justify = "left"
     for text, *column in zip(head, *rows, strict=True):
         # Headings wrap at every space before a figure does: the table fits into 80 columns.

@@ -34,10 +34,13 @@ def run_cases(wanted: Callable[[Mapping[str, Record]], Iterable[Case | None]], f
     records = file.read()
     with _progress() as progress, _pool(jobs) as pool:
         bar = progress.add_task("")
-        while batch := _next_batch(cases := list(wanted(records)), records):
-            running = {pool.submit(measure, case): case for case in batch}
-            finished = count_finished(cases, records)
-            progress.update(bar, total=len(cases), completed=finished, description=_describe(running, jobs))
+        while True:
+            cases = list(wanted(records))
+            progress.update(bar, total=len(cases), completed=count_finished(cases, records))
+            running = {pool.submit(measure, case): case for case in _next_batch(cases, records)}
+            if not running:
+                break
+            progress.update(bar, description=_describe(running, jobs))
             for future in as_completed(list(running)):
                 case = running.pop(future)
                 try:

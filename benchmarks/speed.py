@@ -76,12 +76,12 @@ class _Trainee:
         return peak_memory(self.step, self.device)
 
 
-def interleaved(steps: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """Return for each of ``steps`` its time in seconds in every round, once all have warmed up."""
+def interleaved(steps: Sequence[Callable[[], object]], runs: int = _STEPS) -> list[list[float]]:
+    """Return for each of ``steps`` its mean time in seconds over ``runs`` in every round, once all have warmed up."""
     timers = [Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()) for step in steps]
     for timer in timers:
-        timer.timeit(_STEPS)
-    rounds = [[timer.timeit(_STEPS).mean for timer in timers] for _ in range(_ROUNDS)]
+        timer.timeit(runs)
+    rounds = [[timer.timeit(runs).mean for timer in timers] for _ in range(_ROUNDS)]
     return [list(times) for times in zip(*rounds, strict=True)]
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Generator, Tensor
 
-from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.data import Data, Split
 
 COPYING_VOCABULARY = 10
 """Tokens of :func:`copying`: eight symbols, blank and delimiter."""
 
-_SYMBOLS, _BLANK, _DELIMITER = 8, 8, 9
+BLANK = 8
+"""The token of :func:`copying` that stands for nothing."""
+
+_SYMBOLS, _DELIMITER = 8, 9
 _COPIED = 10
 
 
@@ -29,7 +35,7 @@ def copying(batch_size: int, delay: int, generator: Generator) -> Split:
     """
     _check("delay", delay, least=1)
     symbols = _integers(_SYMBOLS, (batch_size, _COPIED), generator)
-    blanks = symbols.new_full((batch_size, delay + _COPIED), _BLANK)
+    blanks = symbols.new_full((batch_size, delay + _COPIED), BLANK)
     inputs = torch.cat([symbols, blanks], 1)
     inputs[:, _COPIED + delay - 1] = _DELIMITER
     return Split(inputs, torch.cat([blanks, symbols], 1))
@@ -72,6 +78,40 @@ def parity(batch_size: int, length: int, generator: Generator) -> Split:
     _check("length", length, least=1)
     bits = _integers(2, (batch_size, length), generator)
     return Split(bits, bits.sum(1) % 2)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Examples made up once and for all, the same for everybody.
+
+    Attributes:
+        make: :func:`copying`, or another function of a batch size, a length and a generator.
+        length: of the sequences, or what else ``make`` takes for its second argument.
+        train: number of sequences.
+        held_out: number for validation, and for the test.
+    """
+
+    make: Callable[[int, int, Generator], Split]
+    length: int
+    train: int
+    held_out: int
+
+    def __call__(self) -> Data:
+        """Return the examples."""
+        generator = Generator().manual_seed(0)
+        return Data(*(self.make(n, self.length, generator) for n in (self.train, self.held_out, self.held_out)))
+
+
+def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return :func:`adding` as images of one row, (B, 2, 1, ``length``)."""
+    inputs, targets = adding(batch_size, length, generator)
+    return Split(inputs.transpose(1, 2).unsqueeze(2), targets)
+
+
+def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return :func:`parity` as images of one row, (B, 1, 1, ``length``), of the default dtype."""
+    inputs, targets = parity(batch_size, length, generator)
+    return Split(inputs[:, None, None].to(torch.get_default_dtype()), targets)
 
 
 def _integers(below: int, shape: tuple[int, int], generator: Generator) -> Tensor:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gradfree import Fidelity, gradient_fidelity
+from gradfree import Fidelity
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Data, Split
 from gradfree.benchmarks.tasks import Task
+from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
 _LOSSES = 20
@@ -55,17 +55,17 @@ class Training(Case):
         task, engine = self.task, self.row.create_engine()
         data = Data(*(Split(*(x.to(self.device) for x in split)) for split in task.data()))
         model = task.create_model(self.seed).to(self.device)
-        twin = deepcopy(model)
         optimizer, schedule = task.create_optimizer(model)
         losses, fidelity = [], []
         # From the first step to the last: engines keep running means, feedback and the count of steps.
         with engine.attach(model) as handle:
             for step, batch in enumerate(task.batches(data.train, self.seed)):
+                optimizer.zero_grad()
+                loss = task.loss(model(batch.inputs), batch.targets)
                 if step in _spread(_PROBES, task.steps):
-                    twin.load_state_dict(model.state_dict())
-                    found = gradient_fidelity(engine, twin, task.loss, batch, kept=handle.state_dict())
-                    fidelity.append({"step": step, **self.probed(found)})
-                loss = training_step(model, optimizer, task.loss, batch)
+                    fidelity.append({"step": step, **self.probed(loss_fidelity(loss, model, handle))})
+                loss.backward()
+                optimizer.step()
                 schedule.step()
                 if step in _spread(_LOSSES, task.steps):
                     losses.append({"step": step, "loss": loss.item(), **self.watched(model)})

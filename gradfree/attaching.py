@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from gradfree.chain import ChainError
-from gradfree.site import Removable
+from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
 if TYPE_CHECKING:
@@ -17,10 +17,20 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model."""
+    """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model.
 
-    def __init__(self, parts: Sequence[Removable] = (), memory: Mapping[str, dict[str, Tensor]] | None = None):
+    Attributes:
+        chains: the chains by module path.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Removable] = (),
+        chains: Mapping[str, Site] | None = None,
+        memory: Mapping[str, dict[str, Tensor]] | None = None,
+    ):
         self._parts = parts
+        self.chains = chains or {}
         self._memory = memory or {}
 
     def detach(self) -> None:
@@ -54,11 +64,19 @@ class Handle:
         self.detach()
 
 
-def attach(engine: Engine, model: nn.Module, report: Report) -> Handle:
+def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Handle:
     """Put ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
-    if not report.ok:
-        problems = "\n".join(f"- {problem}" for problem in report.problems)
+    found = [*report.problems, *(_not_lean(path) for path, site in report.chains.items() if lean > site.can_be_lean)]
+    if found:
+        problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-    parts = [p for path, site in report.chains.items() for p in engine.parts(site, memory[path])]
-    return Handle([*parts, *(p for site in report.chains.values() for p in engine.alter(site))], memory)
+    parts = [part for path, site in report.chains.items() for part in engine.parts(site, memory[path], lean)]
+    return Handle(parts, report.chains, memory)
+
+
+def _not_lean(path: str) -> str:
+    return (
+        f"{path!r} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. Name "
+        "those, chains=[...], and attach to the rest by a call of its own."
+    )

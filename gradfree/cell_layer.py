@@ -11,9 +11,10 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.cells import State
 from gradfree.chain import ChainError, ChainGradients
-from gradfree.graph import check_finite, refuse_second_derivatives, walk
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, walk
 from gradfree.scan import plus, times
 from gradfree.site import Removable, Site
+from gradfree.solving import solve
 from gradfree.time_chain import CellChain, Split, TimeChain
 
 if TYPE_CHECKING:
@@ -187,8 +188,8 @@ class Unrolled(Site):
                     "would draw other masks or count statistics twice. Put it outside the cell."
                 )
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[Removable]:
-        """Replace the layer's loop over steps."""
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+        """Replace the layer's loop over steps, which keeps nothing but the states."""
         recorder = CellRecorder(engine, self.path, self._layer, memory)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
         return [recorder]
@@ -273,9 +274,11 @@ class _UnrollFunction(torch.autograd.Function):
         )
         with ctx.autocast:
             chain = recorder.chain(x, states, first, parameters)
-            gradients = recorder.engine.gradients(chain, direct)
+            gradients = solve(recorder.engine, chain, direct)
         trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
-        return None, None, *gradients.inputs, *gradients.initial, *trained
+        given = *gradients.inputs, *gradients.initial, *trained
+        check_made_finite(given, recorder.path or "the cell layer")
+        return None, None, *given
 
 
 def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:

@@ -148,10 +148,11 @@ class LinearisedLSTM(Linearised):
 
 
 def recompute_gates(p: Tensor, q: Tensor) -> Gates:
-    """Return a GRU's gates from its pre-activations."""
+    """Return a GRU's gates from its pre-activations, of which P is overwritten."""
     width = p.shape[-1] // 3
-    reset_update = (p[..., : 2 * width] + q[..., : 2 * width]).sigmoid_()
-    new = torch.addcmul(p[..., 2 * width :], reset_update[..., :width], q[..., 2 * width :]).tanh_()
+    reset_update, new = p.split([2 * width, width], -1)
+    reset_update.add_(q[..., : 2 * width]).sigmoid_()
+    new.addcmul_(reset_update[..., :width], q[..., 2 * width :]).tanh_()
     return Gates(reset_update, new, q)
 
 

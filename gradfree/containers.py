@@ -55,7 +55,12 @@ class Container(Site):
                 )
             yield from _block_problems(path, block)
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[RemovableHandle]:
+    @property
+    def can_be_lean(self) -> bool:
+        """Never: the blocks keep what autograd keeps of them."""
+        return False
+
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the blocks."""
         return RecordedChain(engine, self.blocks, memory).record()
 

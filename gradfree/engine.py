@@ -75,31 +75,31 @@ class Engine(ABC):
         ]
         return Report(report.chains, [*report.problems, *problems])
 
-    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain; return what to take off again.
 
         Args:
             site: the chain.
             memory: what is kept of it from pass to pass; goes into checkpoints.
+            lean: as in :meth:`attach`.
         """
-        return site.record(self, memory)
+        return site.record(self, memory, lean)
 
-    def alter(self, site: Site) -> Sequence[Removable]:
-        """Put on one chain what changes its output, not only its gradients; return what to take off again.
-
-        Exact gradients to compare with are taken with it, too: those of the loss that is trained.
-        """
-        return ()
-
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None) -> Handle:
+    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
 
-        Use the handle as a context manager or call its ``detach()``. Arguments as in :meth:`validate`.
+        Use the handle as a context manager or call its ``detach()``.
+
+        Args:
+            model: as in :meth:`validate`.
+            chains: likewise.
+            lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
+                in the backward pass also where keeping it is faster. The gradients are the same.
 
         Raises:
-            ChainError: what :meth:`validate` reports; the model is unchanged then.
+            ChainError: what :meth:`validate` reports, or ``lean`` for another chain; the model is unchanged then.
         """
-        return attach(self, model, self.validate(model, chains))
+        return attach(self, model, self.validate(model, chains), lean)
 
 
 class SweepEngine(Engine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from gradfree.attaching import Handle
 from gradfree.engine import Engine
 from gradfree.recording import refuse_entries
+from gradfree.site import Site
+from gradfree.solving import exactly
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class Fidelity:
     Attributes:
         total: all parameters together, as one vector: what the optimizer gets.
         chains: those of the chains' blocks alone. What lies behind a chain (the head) is exact under every engine.
+        layers: the parameters of each module together, by its path.
         parameters: each trainable parameter that exact backpropagation gives a gradient, by name.
     """
 
     total: Agreement
     chains: Agreement
+    layers: dict[str, Agreement]
     parameters: dict[str, Agreement]
 
     def __str__(self) -> str:
@@ -58,7 +62,6 @@ def gradient_fidelity(
     loss_fn: Callable[..., Tensor],
     batch: Sequence[Any],
     chains: Sequence[str] | None = None,
-    kept: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Fidelity:
     """Compare the engine's gradients with exact backpropagation's, and leave no trace.
 
@@ -71,41 +74,82 @@ def gradient_fidelity(
         loss_fn: called as ``loss_fn(model(*inputs), target)``; returns a scalar.
         batch: ``(*inputs, target)``.
         chains: as in :meth:`gradfree.Engine.attach`.
-        kept: what the engine has kept in training so far (a running mean, random feedback): the ``state_dict()`` of
-            its handle on this model, or on one of the same chains. By default it begins anew.
 
     Raises:
         ChainError: the engine cannot be attached, or the model's pass breaks its rules.
         ValueError: the model has no trainable parameter.
     """
     *inputs, target = batch
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient.")
-    names, parameters = trained.keys(), list(trained.values())
+    trained = _trained(model)
 
     def gradients() -> tuple[Tensor | None, ...]:
         with _unchanged(model, inputs), torch.enable_grad():
             loss = loss_fn(model(*inputs), target)
             refuse_entries(loss)
-            return torch.autograd.grad(loss, parameters, allow_unused=True)
+            return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
-        handle.load_state_dict(kept or {})
         approximate = gradients()
-    sites = engine.validate(model, chains).chains.values()
-    with Handle([part for site in sites for part in engine.alter(site)]):
+    return _compare(trained, approximate, gradients(), handle.chains.values())
+
+
+def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
+    """Compare the gradients that ``loss.backward()`` is about to compute with exact ones, from the same graph.
+
+    Nothing runs twice but the backward pass: no weight, buffer, ``.grad`` or random number changes, nor what the
+    engine remembers, and ``loss.backward()`` works as before. Hooks on parameters see both passes.
+
+    Args:
+        loss: a scalar, computed with the engine attached.
+        model: what it was computed with.
+        handle: of the engine.
+
+    Raises:
+        ChainError: the pass breaks the engine's rules.
+        ValueError: the model has no trainable parameter.
+    """
+    trained = _trained(model)
+    refuse_entries(loss)
+
+    def gradients() -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
+
+    remembered = handle.state_dict()
+    approximate = gradients()
+    handle.load_state_dict(remembered)
+    with exactly():
         exact = gradients()
-    blocks = [block for site in sites for block in site.blocks.values()]
-    inside = {id(p) for block in blocks for p in block.parameters()}
+    return _compare(trained, approximate, exact, handle.chains.values())
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient.")
+    return trained
+
+
+def _compare(
+    trained: dict[str, Tensor],
+    approximate: Sequence[Tensor | None],
+    exact: Sequence[Tensor | None],
+    chains: Iterable[Site],
+) -> Fidelity:
+    inside = {id(p) for site in chains for block in site.blocks.values() for p in block.parameters()}
     pairs = {
         name: (torch.zeros_like(e) if a is None else a, e)
-        for name, a, e in zip(names, approximate, exact, strict=True)
+        for name, a, e in zip(trained, approximate, exact, strict=True)
         if e is not None
     }
-    chained = [pairs[name] for name, p in zip(names, parameters, strict=True) if id(p) in inside and name in pairs]
-    each = {name: _agreement([pair]) for name, pair in pairs.items()}
-    return Fidelity(_agreement(pairs.values()), _agreement(chained), each)
+    layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name, pair in pairs.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(pair)
+    return Fidelity(
+        total=_agreement(pairs.values()),
+        chains=_agreement([pair for name, pair in pairs.items() if id(trained[name]) in inside]),
+        layers={path: _agreement(of_layer) for path, of_layer in layers.items()},
+        parameters={name: _agreement([pair]) for name, pair in pairs.items()},
+    )
 
 
 def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:

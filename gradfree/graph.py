@@ -61,5 +61,18 @@ def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
 
     Elsewhere they pass: GradScaler must see them, and to look costs a host sync.
     """
-    if torch.is_anomaly_enabled() and not all(c is None or c.isfinite().all() for c in cotangents):
+    if torch.is_anomaly_enabled() and not _finite(cotangents):
         raise ChainError(f"non-finite cotangent at the output of {where}: NaN or inf comes from behind it.")
+
+
+def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
+    """Under anomaly detection, refuse NaN and inf that ``where`` itself made of finite cotangents."""
+    if torch.is_anomaly_enabled() and not _finite(gradients):
+        raise ChainError(
+            f"non-finite gradient in {where}: NaN or inf is in its input, its initial state or its weights, or an "
+            "overflow made it."
+        )
+
+
+def _finite(tensors: Iterable[Tensor | None]) -> bool:
+    return all(t is None or bool(t.isfinite().all()) for t in tensors)

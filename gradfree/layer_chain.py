@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from gradfree.chain import ChainError, ChainGradients
 from gradfree.containers import Container
 from gradfree.depth_chain import DepthChain, Link
-from gradfree.layers import Role, adjoint, known_layers, linear_part, role_of
+from gradfree.layers import Convolution, Role, adjoint, known_layers, linear_part, role_of
 from gradfree.random_state import RandomState
-from gradfree.recording import RecordedChain, Recording
+from gradfree.recording import BlockRecorder, RecordedChain, Recording
 from gradfree.scan import Cotangent
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Layered(Container):
                     f"functions of single elements. It knows, in their plain forms: {known_layers()}."
                 )
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[RemovableHandle]:
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the layers."""
         return _RecordedLayers(engine, self.blocks, memory).record()
 
@@ -111,8 +111,10 @@ class LayerChain(DepthChain):
         """Return the cotangent at the output of the last link with weights, exact.
 
         Raises:
-            ChainError: the loss uses another state, too.
+            ChainError: the loss uses another state, too; or states are not (samples, ...) throughout.
         """
+        for link in self.links:
+            _check_samples(link, self.recording.initial)
         for link, e in zip(self.links[:-1], direct[:-1], strict=True):
             if e is not None:
                 raise ChainError(
@@ -125,6 +127,11 @@ class LayerChain(DepthChain):
         for link in reversed(self.links[self.last + 1 :]):
             cotangent = self.pulled(link, cotangent)
         return cotangent
+
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients; what was not stored is run again, and stored."""
+        self.links = [link for link, _ in self.replay()]
+        return super().backpropagate(direct)
 
     def zero(self) -> ChainGradients:
         """Return gradients to add to."""
@@ -240,12 +247,23 @@ class LayerRecording(Recording):
         self.initial = state.detach()
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
+        self._version = 0
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
-    def before(self, path: str, block: nn.Module) -> None:
-        """Remember the random state that a dropout mask is drawn from, to draw it again."""
-        if self.chain.engine.streams and role_of(block) is Role.DROPOUT:
+    def before(self, path: str, block: nn.Module, state: Tensor) -> None:
+        """Remember the random state that a dropout mask is drawn from, to draw it again.
+
+        Raises:
+            ChainError: what is about to happen is not the layer's own function of the state before it.
+        """
+        _check_plain(path, block)
+        if self.links and state._version != self._version:
+            raise ChainError(
+                f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
+                "tensor in a layer of its own, or leave the layers from there on out of the chain."
+            )
+        if self.chain.engine.streams and role_of(block) is Role.DROPOUT and block.training:
             self._random[path] = RandomState.of(self.initial.device)
 
     def add(self, link: Link) -> None:
@@ -253,6 +271,7 @@ class LayerRecording(Recording):
         if self.chain.engine.streams and role_of(link.block) is Role.WEIGHTS:
             self.links = [_released(link) for link in self.links]
         super().add(link)
+        self._version = link.out._version
 
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
         """Return the chain as engines see it."""
@@ -267,12 +286,45 @@ class LayerRecording(Recording):
             )
 
     def run_again(self, link: Link, x: Tensor) -> Link:
-        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is."""
+        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is.
+
+        Raises:
+            ChainError: dropout that was switched on or off since.
+        """
         state = self._random.get(link.path)
+        if role_of(link.block) is Role.DROPOUT and link.block.training is (state is None):
+            raise ChainError(
+                f"{link.path} was switched between training and evaluation before the backward pass, which runs it "
+                "again. Switch after the backward pass, or use streaming=False."
+            )
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
         return replace(link, out=out, state=get_gradient_edge(local))
+
+
+def _check_samples(link: Link, initial: Tensor) -> None:
+    least = 2 if not isinstance(link.block, Convolution) else 2 + len(link.block.kernel_size)
+    if link.out.dim() < least or initial.dim() < 2 or len(link.out) != len(initial):
+        raise ChainError(
+            f"{link.path} returns {tuple(link.out.shape)} for an input of the chain {tuple(initial.shape)}: the first "
+            "dimension of every state must be that of the samples. Give the model a batch, x[None] for a single "
+            "sample, and reshape samples outside the chain."
+        )
+
+
+def _check_plain(path: str, layer: nn.Module) -> None:
+    """Refuse a layer whose calls are no longer its class's own forward, from the recorder's hook to its other one."""
+    if role_of(layer) is None:
+        raise ChainError(f"{path} computes something else than when the engine was attached. Change it, then attach.")
+    *_, innermost = layer._forward_pre_hooks.values()
+    for hook in (innermost, next(iter(layer._forward_hooks.values()))):
+        if not isinstance(getattr(hook, "__self__", None), BlockRecorder):
+            raise ChainError(
+                f"{path} has got a forward hook or pre-hook since the engine was attached, that runs between the "
+                "layer and the engine and may change what the layer is given or returns. Register it first, then "
+                "attach."
+            )
 
 
 def _released(link: Link) -> Link:
@@ -290,7 +342,8 @@ def normalised(error: Tensor) -> tuple[Tensor, Tensor]:
     """
     error = error.to(torch.promote_types(error.dtype, torch.float32))
     norms = error.flatten(1).norm(dim=1)
-    return scaled(error, torch.where(norms > 0.0, norms.reciprocal(), 0.0)), norms
+    # The reciprocal of anything smaller is infinite.
+    return scaled(error, torch.where(norms > torch.finfo(norms.dtype).tiny, norms.reciprocal(), 0.0)), norms
 
 
 def scaled(x: Tensor, factors: Tensor) -> Tensor:

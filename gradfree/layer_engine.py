@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from gradfree.engine import Engine, check_count
 from gradfree.layer_chain import LayerChain, Layered
 from gradfree.layers import keeps_state
 from gradfree.optimizer_steps import OptimizerSteps
-from gradfree.orthogonality import far, is_matrix, project, retract, weights_of
+from gradfree.orthogonality import far, is_matrix, project, retract
 from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
@@ -83,19 +83,23 @@ class OrthogonalEngine(Engine):
         check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
 
-    def parts(self, site: Site, memory: dict[str, Tensor]) -> Sequence[Removable]:
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain and begin to watch its optimizer."""
-        layers = [layer for layer in site.blocks.values() if is_matrix(layer) and layer.weight.requires_grad]
-        cold = far(weights_of(layers)) if layers else []
+        cold = far(_weights(site.blocks))
 
-        def after_step(steps: int) -> None:
+        def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.orthogonalize_every == 0:
-                project(cold)
+                weights = {path: weight for path, weight in _weights(blocks).items() if weight.requires_grad}
+                project(weights[path] for path in cold & weights.keys())
                 cold.clear()
-                retract(weights_of(layers), self.orthogonalize_steps)
+                retract(list(weights.values()), self.orthogonalize_steps)
             self.after_step(memory, steps)
 
-        return [*super().parts(site, memory), OptimizerSteps(site.blocks.values(), memory, after_step)]
+        return [*super().parts(site, memory, lean), OptimizerSteps(site.blocks, memory, after_step)]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""
+
+
+def _weights(blocks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {path: layer.weight for path, layer in blocks.items() if is_matrix(layer)}  # type: ignore[misc]

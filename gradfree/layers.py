@@ -49,6 +49,8 @@ def role_of(module: nn.Module) -> Role | None:
     """Return what ``module`` does; ``None`` if that is not known. Subclasses count if they keep torch's forward."""
     if getattr(module, "return_indices", False) or (isinstance(module, tuple(_AVERAGES)) and _dilated(module)):
         return None
+    if "forward" in vars(module):
+        return None
     for role, classes in _CLASSES.items():
         for kind in classes:
             if isinstance(module, kind) and type(module).forward is kind.forward:
@@ -82,8 +84,10 @@ def weight_of(module: nn.Module) -> Tensor:
     """Return the weight of a linear map as it is now; one that is computed is computed on a copy.
 
     A parametrisation may keep state, such as the vectors of a power iteration, that is the forward pass's to change.
+    Torch's older ``weight_norm`` and ``spectral_norm`` compute it before each pass and leave it as an attribute.
     """
-    weight: Tensor = (module if has_own_weight(module) else copy.deepcopy(module)).weight  # type: ignore[assignment]
+    stays = has_own_weight(module) or "weight" in vars(module)
+    weight: Tensor = (module if stays else copy.deepcopy(module)).weight  # type: ignore[assignment]
     return weight.detach()
 
 

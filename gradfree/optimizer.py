@@ -23,6 +23,7 @@ class EngineOptimizer(Optimizer):
         model: the model to attach to.
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`.
+        lean: as in :meth:`gradfree.Engine.attach`.
         **options: the engine's options, if it is given by name.
 
     Raises:
@@ -37,6 +38,7 @@ class EngineOptimizer(Optimizer):
         engine: str | Engine = "highway_bp",
         *,
         chains: Sequence[str] | None = None,
+        lean: bool = False,
         **options: Any,
     ):
         if not isinstance(optimizer, Optimizer):
@@ -47,7 +49,7 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ would build groups of its own.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self._handle = self.engine.attach(model, chains)
+        self._handle = self.engine.attach(model, chains, lean=lean)
 
     def detach(self) -> None:
         """Take the engine off the model; the optimizer goes on with plain gradients."""

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+_ended: list[RemovableHandle] = []
+"""Of counters whose modules are gone: noticed in a step, while torch goes through its hooks and none may be removed."""
 
 
 class OptimizerSteps:
     """Counts the steps of optimizers that hold parameters of some modules, and calls back behind each.
 
     Works in a plain loop, under ``EngineOptimizer`` and in Lightning alike: torch tells of the steps of every
-    ``torch.optim.Optimizer``. A copy of the model has no such counter: attach to the copy.
+    ``torch.optim.Optimizer``. A copy of the model has no such counter: attach to the copy. Torch holds the counter for
+    ever, the counter holds no module: it ends with the first of them.
 
     Args:
-        modules: whose parameters count.
+        blocks: the modules whose parameters count, by path.
         memory: keeps the count, as "steps".
-        callback: called with the number of steps so far.
+        callback: called with the blocks and the number of steps so far; should hold none of them either.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], memory: dict[str, Tensor], callback: Callable[[int], None]):
-        self._parameters = {id(p) for module in modules for p in module.parameters()}
+    def __init__(
+        self,
+        blocks: Mapping[str, nn.Module],
+        memory: dict[str, Tensor],
+        callback: Callable[[Mapping[str, nn.Module], int], None],
+    ):
+        self._blocks = {path: weakref.ref(block) for path, block in blocks.items()}
         self._memory, self._callback = memory, callback
+        while _ended:
+            _ended.pop().remove()
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def remove(self) -> None:
@@ -33,9 +46,19 @@ class OptimizerSteps:
         self._handle.remove()
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+        blocks = {path: block for path, ref in self._blocks.items() if (block := ref()) is not None}
+        if len(blocks) < len(self._blocks):
+            self._blocks, self._memory, self._callback = {}, {}, _nothing
+            _ended.append(self._handle)
+            return
+        own = {id(p) for block in blocks.values() for p in block.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             return
         # In checkpoints, so a tensor; always on the CPU, so reading it does not wait for a device.
         steps = int(self._memory.get("steps", 0)) + 1
         self._memory["steps"] = torch.tensor(steps)
-        self._callback(steps)
+        self._callback(blocks, steps)
+
+
+def _nothing(blocks: Mapping[str, nn.Module], steps: int) -> None:
+    pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +101,9 @@ def drift(weights: Sequence[Tensor]) -> Tensor:
     return torch.stack(found)
 
 
-def far(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return those that :func:`retract` does not lead back in a few steps; waits for the device."""
-    return [weight for weight, d in zip(weights, drift(weights).tolist(), strict=True) if not d <= _FAR]
+def far(weights: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of those that :func:`retract` does not lead back in a few steps; waits for the device."""
+    return {name for name, weight in weights.items() if not float(drift([weight])) <= _FAR}
 
 
 def _same_shaped(weights: Sequence[Tensor]) -> list[list[Tensor]]:

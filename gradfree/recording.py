@@ -26,6 +26,7 @@ from gradfree.chain import ChainError
 from gradfree.depth_chain import DepthChain, Link
 from gradfree.graph import check_finite, refuse_second_derivatives, walk
 from gradfree.scan import Cotangent
+from gradfree.solving import solve
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -45,8 +46,8 @@ class Recording:
         self.backward = -1
         self.freed = False
 
-    def before(self, path: str, block: nn.Module) -> None:
-        """Note that ``block`` is about to run."""
+    def before(self, path: str, block: nn.Module, state: Tensor) -> None:
+        """Note that ``block`` is about to run on ``state``."""
 
     def add(self, link: Link) -> None:
         """Keep what ``link`` has left."""
@@ -88,7 +89,7 @@ class Recording:
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
-        gradients = self.chain.engine.gradients(self.linearise(links, keep), direct[: last + 1])
+        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1])
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
@@ -221,6 +222,11 @@ class BlockRecorder:
         self.call = None
         if not torch.is_grad_enabled():
             return None
+        if getattr(block, "_is_replica", False):
+            raise ChainError(
+                f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
+                "DistributedDataParallel."
+            )
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         live = {key: value for key, value in given.items() if isinstance(value, Tensor) and value.requires_grad}
         if not live and not any(p.requires_grad for p in block.parameters()):
@@ -231,7 +237,7 @@ class BlockRecorder:
             raise ChainError(f"{self.path} was called without a state: its first argument must be a tensor.")
         others = [tensor for key, tensor in live.items() if key != first]
         recording, before = self._join(state, others)
-        recording.before(self.path, block)
+        recording.before(self.path, block, state)
         local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live.values())) if live else ()
         edges = dict(zip(live, map(get_gradient_edge, local), strict=True))
         entry = edges.pop(first, None)

@@ -17,10 +17,11 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.cells import State
-from gradfree.graph import check_finite, refuse_second_derivatives
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives
 from gradfree.gru_forward import Gates, gru_with_gates, pays
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
+from gradfree.solving import solve
 from gradfree.time_chain import CellChain
 
 if TYPE_CHECKING:
@@ -71,12 +72,13 @@ class Layer:
     directions: int
     packing: Packing | None
     memory: dict[str, Tensor]
+    lean: bool
 
     def run(
         self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor], Gates | None]:
         """Return the outputs, shaped as ``x``, the final states, (directions, B, H), and the gates if kept."""
-        if self.mode == "GRU" and self.directions == 1 and self.packing is None and pays(x, weights[1].shape[1]):
+        if self._keeps_gates and pays(x, weights[1].shape[1]):
             out, gates = gru_with_gates(x, states[0][0], weights)
             return out, [out[-1:].clone()], gates
         hx = states if len(states) > 1 else states[0]
@@ -86,6 +88,15 @@ class Layer:
         else:
             out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
         return out, finals, None
+
+    @property
+    def name(self) -> str:
+        """Which layer of which module, for messages."""
+        return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
+
+    @property
+    def _keeps_gates(self) -> bool:
+        return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.lean
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -140,7 +151,7 @@ class _LayerFunction(torch.autograd.Function):
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         layer, parts = ctx.layer, len(finals)
         refuse_second_derivatives()
-        check_finite((cotangent, *finals), f"{layer.path}, layer {layer.number}")
+        check_finite((cotangent, *finals), layer.name)
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
@@ -161,11 +172,13 @@ class _LayerFunction(torch.autograd.Function):
             gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
             name = f"{layer.number}.{d}"
             chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-            initial, inputs, parameters = layer.engine.gradients(chain, direct)
+            initial, inputs, parameters = solve(layer.engine, chain, direct)
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters
-        return None, of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+        gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+        check_made_finite(gradients, layer.name)
+        return None, *gradients
 
 
 class Recurrent(Site):
@@ -201,9 +214,9 @@ class Recurrent(Site):
         if module.proj_size:
             yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> list[Removable]:
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
         """Replace the module's forward."""
-        recorder = RecurrentRecorder(engine, self.path, self._module, memory)
+        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
         self._module.forward = recorder.forward
         return [recorder]
 
@@ -219,8 +232,8 @@ class Recurrent(Site):
 class RecurrentRecorder:
     """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
-    def __init__(self, engine: Engine, path: str, module: nn.RNNBase, memory: dict[str, Tensor]):
-        self.engine, self.path, self.module, self.memory = engine, path, module, memory
+    def __init__(self, engine: Engine, path: str, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
+        self.engine, self.path, self.module, self.memory, self.lean = engine, path, module, memory, lean
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -234,6 +247,8 @@ class RecurrentRecorder:
         packed = isinstance(input, PackedSequence)
         x: Any
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
+        if not packed and not _well_formed(x, hx):
+            return type(module).forward(module, input, hx)  # It raises, in its own words.
         batched = packed or x.dim() == 3
         if not batched:
             x = x.unsqueeze(1)
@@ -280,9 +295,15 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory)
+            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory, self.lean)
             x, *final = _LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:
                 x = F.dropout(x, module.dropout, module.training)
         return x, [torch.cat(part) for part in zip(*finals, strict=True)]
+
+
+def _well_formed(x: Tensor, hx: Any) -> bool:
+    """Tell whether ``x`` is a sequence, of a batch or alone, and ``hx`` states to go with it."""
+    states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+    return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)

@@ -44,6 +44,16 @@ def list_models() -> list[str]:
     return list(entries(MODELS))
 
 
+def engine_class(name: str) -> type[Engine]:
+    """Return the class registered as ``name``.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    found: type[Engine] = lookup(ENGINES, name)
+    return found
+
+
 def create_engine(name: str, **options: Any) -> Engine:
     """Return the engine registered as ``name`` with these options.
 
@@ -51,7 +61,7 @@ def create_engine(name: str, **options: Any) -> Engine:
         ValueError: unknown name, or an option out of range.
         TypeError: unknown option, or one of the wrong type.
     """
-    return lookup(ENGINES, name)(**options)
+    return engine_class(name)(**options)
 
 
 def create_model(name: str, **options: Any) -> nn.Module:

@@ -38,6 +38,11 @@ class Site(ABC):
         """Whether the chain may have a residual path or gates; only a pass tells whether blocks do."""
         return True
 
+    @property
+    def can_be_lean(self) -> bool:
+        """Whether the chain can do without keeping more of the forward pass than its states."""
+        return True
+
     @staticmethod
     @abstractmethod
     def accepts(module: nn.Module) -> bool:
@@ -57,12 +62,13 @@ class Site(ABC):
         """Yield what must be changed before an engine can be attached."""
 
     @abstractmethod
-    def record(self, engine: Engine, memory: dict[str, Tensor]) -> Sequence[Removable]:
+    def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Let ``engine`` compute the gradients of this chain from now on.
 
         Args:
             engine: the engine.
             memory: what the chain keeps from pass to pass; belongs into checkpoints.
+            lean: whether to keep nothing of a forward pass but the states.
         """
 
     @abstractmethod

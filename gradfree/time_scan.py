@@ -1,14 +1,20 @@
-"""The linear recurrence over a whole sequence at once, in O(√T) vectorised steps."""
+"""The linear recurrence over a whole sequence at once: one kernel on a GPU, O(log T) vectorised steps elsewhere."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from itertools import pairwise
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+# Fewer would take more levels, and so more operations where those are what costs; more would, at one level.
+_CHUNK = 16
+
+# Elements of one step that keep an operation busy for longer than it takes to start: then step by step is fastest, as
+# it reads everything once. On a GPU no operation starts that quickly.
+_WIDE = 2**14
 
 
 def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
@@ -16,9 +22,10 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
 
     Either way factors_t belongs to the link between steps t-1 and t, and the first one multiplies nothing.
 
-    Two levels: the sequence is cut into chunks of about √T, all chunks run at once, a second recurrence carries
-    their ends across, and one pass adds what is carried in. Memory-bound: it reads and writes its operands about
-    three times.
+    On a GPU one Triton kernel does it, where there is Triton. Elsewhere the sequence is cut into chunks. All of them
+    run at once, as if nothing entered them, and only their ends are kept; those make a shorter sequence, which is
+    solved in the same way; then all chunks run again from what enters them. So a long sequence is read twice and
+    written once, by some 30 operations for each factor of 16 in T; one with wide steps is run through.
 
     Args:
         terms: (T, ...), any floating dtype.
@@ -28,67 +35,79 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
     Returns:
         y, (T, ...), contiguous.
     """
-    length = terms.shape[0]
-    if length < 2 or terms.numel() == 0:
-        return terms.clone()
-    size = 2 ** round(math.log2(length) / 2)
-    count = -(-length // size)
-    chunks = _chunks(terms, count, size)
-    y = torch.empty_like(chunks)
+    if terms.is_cuda and terms.numel() and (kernel := _kernel(terms.device)):
+        return kernel(terms, factors, reverse)
+    y = torch.empty_like(terms, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return y
     if factors.dim() < terms.dim():
-        inside = [factors] * size
-        powers = factors ** torch.arange(1, size + 1, device=terms.device).view(-1, *[1] * (terms.dim() - 1))
-        reach = (powers.flip(0) if reverse else powers).unsqueeze(0)
+        # One row, not one for each sequence: its elements are adjacent then as those of a step are.
+        factors = factors.expand_as(terms[0]).contiguous()
+    _solve(terms, factors.expand_as(terms), y, reverse)
+    return y
+
+
+@cache
+def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | None:
+    """Return the scan as one kernel, if Triton is there and can make it for ``device``."""
+    try:
+        from gradfree import triton_scan
+    except ImportError:
+        return None
+    try:
+        triton_scan.scan(torch.ones(2, 1, device=device), torch.ones(1, device=device), False)
+    except Exception as error:
+        warnings.warn(
+            f"Triton cannot make the scan's kernel for {device}; it takes many small ones: {error}", stacklevel=2
+        )
+        return None
+    return triton_scan.scan
+
+
+def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
+    """Fill ``y``: as many chunks as there are, the steps that are left over one by one."""
+    length = len(terms)
+    one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and not terms.is_cuda)
+    whole = 1 if one_by_one else length - length % _CHUNK
+    left = length - whole
+    chunks, rest = (slice(left, None), slice(left + 1)) if reverse else (slice(whole), slice(whole - 1, None))
+    if whole > 1:
+        _solve_chunks(terms[chunks], factors[chunks], y[chunks], reverse)
     else:
-        links = _chunks(factors, count, size)
-        inside = list(links.unbind(1))
-        reach = _reach(links, reverse)
-    steps = list(y.unbind(1))
-    _inside_chunks(chunks.unbind(1), inside, steps, reverse)
-    end = 0 if reverse else size - 1
-    carried = _across_chunks(steps[end], reach[:, end].expand_as(steps[end]), reverse)
-    return y.addcmul_(carried.unsqueeze(1), reach).flatten(0, 1)[:length]
+        y[chunks] = terms[chunks]
+    if left:
+        _run(terms[rest].unbind(), factors[rest].unbind(), y[rest].unbind(), reverse)
 
 
-def _chunks(x: Tensor, count: int, size: int) -> Tensor:
-    """Return ``x`` as (count, size, ...), padded with zeros behind."""
-    padding = count * size - x.shape[0]
-    if padding:
-        x = F.pad(x, [0, 0] * (x.dim() - 1) + [0, padding])
-    return x.unflatten(0, (count, size))
+def _solve_chunks(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
+    """Fill ``y``, of a whole number of chunks."""
+    xs, fs, ys = (x.unflatten(0, (-1, _CHUNK)).unbind(1) for x in (terms, factors, y))
+    first = -1 if reverse else 0
+    ends = xs[first].clone()
+    _run(xs, fs, [ends] * _CHUNK, reverse)
+    carried = torch.empty_like(ends)
+    _solve(ends, _reach(fs, reverse), carried, reverse)
+    leaving, entering = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
+    ys[first][first] = xs[first][first]
+    torch.addcmul(xs[first][entering], carried[leaving], fs[0][1:], out=ys[first][entering])
+    _run(xs, fs, ys, reverse)
 
 
-def _reach(links: Tensor, reverse: bool) -> Tensor:
-    """Return the factor from each step of a chunk to the value that enters the chunk."""
-    reach = torch.empty_like(links)
-    steps, inside = reach.unbind(1), links.unbind(1)
-    if reverse:
-        steps[-1].copy_(inside[0].roll(-1, 0))
-        for i in range(len(steps) - 2, -1, -1):
-            torch.mul(steps[i + 1], inside[i + 1], out=steps[i])
-    else:
-        steps[0].copy_(inside[0])
-        for i in range(1, len(steps)):
-            torch.mul(steps[i - 1], inside[i], out=steps[i])
+def _run(terms: Sequence[Tensor], factors: Sequence[Tensor], y: Sequence[Tensor], reverse: bool) -> None:
+    """Fill ``y`` step by step behind the one that it starts with."""
+    order = slice(None, None, -1 if reverse else 1)
+    for x, factor, before, after in zip(terms[order][1:], factors[1:][order], y[order], y[order][1:], strict=False):
+        torch.addcmul(x, before, factor, out=after)
+
+
+def _reach(factors: Sequence[Tensor], reverse: bool) -> Tensor:
+    """Return the factors from each chunk's end to that of the next: the products over the links between."""
+    across, second, *others = factors
+    if across.stride(0) == 0:
+        return (across[:1] ** _CHUNK).expand_as(across)
+    inside = second.clone()
+    for factor in others:
+        inside *= factor
+    reach = across.clone()
+    reach[1:] *= inside[:-1] if reverse else inside[1:]
     return reach
-
-
-def _inside_chunks(terms: Sequence[Tensor], factors: Sequence[Tensor], y: Sequence[Tensor], reverse: bool) -> None:
-    """Run all chunks as if nothing entered them."""
-    if reverse:
-        y[-1].copy_(terms[-1])
-        for i in range(len(y) - 2, -1, -1):
-            torch.addcmul(terms[i], y[i + 1], factors[i + 1], out=y[i])
-    else:
-        y[0].copy_(terms[0])
-        for i in range(1, len(y)):
-            torch.addcmul(terms[i], y[i - 1], factors[i], out=y[i])
-
-
-def _across_chunks(ends: Tensor, reach: Tensor, reverse: bool) -> Tensor:
-    """Return the value that enters each chunk."""
-    carried = torch.zeros_like(ends)
-    order = range(len(ends) - 1, -1, -1) if reverse else range(len(ends))
-    for before, n in pairwise(order):
-        torch.addcmul(ends[before], carried[before], reach[before], out=carried[n])
-    return carried

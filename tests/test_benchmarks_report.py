@@ -4,9 +4,12 @@ import io
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from rich.console import Console
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, fake, speed, training
 
+from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.part import sections
 from gradfree.benchmarks.plot import save_plot
 from gradfree.benchmarks.records import RecordFile
@@ -127,6 +130,29 @@ def test_devices_are_not_mixed():
 def test_the_plot_is_drawn_from_whatever_there_is(records, tmp_path):
     save_plot(list(sections(SUITE, records)), tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_lower_plot_shows_how_the_angle_shrinks_with_k():
+    """An engine with iterations is a line, any other a level; backprop, without any angle, is left out."""
+    gate = Row("dsf gate", "dsf", {"feedback": "gate"})
+    more = Row("highway_bp k=3", "highway_bp", {"iterations": 3})
+    part = replace(SUITE[0], rows=(PLAIN, CHAIN, gate, HIGHWAY, more))
+    cosines = [1.0, 1.0, 0.5, 0.75, 0.875]
+    records = dict(r for row, cosine in zip(part.rows, cosines, strict=True) for r in trained(row, [97], [96], cosine))
+    (section,) = sections((part,), records)
+    top, bottom = Figure().subplots(2)
+    section.draw(top, bottom)
+    lines = {line.get_label(): line.get_xydata().tolist() for line in bottom.get_lines()}
+    assert lines == {"dsf gate": [[0, 0.5], [1, 0.5]], "highway_bp with k iterations": [[1, 0.25], [3, 0.125]]}
+    assert bottom.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(("count", "shape"), [(1, (6, 8)), (4, (24, 8)), (5, (24, 16)), (8, (24, 16))])
+def test_many_sections_are_drawn_in_rows(count, shape, tmp_path):
+    (section,) = sections(SUITE, RECORDS)
+    save_plot([section] * count, tmp_path / "report.png")
+    height, width, _ = imread(tmp_path / "report.png").shape
+    assert (width, height) == tuple(120 * inches for inches in shape)
 
 
 def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, capsys):

@@ -113,7 +113,7 @@ def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, mon
     store(root, train=["abcd" * 20], validation=["abcd" * 2], test=["abcd" * 2])
     monkeypatch.setenv(DATA_ROOT, "elsewhere")
     task = replace(TINYSHAKESPEARE, data=CHARACTERS, options={"vocab_size": 5, "width": 4}, batch_size=4, steps=5)
-    monkeypatch.setitem(SUITES, "tiny", (Comparison(task, (PLAIN,)),))
+    monkeypatch.setitem(SUITES, "tiny", (Comparison(task, (PLAIN, HIGHWAY)),))
     out = tmp_path_factory.mktemp("out")
     main(["bench", "run", "--suite", "tiny", "--out", str(out), "--seeds", "1", "--data", str(root)])
     assert "validation perplexity" in (out / "report.md").read_text(encoding="utf-8")

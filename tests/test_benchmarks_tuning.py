@@ -1,18 +1,20 @@
 """Each row's learning rate is chosen on validation data, by runs that are not reported."""
 
+import io
 from dataclasses import replace
 from math import inf, nan
 
 import pytest
+from rich.console import Console
 from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
 
 from gradfree.benchmarks.part import cases, sections
 from gradfree.benchmarks.plot import save_plot
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.report import markdown
+from gradfree.benchmarks.report import markdown, terminal_table
 from gradfree.benchmarks.runner import run_cases
 from gradfree.benchmarks.suites import SUITES
-from gradfree.benchmarks.tasks import PYDOC, Score
+from gradfree.benchmarks.tasks import PYDOC, WIKITEXT2, Score
 from gradfree.benchmarks.training import Trial
 from gradfree.cli import main
 
@@ -100,6 +102,23 @@ def test_the_report_shows_the_rates_and_the_runs_at_them():
     assert "learning rate of 0.001, 0.01, 0.1 that did best on validation data" in section.legend
 
 
+def test_the_terminal_shows_a_table_with_rates_in_eighty_columns():
+    (part,) = (part for part in SUITES["text"] if part.task is WIKITEXT2)
+    trials = tried(part, **{row.engine: range(len(part.learning_rates)) for row in part.rows})
+    runs = [case for seed in range(2) for case in part.training(seed, "cpu", trials)]
+    results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}]}
+    trained = dict(fake(run, {**results, "validation": 180.0 + run.seed, "test": 160.0 + run.seed}) for run in runs)
+    cost = {"ratio": 1.5, "ratio_quartiles": [1.4, 1.6], "peak_memory": 200 * 2**20}
+    (timing,) = part.timing("cpu")
+    (section,) = sections((part,), dict([*trials.items(), *trained.items(), fake(timing, {"rows": [cost] * 9})]))
+    console = Console(width=80, file=io.StringIO())
+    console.print(terminal_table(section))
+    printed = [line.split() for line in console.file.getvalue().splitlines()]
+    figures = f"160.50 ± 0.71 180.50 ± 0.71 1.50 200.0 1.00 0.500 {part.learning_rates[0]:g}".split()
+    assert ["backprop", "via", "chain", *figures] in printed
+    assert ["highway_bp", "k=0", *figures] in printed
+
+
 def test_without_a_choice_there_is_no_column_of_rates():
     part = replace(TUNED, learning_rates=())
     (section,) = sections((part,), TRIED | reported())
@@ -161,7 +180,9 @@ def test_a_run_tries_then_trains_then_times_and_goes_on_where_it_was(finished, t
 
     content = file.path.read_bytes()
     run()
-    assert "11 of 11 cases are in" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "11 of 11 cases are in" in out
+    assert "11/11" in err
     assert file.path.read_bytes() == content
     main(["bench", "report", "--suite", "tiny", "--out", str(tmp_path)])
     assert "rate" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import gradfree
 from gradfree import CellLayer, ChainError
@@ -191,7 +192,7 @@ def test_highway_bp_wants_a_gate_that_it_knows():
 
 def pruned_gru():
     cell = nn.GRUCell(INPUT, HIDDEN, bias=False)
-    nn.utils.prune.l1_unstructured(cell, "weight_hh", 0.5)
+    prune.l1_unstructured(cell, "weight_hh", 0.5)
     return cell
 
 

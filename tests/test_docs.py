@@ -38,6 +38,24 @@ def test_the_example_engine_is_right():
         names["Damped"](iteration=4)
 
 
+def test_the_example_layer_engine_is_right():
+    """With weights that are their own signs it is backpropagation."""
+    from chains import assert_equal_gradients, gradients, layered_model
+
+    names = {"__name__": "example"}
+    for code in examples(ROOT / "docs" / "adding-an-engine.md"):
+        exec(code, names)
+    model, x = layered_model(), torch.randn(4, 6)
+    for layer in (model.blocks[2], model.blocks[4]):
+        layer.weight.data.sign_()
+    expected = gradients(model, lambda: model(x))
+    with names["SignSymmetry"]().attach(model):
+        actual = gradients(model, lambda: model(x))
+    for of_the_stem in ("stem.weight", "stem.bias"):
+        del actual[of_the_stem], expected[of_the_stem]
+    assert_equal_gradients(actual, expected)
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

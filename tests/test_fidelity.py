@@ -2,10 +2,11 @@ import copy
 
 import pytest
 import torch
-from chains import plain_model
+from chains import gradients, layered_model, plain_model
 from torch import nn
 
 import gradfree
+from gradfree.fidelity import loss_fidelity
 
 
 def loss_fn(out, target):
@@ -114,32 +115,63 @@ def test_it_prints_as_a_table(batch):
     assert text.splitlines()[-1].startswith("all")
 
 
-def test_an_engine_that_has_learnt_something_is_judged_with_it(batch):
-    """Random feedback that training began with is compared, not one that is drawn for the occasion."""
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    engine = gradfree.create_engine("dfa")
+class Sequences(nn.Module):
+    """A GRU behind dropout, over features as time steps."""
 
-    def loss(out, target):
-        return (out.sum(1) - target).pow(2).sum()
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.rnn = nn.Dropout(0.5), nn.GRU(1, 5)
 
-    fresh = gradfree.gradient_fidelity(engine, model, loss, batch, [""]).parameters["0.weight"].cosine
-    with engine.attach(model, [""]) as handle:
-        loss(model(batch[0]), batch[1]).backward()
-        kept = {"": {name: -feedback for name, feedback in handle.state_dict()[""].items()}}
-    turned = gradfree.gradient_fidelity(engine, model, loss, batch, [""], kept).parameters["0.weight"].cosine
-    assert turned == pytest.approx(-fresh)
-    with pytest.raises(ValueError, match="no chains \\['head'\\] here"):
-        gradfree.gradient_fidelity(engine, model, loss, batch, [""], {"head": {}})
-    gradfree.gradient_fidelity(gradfree.create_engine("backprop", plain=True), model, loss, batch, None, {})
+    def forward(self, x):
+        return self.rnn(self.dropout(x).T.unsqueeze(-1))[0]
 
 
-def test_a_temperature_is_in_the_exact_gradients_too():
-    """Both are those of the loss that is trained."""
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
-    gradfree.orthogonalize(model)
-    batch = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
-    engine = gradfree.create_engine("foton", temperature=4.0)
-    fidelity = gradfree.gradient_fidelity(engine, model, nn.functional.cross_entropy, batch)
-    assert fidelity.total.cosine == pytest.approx(1.0)
-    assert fidelity.total.norm_ratio == pytest.approx(1 / 4)
-    assert not any(layer._forward_hooks for layer in model)
+MODELS = {"layers": layered_model, "blocks": plain_model, "time": Sequences}
+OPTIONS = {"foton": [{}, {"streaming": True}], "dsf": [{}, {"feedback": "gate"}]}
+ENGINES = [(name, options) for name in gradfree.list_engines() for options in OPTIONS.get(name, [{}])]
+
+
+def sum_of_squares(out, target):
+    return out.pow(2).sum()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("name", "options"), ENGINES)
+def test_a_loss_is_compared_on_its_own_graph_and_goes_backward_as_before(name, options, kind):
+    """The figures of two separate passes; what the engine remembers, .grad and the random state do not change."""
+    engine, model, x = gradfree.create_engine(name, **options), MODELS[kind](), torch.randn(4, 6)
+    if not engine.validate(model).ok:
+        pytest.skip("not a chain for this engine")
+    expected, random = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None)), torch.get_rng_state()
+    results = []
+    for compare in (True, False):
+        torch.set_rng_state(random)
+        model.zero_grad()
+        with engine.attach(model) as handle:
+            loss = sum_of_squares(model(x), None)
+            if compare:
+                found = loss_fidelity(loss, model, handle)
+                assert handle.state_dict() == {}
+                assert all(p.grad is None for p in model.parameters())
+            loss.backward()
+        results.append([*(p.grad.clone() for p in model.parameters() if p.grad is not None), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for one, other in ((found.total, expected.total), (found.chains, expected.chains)):
+        assert one.cosine == pytest.approx(other.cosine, abs=1e-10)
+        assert one.norm_ratio == pytest.approx(other.norm_ratio, abs=1e-10)
+
+
+def test_the_parameters_of_a_layer_are_taken_together():
+    model, x, engine = plain_model(), torch.randn(4, 6), gradfree.create_engine("highway_bp", iterations=0)
+    found = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None))
+    assert list(found.layers) == ["stem", *(f"blocks.{i}.linear" for i in range(5)), "heads"]
+
+    def layer():
+        grads = gradients(model, lambda: model(x))
+        return torch.cat([grads[f"blocks.3.linear.{p}"].flatten() for p in ("weight", "bias")])
+
+    exact = layer()
+    with engine.attach(model):
+        cosine = torch.cosine_similarity(exact, layer(), dim=0).item()
+    assert found.layers["blocks.3.linear"].cosine == pytest.approx(cosine)
+    assert cosine < 0.999

@@ -291,7 +291,7 @@ def test_f_is_kept_for_as_many_optimizer_steps_as_asked():
     for _ in range(4):
         optimizer.zero_grad()
         net(x).pow(2).sum().backward()
-        kept.append(handle.state_dict()[""]["feedback"])
+        kept.append(handle.state_dict()[""]["F to 1"])
         optimizer.step()
     assert kept[0] is kept[1]
     assert kept[2] is kept[3]

@@ -1,17 +1,18 @@
 """``Trainer(strategy=...)`` with an unmodified LightningModule."""
 
+import pickle
 import subprocess
 import sys
 
+import lightning.fabric
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradfree
-
-pl = pytest.importorskip("lightning.pytorch")
-import gradfree.lightning  # noqa: E402
+import gradfree.lightning
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -90,10 +91,112 @@ def test_the_name_means_the_engine_with_its_default_options(tmp_path):
     assert not torch.allclose(by_name, fit(tmp_path, "auto"))
 
 
-def test_every_engine_is_a_strategy():
-    from lightning.pytorch.strategies import StrategyRegistry
+REGISTRIES = {
+    "lightning.pytorch": "StrategyRegistry",
+    "pytorch_lightning": "StrategyRegistry",
+    "lightning.fabric": "STRATEGY_REGISTRY",
+    "lightning_fabric": "STRATEGY_REGISTRY",
+}
 
-    assert set(gradfree.list_engines()) <= set(StrategyRegistry.available_strategies())
+
+@pytest.mark.parametrize("namespace", REGISTRIES)
+def test_every_engine_is_a_strategy_in_every_namespace(namespace):
+    strategies = pytest.importorskip(f"{namespace}.strategies")
+    names = getattr(strategies, REGISTRIES[namespace]).available_strategies()
+    assert {name + suffix for name in gradfree.list_engines() for suffix in ("", "_ddp")} <= set(names)
+
+
+def test_pytorch_lightning_trains_too(tmp_path):
+    """The older name's Trainer and modules, which are other classes than lightning.pytorch's."""
+    older = pytest.importorskip("pytorch_lightning")
+    members = {name: Classifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
+
+    def __init__(self):
+        older.LightningModule.__init__(self)
+        self.net = Classifier().net
+        self.attached = []
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    module = type("Older", (older.LightningModule,), {"__init__": __init__, **members})()
+    older.Trainer(strategy="highway_bp", max_epochs=1, enable_checkpointing=False, **quiet).fit(module, loader())
+    assert all(module.attached)
+
+
+class Counting(pl.strategies.SingleDeviceStrategy):
+    """Somebody's own strategy."""
+
+    def __init__(self, mark, **kwargs):
+        super().__init__(**kwargs)
+        self.mark, self.backwards = mark, 0
+
+    def backward(self, *args, **kwargs):
+        self.backwards += 1
+        return super().backward(*args, **kwargs)
+
+
+def test_an_engine_rides_on_any_strategy(tmp_path):
+    strategy = gradfree.lightning.engine_strategy("highway_bp", base=Counting, iterations=4, mark="mine")
+    torch.testing.assert_close(fit(tmp_path, strategy), fit(tmp_path, "auto"))
+    assert isinstance(strategy, Counting)
+    assert (strategy.mark, strategy.backwards) == ("mine", 8)
+    assert strategy.engine == gradfree.create_engine("highway_bp", iterations=4)
+
+
+def test_strategies_pickle():
+    """Spawned processes get them that way, though their classes are made at run time."""
+    for strategy in (exact(), gradfree.lightning.EngineDDPStrategy("dsf", feedback=0.5, static_graph=True)):
+        copied = pickle.loads(pickle.dumps(strategy))
+        assert type(copied) is type(strategy)
+        assert copied.engine == strategy.engine
+
+
+def test_wrong_options_name_the_right_ones():
+    with pytest.raises(
+        TypeError, match=r"neither 'highway_bp' nor SingleDeviceStrategy has an option 'iteration'; the e"
+    ):
+        gradfree.lightning.EngineStrategy("highway_bp", iteration=4)
+    with pytest.raises(ValueError, match="no engine is called 'highway'"):
+        gradfree.lightning.EngineStrategy("highway")
+    with pytest.raises(TypeError, match="base must be a strategy class of Lightning or Fabric"):
+        gradfree.lightning.engine_strategy("highway_bp", base=dict)
+
+
+def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
+    fabric = lightning.fabric.Fabric(
+        accelerator="cpu",
+        strategy=gradfree.lightning.engine_strategy(
+            "dsf", base=lightning.fabric.strategies.SingleDeviceStrategy, feedback="gate"
+        ),
+    )
+    model = nn.GRU(3, 5)
+    wrapped, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+    fabric.backward(wrapped(torch.randn(4, 2, 3))[0].sum())
+    fabric.save(tmp_path / "state.pt", {"model": wrapped})
+    kept = torch.load(tmp_path / "state.pt", weights_only=True)["gradfree"][""]["0.0.0"]
+    fabric.backward(wrapped(torch.randn(4, 2, 3))[0].sum())
+    assert fabric.load(tmp_path / "state.pt", {"model": wrapped}) == {}
+    assert torch.equal(fabric.strategy.handle.state_dict()[""]["0.0.0"], kept)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trainer.strategy=highway_bp"],
+        ["--trainer.strategy.class_path=gradfree.lightning.EngineStrategy", "--trainer.strategy.init_args.engine=dsf"],
+        [
+            "--trainer.strategy.class_path=gradfree.lightning.EngineStrategy",
+            "--trainer.strategy.init_args.engine=highway_bp",
+            "--trainer.strategy.dict_kwargs.iterations=4",
+        ],
+    ],
+)
+def test_lightning_cli_takes_engines(tmp_path, arguments):
+    from lightning.pytorch.cli import LightningCLI
+
+    cli = LightningCLI(Classifier, run=False, save_config_callback=None, args=[*arguments, "--trainer.accelerator=cpu"])
+    assert cli.trainer.strategy.engine == gradfree.create_engine(
+        "dsf" if "dsf" in arguments[-1] else "highway_bp", **({"iterations": 4} if len(arguments) == 3 else {})
+    )
 
 
 @pytest.mark.slow
@@ -175,12 +278,10 @@ def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
 @pytest.mark.parametrize("name", ["backprop", "highway_bp"])
 def test_several_devices_or_nodes_are_refused(tmp_path, name):
     """Lightning would take devices=2 for one without a word."""
-    with pytest.raises(ValueError, match=r"trains on one device so far.*devices=2.*Use devices=1"):
+    with pytest.raises(ValueError, match=r"on one device, but was given devices=2\. Use the strategy '<engine>_ddp'"):
         trainer(tmp_path, strategy=name, devices=2)
     with pytest.raises(ValueError, match=r"num_nodes=2"):
         trainer(tmp_path, strategy=name, num_nodes=2)
-    with pytest.raises(NotImplementedError, match=f"strategy='{name}_ddp' does not exist yet"):
-        trainer(tmp_path, strategy=f"{name}_ddp", devices=2)
 
 
 def test_the_strategy_takes_the_trainers_device(monkeypatch):
@@ -194,3 +295,33 @@ def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
     with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
         trainer(tmp_path, strategy=strategy).fit(Classifier(), loader())
     fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
+
+
+class Logged(pl.Callback):
+    """Keeps what is logged at every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, *args):
+        self.steps.append({k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith("fidelity")})
+
+
+@pytest.mark.parametrize("engine", ["highway_bp", "truncated"])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, options):
+    logged = Logged()
+    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=2), logged]
+    watched = fit(tmp_path, engine, callbacks=callbacks, **options)
+    assert torch.equal(watched, fit(tmp_path, engine, **options))
+    first = logged.steps[0]
+    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.blocks.0.branch.1"} <= first.keys()
+    assert 0.2 < first["fidelity/cosine"] < 0.9999
+    assert len({step["fidelity/cosine"] for step in logged.steps}) == (2 if options else 4)
+
+
+def test_the_fidelity_callback_wants_an_engine(tmp_path):
+    with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
+        trainer(tmp_path, callbacks=[gradfree.lightning.GradientFidelity()]).fit(Classifier(), loader())
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1, not 0"):
+        gradfree.lightning.GradientFidelity(every_n_steps=0)

@@ -1,6 +1,8 @@
 """Weights that an engine keeps orthogonal: how well, after whose steps, and which."""
 
+import gc
 import warnings
+import weakref
 
 import lightning.pytorch as pl
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import gradfree
 from gradfree.algorithms import FOTON
@@ -247,3 +250,18 @@ def test_an_orthogonal_tanh_net_loses_nothing_to_speak_of():
     layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
     gradfree.orthogonalize(layers)
     assert FOTON().validate(layers).notes == []
+
+
+def test_an_engine_that_is_never_detached_ends_with_its_model():
+    """Torch keeps its hooks for ever; they must not keep the model."""
+    layers = net()
+    before = len(_global_optimizer_post_hooks)
+    FOTON().attach(layers)
+    watched = weakref.ref(layers[0])
+    del layers
+    gc.collect()
+    assert watched() is None
+    other = net()
+    plain_loop(other, torch.optim.SGD(other.parameters(), 0.1), 1)
+    FOTON().attach(other).detach()
+    assert len(_global_optimizer_post_hooks) <= before

@@ -1,12 +1,25 @@
 """The tasks are what their docstrings say, by an independent computation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gradfree.benchmarks.synthetic import COPYING_VOCABULARY, adding, copying, parity
+from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.synthetic import (
+    BLANK,
+    COPYING_VOCABULARY,
+    Synthetic,
+    adding,
+    adding_pixels,
+    copying,
+    parity,
+    parity_pixels,
+)
+from gradfree.benchmarks.tasks import ADDING, COPYING, PARITY, RecallAccuracy
+from gradfree.benchmarks.training import Training
 
 
 def generator(seed=0):
@@ -84,6 +97,45 @@ def test_batches_come_from_the_generator_alone(task):
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(first.inputs, second.inputs)
     assert all(map(torch.equal, task(8, 20, generator()), first))
+
+
+def test_adding_and_parity_as_images_of_one_row():
+    images, plain = (make(4, 7, generator()) for make in (adding_pixels, adding))
+    assert images.inputs.shape == (4, 2, 1, 7)
+    assert torch.equal(images.inputs.flatten(2).transpose(1, 2), plain.inputs)
+    assert torch.equal(images.targets, plain.targets)
+    images, plain = (make(4, 7, generator()) for make in (parity_pixels, parity))
+    assert images.inputs.dtype == torch.get_default_dtype()
+    assert torch.equal(images.inputs.flatten(1), plain.inputs.to(images.inputs.dtype))
+    assert images.inputs.shape == (4, 1, 1, 7)
+    assert torch.equal(images.targets, plain.targets)
+
+
+def test_a_made_up_set_is_the_same_every_time_and_holds_out_other_examples():
+    made = Synthetic(copying, length=3, train=50, held_out=20)
+    train, validation, test = made()
+    assert [len(split.inputs) for split in (train, validation, test)] == [50, 20, 20]
+    assert len({tuple(row) for split in made() for row in split.inputs.tolist()}) == 90
+    assert all(map(torch.equal, (*train, *validation), (*made().train, *made().validation)))
+
+
+def test_recall_counts_the_symbols_alone():
+    _, targets = copying(16, 3, generator())
+    logits = F.one_hot(targets, COPYING_VOCABULARY).double()
+    logits[:, :-10] = 0.0  # Whatever is said in place of the blanks.
+    logits[:8, -5:] = F.one_hot(torch.tensor(BLANK), COPYING_VOCABULARY).double()
+    metric = RecallAccuracy()
+    metric.update(logits, targets)
+    assert metric.compute().item() == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("task", [COPYING, ADDING, PARITY], ids=lambda task: task.name)
+def test_synthetic_tasks_train_and_are_scored(task):
+    torch.set_default_dtype(torch.float32)
+    small = replace(task, data=replace(task.data, length=4, train=64, held_out=32), batch_size=32, steps=30)
+    results = Training(task=small, row=Row("backprop", "backprop", {}), device="cpu", seed=0).run()
+    assert results["losses"][-1]["loss"] < results["losses"][0]["loss"]
+    assert results["validation"] > 0
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,13 @@ FACTORS = {
     "one": lambda length: torch.ones(WIDTH),
     "linspace": lambda length: torch.linspace(0, 1, WIDTH),
     "number": lambda length: torch.tensor(0.5),
+    "of each sequence": lambda length: torch.randn(3, WIDTH),
     "of each step": lambda length: torch.randn(length, 3, WIDTH),
 }
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 33, 100, 257])
+@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 31, 32, 33, 100, 257, 600])
 @pytest.mark.parametrize("kind", FACTORS)
 def test_scan_equals_a_loop(kind, length, reverse):
     terms, factors = torch.randn(length, 3, WIDTH), FACTORS[kind](length)
@@ -41,6 +42,29 @@ def test_operands_need_not_be_contiguous_and_are_left_alone():
     torch.testing.assert_close(scan(terms, factors, True), loop(terms, factors, True), rtol=1e-12, atol=1e-12)
     assert torch.equal(terms, before[0])
     assert torch.equal(factors, before[1])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("width", [2**14 - 1, 2**14])
+def test_wide_steps(width, reverse):
+    terms = torch.randn(33, 1, width)
+    for factors in (torch.rand(width), torch.rand(33, 1, width)):
+        expected = loop(terms, factors, reverse)
+        torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_factors_that_are_expanded_over_the_steps_are_those_of_each_step():
+    terms, factors = torch.randn(100, 3, WIDTH), torch.rand(WIDTH)
+    assert torch.equal(scan(terms, factors.expand_as(terms)), scan(terms, factors))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["linspace", "of each step"])
+def test_infinity_reaches_the_steps_behind_it_and_no_others(kind, reverse):
+    terms, factors = torch.randn(100, 3, WIDTH), FACTORS[kind](100)
+    terms[50, 1, 1] = float("inf")
+    expected = loop(terms, factors, reverse)
+    torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, WIDTH), (5, 0, WIDTH)])

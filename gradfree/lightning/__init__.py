@@ -1,11 +1,40 @@
-"""Engines as Lightning strategies; importing this registers every engine under its name.
+"""Engines as strategies of Lightning's Trainer and of Fabric; importing this registers every engine under its name.
 
-``Trainer(strategy="highway_bp")`` after ``import gradfree.lightning``, or
-``Trainer(strategy=gradfree.lightning.EngineStrategy("highway_bp", iterations=4))`` with options.
+``Trainer(strategy="highway_bp")`` after ``import gradfree.lightning``, or on several devices
+``Trainer(strategy="highway_bp_ddp", devices=2)``; with options
+``Trainer(strategy=gradfree.lightning.EngineStrategy("highway_bp", iterations=4))``.
 """
 
-from gradfree.lightning.strategy import EngineStrategy, register_engines
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from gradfree.engine import Engine
+from gradfree.lightning.callbacks import GradientFidelity
+from gradfree.lightning.carriers import with_engine
+from gradfree.lightning.names import register_engines
+
+EngineStrategy = with_engine(SingleDeviceStrategy)
+"""Trains with an engine on the one device that the Trainer picks."""
+
+EngineDDPStrategy = with_engine(DDPStrategy)
+"""Trains with an engine on several devices."""
+
+
+def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **options: Any) -> Any:
+    """Return a strategy that is a ``base`` and trains with an engine.
+
+    Args:
+        engine: an engine's name, or an engine.
+        base: any strategy class of Lightning or Fabric, or one built on theirs (Ray's ``RayDDPStrategy``).
+        **options: ``chains`` and ``lean``, the engine's options if it is given by name, and those of ``base``.
+
+    Raises:
+        TypeError: ``base`` is no strategy class, or an option that neither has.
+    """
+    return with_engine(base)(engine, **options)
+
 
 register_engines()
 
-__all__ = ["EngineStrategy"]
+__all__ = ["EngineDDPStrategy", "EngineStrategy", "GradientFidelity", "engine_strategy"]

@@ -1,0 +1,208 @@
+"""Where the time of a recurrent layer's forward and backward pass goes."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any, ClassVar
+
+import torch
+from matplotlib.axes import Axes
+
+from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.layers import Layer, LayerCase, Pass
+from gradfree.benchmarks.part import Part, matching
+from gradfree.benchmarks.records import Record
+from gradfree.benchmarks.section import Section
+from gradfree.cells import LinearisedGRU
+from gradfree.recurrent import Layer as RecordedLayer
+from gradfree.time_chain import CellChain
+
+_ROUNDS = 15
+_REST = "rest"
+_TOTAL = "total"
+
+PHASES: dict[str, tuple[type, str]] = {
+    "forward": (RecordedLayer, "run"),
+    "local derivatives": (CellChain, "__init__"),
+    "δ step by step": (LinearisedGRU, "unroll"),
+    "scan": (CellChain, "scan"),
+    "pulls": (CellChain, "pull"),
+    "parameter gradients": (CellChain, "gradients"),
+}
+"""The methods in which an engine spends its time; none calls another."""
+
+
+class _Clock:
+    """Adds up the seconds of each phase."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def __call__(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``work``, timed as ``phase``."""
+
+        @functools.wraps(work)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = self._now()
+            result = work(*args, **kwargs)
+            self.seconds[phase] += self._now() - begin
+            return result
+
+        return timed
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return perf_counter()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Time all phases."""
+        originals = [(phase, owner, name, getattr(owner, name)) for phase, (owner, name) in PHASES.items()]
+        for phase, owner, name, original in originals:
+            setattr(owner, name, self(phase, original))
+        try:
+            yield
+        finally:
+            for _, owner, name, original in originals:
+                setattr(owner, name, original)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTiming(LayerCase):
+    """Time of each phase of a GRU layer's forward and backward pass, engines and the plain layer in turns."""
+
+    kind: ClassVar[str] = "phases"
+
+    @property
+    def subject(self) -> str:
+        """All rows."""
+        return f"phases of all rows, {self.threads} threads"
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return for each row the medians of its phases as shares of the plain layer's time, and that time."""
+        plain = Pass(self)
+        steps: dict[str, Callable[[], object]] = {"forward without graph": plain.forward_alone, "plain": plain}
+        steps |= {row.label: Pass(self, row) for row in self.rows}
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        clock = _Clock(self.device)
+        with clock.watching():
+            _round(clock, steps)
+            rounds = [_round(clock, steps) for _ in range(_ROUNDS)]
+        torch.set_num_threads(before)
+        return {
+            "time": median(times["plain"][_TOTAL] for times in rounds),
+            "rows": [{"label": label, "phases": _shares(label, rounds)} for label in steps],
+        }
+
+
+def _round(clock: _Clock, steps: Mapping[str, Callable[[], object]]) -> dict[str, defaultdict[str, float]]:
+    """Return the seconds of each phase of each step."""
+    times = {}
+    for label, step in steps.items():
+        clock.seconds = defaultdict(float)
+        clock(_TOTAL, step)()
+        times[label] = clock.seconds
+        times[label][_REST] = 2 * clock.seconds[_TOTAL] - sum(clock.seconds.values())
+    return times
+
+
+def _shares(label: str, rounds: list[dict[str, defaultdict[str, float]]]) -> dict[str, float]:
+    """Return the medians of the phases as shares of the plain step's time in the same round."""
+    return {
+        phase: median(times[label][phase] / times["plain"][_TOTAL] for times in rounds)
+        for phase in (_TOTAL, *PHASES, _REST)
+    }
+
+
+@dataclass(frozen=True)
+class PhaseTimings(Part):
+    """Where the time of single GRU layers goes.
+
+    Attributes:
+        layers: what is run.
+        rows: the engines.
+        threads: for torch to use.
+    """
+
+    layers: tuple[Layer, ...]
+    rows: tuple[Row, ...]
+    threads: int
+
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield one case a layer."""
+        for layer in self.layers:
+            yield PhaseTiming(layer=layer, rows=self.rows, threads=self.threads, device=device, seed=0)
+
+    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+        """Return the figures of the layers that were timed on ``device``."""
+        found = {case.layer: list(matching(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
+        results = {layer: record[0]["results"]["rows"] for layer, record in found.items() if record}
+        return PhaseSection(results, device, self.threads) if results else None
+
+
+@dataclass(frozen=True)
+class PhaseSection(Section):
+    """Phases as shares of the plain layer's time."""
+
+    results: Mapping[Layer, list[dict[str, Any]]]
+    device: str
+    threads: int
+
+    legend = (
+        "Shares of the plain module's forward and backward pass in the same round, medians. Forward without graph: the "
+        "plain module's. Local derivatives: of all steps at once, recomputed gates included. Parameter gradients: the "
+        "products for weights and input. Rest: autograd, copies, the direct cotangents."
+    )
+
+    @property
+    def title(self) -> str:
+        """Say what was compared."""
+        return f"where the time goes, device: {self.device}, threads: {self.threads}"
+
+    def cells(self) -> Iterator[list[str]]:
+        """Yield the table's head and one row a layer and engine."""
+        phases = [_TOTAL, *PHASES, _REST]
+        yield ["layer", "engine", *phases]
+        for layer, results in self.results.items():
+            for r in results:
+                if r["label"] != "plain":
+                    # What has no phases is all rest.
+                    known = any(r["phases"][phase] for phase in PHASES)
+                    yield [str(layer), r["label"], *(_figure(r["phases"], phase, known) for phase in phases)]
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what the largest phase of each row is."""
+        for layer, results in self.results.items():
+            largest = [f"{r['label']} {max(PHASES, key=r['phases'].__getitem__)}" for r in results[2:]]
+            yield f"Most of {layer} is, for {', '.join(largest)}."
+
+    def draw(self, top: Axes, bottom: Axes) -> None:
+        """Draw the phases of the first and of the last engine as stacked bars."""
+        _, _, *labels = (r["label"] for r in next(iter(self.results.values())))
+        for axes, label in ((top, labels[0]), (bottom, labels[-1])):
+            shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
+            bottoms = [0.0] * len(shares)
+            for n, phase in enumerate((*PHASES, _REST)):
+                heights = [share[phase] for share in shares]
+                if any(heights):
+                    axes.bar(range(len(shares)), heights, bottom=bottoms, label=phase, color=f"C{n}")
+                bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+            axes.set_xticks(range(len(shares)), map(str, self.results), rotation=20, ha="right", fontsize="small")
+            axes.set_ylim(top=1.6 * max(bottoms))  # Room for the legend.
+            axes.set_title(f"{label}, {self.device}, {self.threads} threads")
+            axes.set_xlabel("layer (sequences, steps, units)")
+            axes.set_ylabel("time, as a multiple of nn.GRU's own")
+            axes.legend(fontsize="small", loc="upper right", ncols=2)
+
+
+def _figure(phases: Mapping[str, float], phase: str, known: bool) -> str:
+    return f"{phases[phase]:.2f}" if phase == _TOTAL or (known and phases[phase]) else "–"

@@ -1,0 +1,178 @@
+"""What the reverse scan costs, in copies of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.part import Part, matching
+from gradfree.benchmarks.records import Record
+from gradfree.benchmarks.scan_methods import ANY_FACTORS, CONSTANT_FACTORS
+from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.speed import interleaved, statistics
+
+_RUNS = 10
+_TARGET = 3.0
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Terms (steps, batch, units) in float32, and factors: one a unit, or as many as terms."""
+
+    steps: int
+    batch: int
+    units: int
+    constant: bool
+
+    @property
+    def size(self) -> str:
+        """The shape."""
+        return f"({self.steps}, {self.batch}, {self.units})"
+
+    @property
+    def kind(self) -> str:
+        """What the factors are."""
+        return "constant" if self.constant else "of each step"
+
+    @property
+    def methods(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        """Whatever can be used."""
+        return CONSTANT_FACTORS if self.constant else ANY_FACTORS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTiming(Case):
+    """Time of every method in turns, on the same operands."""
+
+    kind: ClassVar[str] = "scan"
+    alone: ClassVar[bool] = True
+    operands: Operands
+    threads: int
+
+    @property
+    def topic(self) -> str:
+        """The shape."""
+        return f"scan {self.operands.size}"
+
+    @property
+    def subject(self) -> str:
+        """The factors."""
+        return f"factors {self.operands.kind}, {self.threads} threads"
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return for each method that works its times in seconds and ratios to the copy's."""
+        torch.manual_seed(self.seed)
+        wanted = self.operands
+        terms = torch.randn(wanted.steps, wanted.batch, wanted.units, device=self.device)
+        factors = torch.rand(terms.shape[-1:] if wanted.constant else terms.shape, device=self.device)
+        steps = {label: partial(method, terms, factors) for label, method in wanted.methods.items()}
+        steps = {label: step for label, step in steps.items() if _works(step)}
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        times = interleaved(list(steps.values()), _RUNS)
+        torch.set_num_threads(before)
+        return {
+            "rows": [{"label": label, **statistics(own, times[0])} for label, own in zip(steps, times, strict=True)]
+        }
+
+
+def _works(step: Callable[[], object]) -> bool:
+    """Tell whether ``step`` runs: a prototype may be missing, or fail in one version of torch."""
+    try:
+        step()
+    except Exception:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class ScanTimings(Part):
+    """The reverse scan at several sizes.
+
+    Attributes:
+        sizes: T, B and H of each.
+        threads: for torch to use.
+    """
+
+    sizes: tuple[tuple[int, int, int], ...]
+    threads: int
+
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield one case a size and kind of factors."""
+        for constant in (True, False):
+            for size in self.sizes:
+                yield ScanTiming(operands=Operands(*size, constant), threads=self.threads, device=device, seed=0)
+
+    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+        """Return the figures of the sizes that were timed on ``device``."""
+        found = {case.operands: list(matching(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
+        results = {operands: record[0]["results"]["rows"] for operands, record in found.items() if record}
+        return ScanSection(results, device, self.threads) if results else None
+
+
+@dataclass(frozen=True)
+class ScanSection(Section):
+    """Times in copies."""
+
+    results: Mapping[Operands, list[dict[str, Any]]]
+    device: str
+    threads: int
+
+    legend = (
+        "Time as a multiple of copying the terms (empty_like and copy_), median of interleaved rounds. Sizes: steps, "
+        "sequences, units; float32. Factors: one a unit, or one a unit, sequence and step."
+    )
+
+    @property
+    def title(self) -> str:
+        """Say what was compared."""
+        return f"reverse scan, device: {self.device}, threads: {self.threads}"
+
+    def cells(self) -> Iterator[list[str]]:
+        """Yield the table's head and its rows."""
+        _, *labels = CONSTANT_FACTORS
+        yield ["size", "factors", "copy (µs)", *labels]
+        for operands, results in self.results.items():
+            figures = {r["label"]: f"{r['ratio']:.1f}" for r in results}
+            copy = f"{1e6 * results[0]['time']:.0f}"
+            yield [operands.size, operands.kind, copy, *(figures.get(label, "–") for label in labels)]
+
+    def remarks(self) -> Iterator[str]:
+        """Yield where the engines' scan takes more copies than it should."""
+        slow = [
+            f"{operands.size}, {operands.kind} ({r['ratio']:.1f})"
+            for operands, results in self.results.items()
+            for r in results
+            if r["label"] == "gradfree" and r["ratio"] > _TARGET
+        ]
+        if slow:
+            yield f"gradfree's takes more than {_TARGET:.0f} copies at {'; '.join(slow)}."
+
+    def draw(self, top: Axes, bottom: Axes) -> None:
+        """Draw the time against the size, by the number of elements."""
+        for axes, constant in ((top, True), (bottom, False)):
+            swept = sorted((a for a in self.results if a.constant == constant), key=_elements)
+            for n, label in enumerate(list(CONSTANT_FACTORS)[1:]):
+                ratios = {a: r["ratio"] for a in swept for r in self.results[a] if r["label"] == label}
+                if ratios:
+                    axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "o-", label=label, color=f"C{n}")
+            axes.axhline(1.0, color="0.7", zorder=0)
+            axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0, label=f"{_TARGET:.0f} copies")
+            axes.set_xticks(range(len(swept)), [a.size for a in swept], rotation=20, ha="right", fontsize="small")
+            axes.set_yscale("log")
+            axes.set_ylim(top=10 * axes.get_ylim()[1])  # Room for the legend.
+            axes.set_title(f"factors {'constant' if constant else 'of each step'}, {self.device}")
+            axes.set_xlabel("size (steps, sequences, units), by number of elements")
+            axes.set_ylabel("time, in copies of the terms")
+            axes.legend(fontsize="small", loc="upper right", ncols=2)
+
+
+def _elements(operands: Operands) -> int:
+    return operands.steps * operands.batch * operands.units

@@ -1,0 +1,193 @@
+"""What makes any of Lightning's and Fabric's strategies, or anyone's built on them, train with an engine.
+
+The engine is put on the model before the strategy wraps it (in DDP, say), and goes into checkpoints beside it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gradfree.attaching import Handle
+from gradfree.engine import Engine
+from gradfree.registry import engine_class, resolve_engine
+
+if TYPE_CHECKING:
+    import torch
+
+_KEY = "gradfree"
+
+
+class Carrier:
+    """A strategy with an engine; goes before the strategy's own class in a subclass.
+
+    Args:
+        engine: an engine's name, or an engine.
+        chains: as in :meth:`gradfree.Engine.attach`, as module paths of the model that the strategy is given.
+        lean: likewise.
+        **options: the engine's options, if it is given by name, and the strategy's own.
+
+    Attributes:
+        engine: the engine.
+        handle: of the engine, once it is attached.
+
+    Raises:
+        TypeError: an option that neither has.
+    """
+
+    def __init__(
+        self,
+        engine: str | Engine = "highway_bp",
+        *,
+        chains: Sequence[str] | None = None,
+        lean: bool = False,
+        **options: Any,
+    ):
+        known = {f.name for f in fields(engine_class(engine))} if isinstance(engine, str) else set()
+        own = {name: options.pop(name) for name in list(options) if name in known}
+        _refuse_unknown(type(self), engine, options, known)
+        super().__init__(**options)
+        self.engine = resolve_engine(engine, own)
+        self.chains, self.lean = chains, lean
+        self.handle = Handle()
+        self._restored: dict[str, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the strategy's own class: the subclass is made at run time."""
+        return _restore, (self._base,), self.__dict__
+
+    _base: type
+    """The strategy's own class."""
+
+    def _attach(self, model: nn.Module) -> None:
+        self.handle = self.engine.attach(model, self.chains, lean=self.lean)
+        self.handle.load_state_dict(self._restored)
+        self._restored = {}
+
+    def teardown(self) -> None:
+        """Take the engine off and clean up as usual."""
+        self.handle.detach()
+        # Another fit goes on from here.
+        self._restored = self.handle.state_dict()
+        super().teardown()  # type: ignore[misc]
+
+
+class TrainerCarrier(Carrier):
+    """For strategies of Lightning's Trainer: attached while it fits."""
+
+    def setup(self, trainer: Any) -> None:
+        """Attach the engine, if the Trainer is to fit, and set up as usual."""
+        if trainer.state.fn == "fit":
+            self._attach(trainer.lightning_module)
+        else:
+            self._restored = {}
+        super().setup(trainer)  # type: ignore[misc]
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Save as usual, with what the engine keeps from pass to pass."""
+        super().save_checkpoint(checkpoint | {_KEY: self.handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load as usual; the engine takes up what it kept."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        # Lightning restores before it sets a strategy up: the engine is attached only then.
+        self._restored = checkpoint.get(_KEY, {})
+        return checkpoint
+
+
+class FabricCarrier(Carrier):
+    """For strategies of Fabric: attached when the model is set up, with ``fabric.setup``."""
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """Attach the engine and set up as usual."""
+        self._attach(module)
+        return super().setup_module(module)  # type: ignore[misc]
+
+    def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Save as usual, with what the engine keeps from pass to pass."""
+        super().save_checkpoint(path, state | {_KEY: self.handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load as usual; the engine takes up what it kept."""
+        rest: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        self.handle.load_state_dict(rest.pop(_KEY, {}))
+        return rest
+
+
+class OneDevice:
+    """Takes the device from the Trainer or Fabric, and refuses more than one.
+
+    Both hand a strategy that was made without a device its devices and nodes through these two properties; a plain
+    ``SingleDeviceStrategy`` has neither, so it would stay on the CPU, and take devices=2 for one in silence.
+    """
+
+    engine: Engine
+    _root_device: torch.device
+    _devices: Sequence[torch.device] = ()
+
+    @property
+    def parallel_devices(self) -> Sequence[torch.device]:
+        """The device, once it is set."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[torch.device]) -> None:
+        if len(devices) != 1:
+            raise ValueError(self._one_only(f"devices={len(devices)}"))
+        self._devices = devices
+        self._root_device = devices[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Always 1."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, nodes: int) -> None:
+        if nodes != 1:
+            raise ValueError(self._one_only(f"num_nodes={nodes}"))
+
+    def _one_only(self, asked: str) -> str:
+        return (
+            f"this strategy trains with {type(self.engine).__name__} on one device, but was given {asked}. Use the "
+            "strategy '<engine>_ddp', or devices=1, num_nodes=1."
+        )
+
+
+@cache
+def with_engine(base: type) -> type[Any]:
+    """Return the subclass of ``base``, a strategy class of Lightning or Fabric, that carries an engine.
+
+    Raises:
+        TypeError: ``base`` is no strategy class.
+    """
+    names = {kind.__name__ for kind in base.__mro__}
+    if "Strategy" not in names:
+        raise TypeError(f"base must be a strategy class of Lightning or Fabric, not {base!r}.")
+    carrier = FabricCarrier if hasattr(base, "setup_module") else TrainerCarrier
+    parents = (carrier, OneDevice, base) if "SingleDeviceStrategy" in names else (carrier, base)
+    return type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": carrier.__doc__})
+
+
+def _restore(base: type) -> Any:
+    kind = with_engine(base)
+    return object.__new__(kind)
+
+
+def _refuse_unknown(kind: type, engine: str | Engine, options: dict[str, Any], known: set[str]) -> None:
+    base = kind.__mro__[kind.__mro__.index(Carrier) + 1 :]
+    strategy = next(c for c in base if "__init__" in c.__dict__)
+    parameters = inspect.signature(strategy).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    taken = [p.name for p in parameters]
+    if unknown := sorted(options.keys() - set(taken)):
+        raise TypeError(
+            f"neither {engine!r} nor {strategy.__name__} has an option {', '.join(map(repr, unknown))}; the engine's "
+            f"are {', '.join(sorted(known)) or 'none'}, the strategy's {', '.join(taken)}."
+        )
