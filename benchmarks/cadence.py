@@ -9,27 +9,21 @@ from matplotlib.axes import Axes
 
 from gradfree.benchmarks.depths import DepthSection, DepthSweep, Point
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
 
 
 @dataclass(frozen=True)
 class Cadences(DepthSweep):
     """An engine with several values of ``orthogonalize_every``, at several depths."""
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def section(self, records: Mapping[str, Record], device: str) -> CadenceSection | None:
         """Return the figures of the runs on ``device``."""
-        curves = self.curves(records, device)
-        if not any(point.seeds for points in curves.values() for point in points):
-            return None
-        cadences = tuple(row.options["orthogonalize_every"] for row in self.rows)
-        return CadenceSection(self.task, tuple(self.depths), self.learning_rates, curves, device, cadences)
+        found = super().section(records, device)
+        return CadenceSection(self, found.curves, device) if found else None
 
 
 @dataclass(frozen=True)
 class CadenceSection(DepthSection):
     """Scores and drift of an engine by cadence and depth."""
-
-    cadences: tuple[int, ...]
 
     @property
     def title(self) -> str:
@@ -48,17 +42,18 @@ class CadenceSection(DepthSection):
 
     def draw(self, top: Axes, bottom: Axes) -> None:
         """Draw score and drift against the cadence, a line for each depth."""
-        top.set_title(f"{self.task.name}, {self.task.model}, {self.device}")
-        for n, depth in enumerate(self.depths):
+        task, cadences = self.part.task, [row.options["orthogonalize_every"] for row in self.part.rows]
+        top.set_title(f"{task.name}, {task.model}, {self.device}")
+        for n, depth in enumerate(self.part.depths):
             points = [self.curves[label][n] for label in self.curves]
             means, spreads = [p.test.mean for p in points], [p.test.spread for p in points]
-            top.errorbar(self.cadences, means, spreads, fmt="o-", capsize=3, label=f"{depth} hidden layers")
-            bottom.plot(self.cadences, [p.drift for p in points], "o-", label=f"{depth} hidden layers")
-        top.set_ylabel(f"test {self.task.score.name} ({self.task.score.unit})")
+            top.errorbar(cadences, means, spreads, fmt="o-", capsize=3, label=f"{depth} hidden layers")
+            bottom.plot(cadences, [p.drift for p in points], "o-", label=f"{depth} hidden layers")
+        top.set_ylabel(f"test {task.score.name} ({task.score.unit})")
         bottom.set_ylabel("largest ‖W Wᵀ − I‖")
         bottom.set_yscale("log")
         for axes in (top, bottom):
             axes.set_xscale("log", base=2)
-            axes.set_xticks(self.cadences, [str(cadence) for cadence in self.cadences])
+            axes.set_xticks(cadences, [str(cadence) for cadence in cadences])
             axes.set_xlabel("optimizer steps between retractions")
             axes.legend(fontsize="small")

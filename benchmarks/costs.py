@@ -21,8 +21,8 @@ from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.speed import statistics
 
 _ROUNDS = 9
-_STEPS = 4
-"""Of a round: as many as from one retraction to the next, by default."""
+_STEPS = 16
+"""Of a round: a multiple of those from one retraction to the next."""
 _CLASSES = 10
 _MIB = 2**20
 
@@ -222,8 +222,8 @@ class CostSection(Section):
         """Say what the columns mean."""
         small, deepest = self.part.small, self.part.depths[-1]
         return (
-            f"One step with plain SGD; medians of {_ROUNDS} interleaved rounds of {_STEPS} steps, which is from one "
-            "retraction to the next. Passes: forward and backward, or what stands for it. Step: all three, as a "
+            f"One step with plain SGD; medians of {_ROUNDS} interleaved rounds of {_STEPS} steps, retractions "
+            "included. Passes: forward and backward, or what stands for it. Step: all three, as a "
             "multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
             f"{small.width} and batch {small.batch}, less the weights' gradients, "
             f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "

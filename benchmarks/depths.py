@@ -81,12 +81,12 @@ class DepthSweep(Part):
         """Yield nothing."""
         return iter(())
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def section(self, records: Mapping[str, Record], device: str) -> DepthSection | None:
         """Return the figures of the runs on ``device``."""
         curves = self.curves(records, device)
         if not any(point.seeds for points in curves.values() for point in points):
             return None
-        return DepthSection(self.task, tuple(self.depths), self.learning_rates, curves, device)
+        return DepthSection(self, curves, device)
 
     def curves(self, records: Mapping[str, Record], device: str) -> dict[str, list[Point]]:
         """Return what is known of each row, by its label, at all depths."""
@@ -143,16 +143,14 @@ class Point:
 class DepthSection(Section):
     """Scores and alignment of engines at several depths."""
 
-    task: Task
-    depths: tuple[int, ...]
-    grid: tuple[float, ...]
+    part: DepthSweep
     curves: Mapping[str, Sequence[Point]]
     device: str
 
     @property
     def title(self) -> str:
         """Say what was compared."""
-        task, seeds = self.task, max(point.seeds for points in self.curves.values() for point in points)
+        task, seeds = self.part.task, max(point.seeds for points in self.curves.values() for point in points)
         options = ", ".join(
             f"{name} {value}" for name, value in task.options.items() if name in ("width", "activation")
         )
@@ -162,17 +160,17 @@ class DepthSection(Section):
     @property
     def legend(self) -> str:
         """Say what the signs and columns mean."""
-        score = self.task.score
+        score, rates = self.part.task.score, ", ".join(f"{rate:g}" for rate in self.part.learning_rates)
         return (
             f"Columns: hidden layers. Test {score.name} ({score.unit}) ± sample standard deviation over seeds, and in "
             "brackets the cosine between each hidden layer's gradient and the true one at the same weights, mean over "
-            f"layers and training. Learning rates: of {', '.join(f'{rate:g}' for rate in self.grid)}, for each engine "
-            "and depth the one that did best on validation data, with another seed."
+            f"layers and training. Learning rates: of {rates}, for each engine and depth the one that did best on "
+            "validation data, with another seed."
         )
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row an engine."""
-        yield ["engine", *map(str, self.depths)]
+        yield ["engine", *map(str, self.part.depths)]
         for label, points in self.curves.items():
             yield [label, *(self.cell(point).replace("nan", "–") for point in points)]
 
@@ -182,29 +180,39 @@ class DepthSection(Section):
 
     def remarks(self) -> Iterator[str]:
         """Yield each engine's distance to the baseline, and where a learning rate beyond the grid may be better."""
-        (baseline, reference), *others = self.curves.items()
-        goodness = self.task.score.goodness
-        for label, points in others:
-            gains = [
-                f"{depth}: {goodness(point.test.mean) - goodness(exact.test.mean):+.2f}"
-                for depth, point, exact in zip(self.depths, points, reference, strict=True)
-                if point.seeds and exact.seeds
-            ]
-            if gains:
-                yield f"{label} against {baseline}, test {self.task.score.name} by depth: {', '.join(gains)}."
+        for row in self.part.rows:
+            reference = self._reference(row)
+            gains = ", ".join(self._gains(row, reference))
+            if gains and reference != row:
+                name = self.part.task.score.name
+                yield f"{row.label} against {reference.label}, test {name} by depth: {gains}."
+        lowest, *_, highest = self.part.learning_rates
         edge = [
             f"{label} at {depth} ({point.learning_rate:g})"
             for label, points in self.curves.items()
-            for depth, point in zip(self.depths, points, strict=True)
-            if point.learning_rate in (self.grid[0], self.grid[-1])
+            for depth, point in zip(self.part.depths, points, strict=True)
+            if point.learning_rate in (lowest, highest)
         ]
         if edge:
             yield f"Best at the edge of the learning rates, maybe better beyond: {', '.join(edge)}."
 
+    def _reference(self, row: Row) -> Row:
+        """Return the baseline or, if there is one with the row's own options, that."""
+        baseline, *others = self.part.rows
+        same = (r for r in others if (r.engine, r.options) == (baseline.engine, row.options))
+        return next(same, baseline)
+
+    def _gains(self, row: Row, reference: Row) -> Iterator[str]:
+        goodness = self.part.task.score.goodness
+        curves = self.curves[row.label], self.curves[reference.label]
+        for depth, own, exact in zip(self.part.depths, *curves, strict=True):
+            if own.seeds and exact.seeds:
+                yield f"{depth}: {goodness(own.test.mean) - goodness(exact.test.mean):+.2f}"
+
     def draw(self, top: Axes, bottom: Axes) -> None:
         """Draw the score against the depth, and the alignment layer by layer of the deepest network."""
-        activation = self.task.options.get("activation", "tanh")
-        top.set_title(f"{self.task.name}, {self.task.model}, {activation}, {self.device}")
+        activation = self.part.task.options.get("activation", "tanh")
+        top.set_title(f"{self.part.task.name}, {self.part.task.model}, {activation}, {self.device}")
         _draw_scores(top, self)
         _draw_alignment(bottom, self)
 
@@ -212,10 +220,10 @@ class DepthSection(Section):
 def _draw_scores(axes: Axes, section: DepthSection) -> None:
     for label, points in section.curves.items():
         means, spreads = [p.test.mean for p in points], [p.test.spread for p in points]
-        axes.errorbar(section.depths, means, spreads, fmt="o-", capsize=3, label=label)
-    score = section.task.score
+        axes.errorbar(list(section.part.depths), means, spreads, fmt="o-", capsize=3, label=label)
+    score = section.part.task.score
     axes.set_xscale("log")
-    axes.set_xticks(section.depths, [str(depth) for depth in section.depths])
+    axes.set_xticks(list(section.part.depths), [str(depth) for depth in list(section.part.depths)])
     axes.minorticks_off()
     axes.set_xlabel("hidden layers")
     axes.set_ylabel(f"test {score.name} ({score.unit})")
@@ -234,7 +242,7 @@ def _draw_alignment(axes: Axes, section: DepthSection) -> None:
         elif label in inexact:
             *_, layers = point.alignment.values()
             axes.plot(range(1, len(layers) + 1), layers, "--", color=f"C{n}", label=f"{label}, last step")
-    axes.set_xlabel(f"layer, of {section.depths[-1]} hidden ones and the output")
+    axes.set_xlabel(f"layer, of {list(section.part.depths)[-1]} hidden ones and the output")
     axes.set_ylabel("cosine with the true gradient")
     axes.set_ylim(-0.3, 1.05)
     axes.axhline(0.0, color="0.7", zorder=0)

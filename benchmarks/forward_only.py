@@ -14,25 +14,33 @@ from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
 
 BACKPROP = Row("backprop", "backprop", {"plain": True})
-ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
-FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
 DFA = Row("dfa", "dfa", {})
 FA = Row("fa", "fa", {})
 PEPITA = Row("pepita", "pepita", {})
 
 
-def _tempered(temperature: float) -> Row:
-    return Row(f"foton T={temperature:g}", "foton", {"temperature": temperature})
+def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
+    """Return a row of each engine that keeps weights orthogonal, at 1 and the other temperatures."""
+    return tuple(
+        row
+        for engine in ("orthogonal_backprop", "foton")
+        for row in (
+            Row(engine, engine, {}),
+            *(Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature}) for temperature in temperatures),
+        )
+    )
 
 
-def _every(steps: int) -> Row:
-    return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps})
+def _every(steps: int, **options: float) -> Row:
+    return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps, **options})
 
 
-_RATES = (0.03, 0.1, 0.3, 1.0)
-_EXACT = (ORTHOGONAL, BACKPROP)
-_ROWS = (*_EXACT, FOTON, _tempered(4.0), DFA, PEPITA)
+ORTHOGONAL, FOTON = _orthogonal()
+
+_RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
+_ROWS = (*_orthogonal(4.0, 16.0), BACKPROP, DFA, PEPITA)
+_CADENCES = tuple(_every(steps, temperature=16.0) for steps in (1, 4, 8, 16))
 
 ORTHOGONAL_DIGITS = SGDTask(
     name="digits_orthogonal",
@@ -52,16 +60,17 @@ _RELU_DIGITS = replace(
 _MNIST = replace(
     ORTHOGONAL_DIGITS,
     name="mnist",
-    data=Images("mnist", column="image", train=20000, held_out=2000),
+    data=Images("mnist", column="image", train=20000, validation=2000),
     options={"in_features": 784, "num_classes": 10, "width": 128},
-    steps=300,
+    steps=600,
 )
 _LENET = replace(_MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
 _CIFAR = replace(
     _MNIST,
     name="cifar10",
-    data=Images("cifar10", column="img", train=20000, held_out=2000),
+    data=Images("cifar10", column="img", train=20000, validation=2000),
     options={"in_features": 3072, "num_classes": 10, "width": 128},
+    steps=400,
 )
 _CONVNET = replace(_CIFAR, name="cifar10_conv", model="orthogonal_convnet", options={})
 
@@ -72,17 +81,18 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 FORWARD_ONLY: Suite = (
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 5, 10, 20, 50), (*_ROWS, FA), _RATES),
-    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_EXACT, FOTON, _tempered(32.0), DFA), _RATES),
-    Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), tuple(map(_every, (1, 4, 8, 16))), _RATES),
+    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(32.0), BACKPROP, DFA, PEPITA), _RATES),
     DepthSweep(_MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
     DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
-    DepthSweep(_CIFAR, _mlps(5, 20), (*_EXACT, FOTON, DFA, PEPITA), _RATES),
-    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, (*_EXACT, FOTON, DFA), _RATES),
+    DepthSweep(_CIFAR, _mlps(5, 20), _ROWS, _RATES),
+    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, _ROWS, _RATES),
+    Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
+    Cadences(_MNIST, _mlps(10, 50), _CADENCES, _RATES),
     StepCosts(
         timed=Network(depth=20, width=512, batch=256),
         small=Network(depth=0, width=64, batch=2048),
         depths=(10, 20, 50, 100),
-        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, _every(1), DFA, FA, PEPITA),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 8, 16)), DFA, FA, PEPITA),
         threads=2,
     ),
 )

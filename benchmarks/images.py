@@ -16,19 +16,19 @@ from gradfree.benchmarks.stored import Stored, open_set
 
 @dataclass(frozen=True)
 class Images(Stored):
-    """The first images of a stored set; those to choose by are the last ones of its training split.
+    """A stored set's first training images, its last ones to choose by, and all of its test images.
 
     Attributes:
         name: of the set and its folder; its splits "train" and "test" have columns of images, called ``column``, and
             "label".
         column: with the images.
         train: number of images to train on.
-        held_out: number for validation, and for the test.
+        validation: number of those to choose by.
     """
 
     column: str
     train: int
-    held_out: int
+    validation: int
 
     def __call__(self) -> Data:
         """Return images (N, C, H, W), by the training images' mean 0 and variance 1, and classes (N,)."""
@@ -39,11 +39,8 @@ class Images(Stored):
 def _decode(images: Images, folder: Path) -> Data:
     splits = open_set(folder)
     train, total = splits["train"], len(splits["train"])
-    parts = (
-        train.select(range(images.train)),
-        train.select(range(total - images.held_out, total)),
-        splits["test"].select(range(images.held_out)),
-    )
+    chosen = range(images.train), range(total - images.validation, total)
+    parts = (*(train.select(numbers) for numbers in chosen), splits["test"])
     decoded = [_split(part, images.column) for part in parts]
     mean, std = decoded[0].inputs.mean(), decoded[0].inputs.std()
     return Data(*(Split((inputs - mean) / std, targets) for inputs, targets in decoded))

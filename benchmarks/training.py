@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradfree import Fidelity
 from gradfree.benchmarks.case import Case, Row
@@ -17,17 +15,6 @@ from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
 _LOSSES = 20
-
-
-def training_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Tensor, Tensor], Tensor], batch: Split
-) -> Tensor:
-    """Take one optimizer step on ``batch``; return the loss before it."""
-    optimizer.zero_grad()
-    loss = loss_fn(model(batch.inputs), batch.targets)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,8 +137,8 @@ def test_a_cadence_shows_drift_in_place_of_alignment():
 def test_stored_data_are_optional(monkeypatch):
     """Without a folder of data sets the suite runs on digits."""
     monkeypatch.delenv(DATA_ROOT, raising=False)
-    optional = [part.task.name for part in SUITES["forward-only"] if part.optional]
-    assert optional == ["mnist", "mnist_lenet", "cifar10", "cifar10_conv"]
+    optional = {part.task.name for part in SUITES["forward-only"] if part.optional}
+    assert optional == {"mnist", "mnist_lenet", "cifar10", "cifar10_conv"}
     assert not any(part.optional for name, suite in SUITES.items() if name != "forward-only" for part in suite)
 
 

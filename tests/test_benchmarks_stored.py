@@ -67,8 +67,8 @@ def test_images_come_with_channels_first_by_the_training_images_mean_and_varianc
     for name, values in pixels.items():
         rows = {"picture": [np.full(shape, value, dtype=np.uint8) for value in values], "label": list(values)}
         Dataset.from_dict(rows, features=features).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
-    data = Images("tiny", column="picture", train=3, held_out=2)()
-    assert [split.targets.tolist() for split in data] == [[0, 1, 2], [4, 5], [50, 51]]
+    data = Images("tiny", column="picture", train=3, validation=2)()
+    assert [split.targets.tolist() for split in data] == [[0, 1, 2], [4, 5], [50, 51, 52]]
     assert data.train.inputs.shape == (3, channels, 2, 3)
     assert data.train.inputs.mean() == pytest.approx(0.0, abs=1e-6)
     assert data.train.inputs.std() == pytest.approx(1.0)
@@ -124,7 +124,7 @@ def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, mon
 def test_the_real_images_fit_their_models(part):
     data, model = part.task.data(), next(iter(part.comparisons.values())).task.create_model(0)
     assert model.float()(data.test.inputs[:2]).shape == (2, 10)
-    assert [len(split.inputs) for split in data] == [part.task.data.train, *[part.task.data.held_out] * 2]
+    assert [len(split.inputs) for split in data] == [part.task.data.train, part.task.data.validation, 10000]
     assert all(split.targets.unique().tolist() == list(range(10)) for split in data)
 
 
