@@ -13,7 +13,6 @@ from gradfree.engine import check_count
 from gradfree.isometry import losses
 from gradfree.layer_chain import LayerChain, normalised, scaled
 from gradfree.layer_engine import LayerEngine, OrthogonalEngine
-from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
 _PERTURBATIONS = ("difference", "tangent")
@@ -39,9 +38,6 @@ class FOTON(LayerEngine, OrthogonalEngine):
     Args:
         refresh_feedback_every: optimizer steps for which F is kept, as a matrix, classes × inputs; 1 always uses the
             present weights.
-        temperature: what the chain's output is multiplied by while the engine is attached, in training and
-            evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
-            the logits, which this makes up for.
         streaming: whether both passes run in lockstep when the error is known, and the activations of the first one
             are not stored: memory does not grow with depth, for one more forward pass. The same gradients.
         perturbation: "difference", the paper's; or "tangent", its limit for a small error, by forward-mode
@@ -49,17 +45,12 @@ class FOTON(LayerEngine, OrthogonalEngine):
     """
 
     refresh_feedback_every: int = 1
-    temperature: float = 1.0
     streaming: bool = False
     perturbation: str = "difference"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self, "refresh_feedback_every", least=1)
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, float | int):
-            raise TypeError(f"FOTON: temperature must be a number, not {self.temperature!r}.")
-        if not 0.0 < self.temperature < float("inf"):
-            raise ValueError(f"FOTON: temperature must be positive and finite, not {self.temperature}.")
         if not isinstance(self.streaming, bool):
             raise TypeError(f"FOTON: streaming must be True or False, not {self.streaming!r}.")
         if self.perturbation not in _PERTURBATIONS:
@@ -75,14 +66,6 @@ class FOTON(LayerEngine, OrthogonalEngine):
     def streams(self) -> bool:
         """Return ``streaming``."""
         return self.streaming
-
-    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
-        """Put the engine on one chain, and the temperature behind its last layer."""
-        parts = super().parts(site, memory, lean)
-        if self.temperature == 1.0:
-            return parts
-        *_, last = site.blocks.values()
-        return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Forget the feedback matrix when it is due."""
@@ -118,13 +101,3 @@ class FOTON(LayerEngine, OrthogonalEngine):
         if keeps:
             chain.memory[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
-
-
-class _Temperature:
-    """A forward hook: multiplies the output."""
-
-    def __init__(self, factor: float):
-        self.factor = factor
-
-    def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
-        return self.factor * out

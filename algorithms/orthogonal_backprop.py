@@ -19,8 +19,10 @@ class OrthogonalBackprop(OrthogonalEngine):
     Args:
         orthogonalize_every: optimizer steps from one retraction to the next.
         orthogonalize_steps: Newton-Schulz steps of one retraction.
+        temperature: what the chain's output is multiplied by while the engine is attached; as in ``foton``, the error
+            is taken without this factor.
     """
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""
-        return chain.backpropagate(direct)
+        return chain.backpropagate([None if e is None else e / self.temperature for e in direct])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import nan
+from typing import ClassVar
 
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.part import Part, matching
@@ -31,6 +32,7 @@ class Comparison(Part):
     task: Task
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...] = ()
+    trained: ClassVar[type[Training]] = Training
 
     def check(self) -> None:
         """Raise a UsageError if the data are not there."""
@@ -46,7 +48,7 @@ class Comparison(Part):
         """Yield one training run of each row; ``None`` where the learning rate is yet to be chosen."""
         for row in self.rows:
             task = self._tuned(row, device, records)
-            yield Training(task=task, row=row, device=device, seed=seed) if task else None
+            yield self.trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that measures the rows' cost."""

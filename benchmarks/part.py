@@ -13,6 +13,11 @@ from gradfree.benchmarks.section import Section
 class Part(ABC):
     """One comparison."""
 
+    @property
+    def optional(self) -> bool:
+        """Whether a run leaves the part out where nobody names a folder of data sets."""
+        return False
+
     def check(self) -> None:
         """Raise a UsageError if something that the cases need is not there."""
         return

@@ -14,7 +14,6 @@ from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Split
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.tasks import Task
-from gradfree.benchmarks.training import training_step
 
 _ROUNDS = 9
 _STEPS = 3
@@ -68,7 +67,9 @@ class _Trainee:
         row.create_engine().attach(self.model)
 
     def step(self) -> None:
-        training_step(self.model, self.optimizer, self.task.loss, self.batch)
+        self.optimizer.zero_grad()
+        self.task.loss(self.model(self.batch.inputs), self.batch.targets).backward()
+        self.optimizer.step()
 
     def peak_memory(self) -> int:
         """Return the peak of one step that starts without gradients."""

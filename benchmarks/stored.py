@@ -16,6 +16,8 @@ DATA_ROOT = "GRADFREE_DATA"
 """Environment variable with the folder of all sets."""
 
 _DOWNLOADS = {
+    "cifar10": "uoft-cs/cifar10",
+    "mnist": "ylecun/mnist",
     "tinyshakespeare": "karpathy/tiny_shakespeare --revision refs/convert/parquet",
     "wikitext-2": "Salesforce/wikitext --include 'wikitext-2-v1/*'",
 }

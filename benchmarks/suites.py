@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.forward_only import FORWARD_ONLY
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.phases import PhaseTimings
@@ -101,6 +102,7 @@ SUITES: dict[str, Suite] = {
         Comparison(TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
         Comparison(WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
+    "forward-only": FORWARD_ONLY,
     # One thread: the threads of a scan wait for each other after every operation.
     "scan": (ScanTimings(_SCANS, threads=1),),
 }

@@ -89,10 +89,11 @@ class Task:
     def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, OneCycleLR]:
         """Return the optimizer and its learning rate schedule."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
-        schedule = OneCycleLR(
-            optimizer, self.learning_rate, total_steps=self.steps, pct_start=0.1, cycle_momentum=False
-        )
-        return optimizer, schedule
+        return optimizer, self.schedule(optimizer)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> OneCycleLR:
+        """Return the learning rate schedule of ``optimizer``."""
+        return OneCycleLR(optimizer, self.learning_rate, total_steps=self.steps, pct_start=0.1, cycle_momentum=False)
 
     def batches(self, split: Split, seed: int) -> Iterator[Split]:
         """Yield one batch a step, each epoch in a new order, by ``seed`` and not by the model's random numbers."""
@@ -103,6 +104,25 @@ class Task:
                 queue = torch.cat([queue, torch.randperm(len(split.inputs), generator=generator)])
             chosen, queue = queue[: self.batch_size], queue[self.batch_size :]
             yield Split(split.inputs[chosen], split.targets[chosen])
+
+
+@dataclass(frozen=True)
+class SGDTask(Task):
+    """A training job with SGD in AdamW's place.
+
+    AdamW gives all elements of a weight steps of one size, so that small but many of them throw an orthogonal matrix
+    far off; engines that lead it back undo most of such a step.
+
+    Attributes:
+        momentum: of SGD.
+    """
+
+    momentum: float
+
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, OneCycleLR]:
+        """Return the optimizer and its learning rate schedule."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
+        return optimizer, self.schedule(optimizer)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gradfree import gradient_fidelity
+from gradfree import Fidelity
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Data, Split
 from gradfree.benchmarks.tasks import Task
+from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
 _LOSSES = 20
-
-
-def training_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Tensor, Tensor], Tensor], batch: Split
-) -> Tensor:
-    """Take one optimizer step on ``batch``; return the loss before it."""
-    optimizer.zero_grad()
-    loss = loss_fn(model(batch.inputs), batch.targets)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +44,29 @@ class Training(Case):
         model = task.create_model(self.seed).to(self.device)
         optimizer, schedule = task.create_optimizer(model)
         losses, fidelity = [], []
-        for step, batch in enumerate(task.batches(data.train, self.seed)):
-            if step in _spread(_PROBES, task.steps):
-                total = gradient_fidelity(engine, model, task.loss, batch).total
-                fidelity.append({"step": step, "cosine": total.cosine, "relative_error": total.relative_error})
-            with engine.attach(model):
-                loss = training_step(model, optimizer, task.loss, batch)
-            schedule.step()
-            if step in _spread(_LOSSES, task.steps):
-                losses.append({"step": step, "loss": loss.item()})
+        # From the first step to the last: engines keep running means, feedback and the count of steps.
+        with engine.attach(model) as handle:
+            for step, batch in enumerate(task.batches(data.train, self.seed)):
+                optimizer.zero_grad()
+                loss = task.loss(model(batch.inputs), batch.targets)
+                if step in _spread(_PROBES, task.steps):
+                    fidelity.append({"step": step, **self.probed(loss_fidelity(loss, model, handle))})
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                if step in _spread(_LOSSES, task.steps):
+                    losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
         model.eval()
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores}
+
+    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return what to keep of the gradients' fidelity at one step."""
+        return {"cosine": fidelity.total.cosine, "relative_error": fidelity.total.relative_error}
+
+    def watched(self, model: nn.Module) -> dict[str, Any]:
+        """Return what to keep besides the loss now and then."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,19 +72,28 @@ class OrthogonalEngine(Engine):
     Args:
         orthogonalize_every: optimizer steps from one retraction to the next.
         orthogonalize_steps: Newton-Schulz steps of one retraction.
+        temperature: what the chain's output is multiplied by while the engine is attached, in training and
+            evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
+            the logits, which this makes up for.
     """
 
     kinds = (Layered,)
 
     orthogonalize_every: int = 4
     orthogonalize_steps: int = 2
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
+        name = type(self).__name__
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, float | int):
+            raise TypeError(f"{name}: temperature must be a number, not {self.temperature!r}.")
+        if not 0.0 < self.temperature < float("inf"):
+            raise ValueError(f"{name}: temperature must be positive and finite, not {self.temperature}.")
 
     def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
-        """Put the engine on one chain and begin to watch its optimizer."""
+        """Put the engine on one chain, begin to watch its optimizer, and put the temperature behind its last layer."""
         cold = far(_weights(site.blocks))
 
         def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
@@ -95,7 +104,11 @@ class OrthogonalEngine(Engine):
                 retract(list(weights.values()), self.orthogonalize_steps)
             self.after_step(memory, steps)
 
-        return [*super().parts(site, memory, lean), OptimizerSteps(site.blocks, memory, after_step)]
+        parts = [*super().parts(site, memory, lean), OptimizerSteps(site.blocks, memory, after_step)]
+        if self.temperature == 1.0:
+            return parts
+        *_, last = site.blocks.values()
+        return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""
@@ -103,3 +116,13 @@ class OrthogonalEngine(Engine):
 
 def _weights(blocks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {path: layer.weight for path, layer in blocks.items() if is_matrix(layer)}  # type: ignore[misc]
+
+
+class _Temperature:
+    """A forward hook: multiplies the output."""
+
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
+        return self.factor * out

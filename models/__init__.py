@@ -1,9 +1,20 @@
 """Models to train with gradfree's engines, or without any."""
 
 from gradfree.models.gpt import GPT
+from gradfree.models.orthogonal import OrthogonalConvNet, OrthogonalLeNet, OrthogonalMLP
 from gradfree.models.pixel_classifier import PixelClassifier
 from gradfree.models.recurrent_lm import RecurrentLM
 from gradfree.models.residual_mlp import ResidualMLP
 from gradfree.models.resnet import PostActResNet, PreActResNet
 
-__all__ = ["GPT", "PixelClassifier", "PostActResNet", "PreActResNet", "RecurrentLM", "ResidualMLP"]
+__all__ = [
+    "GPT",
+    "OrthogonalConvNet",
+    "OrthogonalLeNet",
+    "OrthogonalMLP",
+    "PixelClassifier",
+    "PostActResNet",
+    "PreActResNet",
+    "RecurrentLM",
+    "ResidualMLP",
+]

@@ -3,11 +3,15 @@
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from datasets import Dataset
+import torch
+from datasets import Dataset, Features, Image, Value
 from tiny_suite import HIGHWAY, PLAIN, training
 
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.forward_only import FORWARD_ONLY
+from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.tasks import TINYSHAKESPEARE, WIKITEXT2
@@ -55,6 +59,25 @@ def test_unknown_words_of_the_text_itself_are_the_vocabularys(root):
     assert validation.inputs[0, 0] == validation.inputs[0, 1] == train.inputs[0, 0]
 
 
+@pytest.mark.parametrize(("shape", "channels"), [((2, 3), 1), ((2, 3, 3), 3)])
+def test_images_come_with_channels_first_by_the_training_images_mean_and_variance(root, shape, channels):
+    (root / "tiny").mkdir()
+    features = Features({"picture": Image(), "label": Value("int64")})
+    pixels = {"train": range(6), "test": range(50, 53)}
+    for name, values in pixels.items():
+        rows = {"picture": [np.full(shape, value, dtype=np.uint8) for value in values], "label": list(values)}
+        Dataset.from_dict(rows, features=features).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
+    data = Images("tiny", column="picture", train=3, validation=2)()
+    assert [split.targets.tolist() for split in data] == [[0, 1, 2], [4, 5], [50, 51, 52]]
+    assert data.train.inputs.shape == (3, channels, 2, 3)
+    assert data.train.inputs.mean() == pytest.approx(0.0, abs=1e-6)
+    assert data.train.inputs.std() == pytest.approx(1.0)
+    torch.testing.assert_close(
+        data.test.inputs[1, 0, 0, 0] - data.test.inputs[0, 0, 0, 0],
+        data.train.inputs[1, 0, 0, 0] - data.train.inputs[0, 0, 0, 0],
+    )
+
+
 def test_a_text_is_part_of_a_cases_name():
     task = TINYSHAKESPEARE
     assert task.data.name in str(training(task=task).config)
@@ -94,6 +117,15 @@ def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, mon
     out = tmp_path_factory.mktemp("out")
     main(["bench", "run", "--suite", "tiny", "--out", str(out), "--seeds", "1", "--data", str(root)])
     assert "validation perplexity" in (out / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")
+@pytest.mark.parametrize("part", [part for part in FORWARD_ONLY if part.optional])
+def test_the_real_images_fit_their_models(part):
+    data, model = part.task.data(), next(iter(part.comparisons.values())).task.create_model(0)
+    assert model.float()(data.test.inputs[:2]).shape == (2, 10)
+    assert [len(split.inputs) for split in data] == [part.task.data.train, part.task.data.validation, 10000]
+    assert all(split.targets.unique().tolist() == list(range(10)) for split in data)
 
 
 @pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")

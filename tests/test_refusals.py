@@ -72,7 +72,7 @@ def test_options_are_given_by_name():
 
 def test_model_names_and_options():
     with pytest.raises(
-        ValueError, match="no model is called 'resnet'; there are: gpt, pixel_classifier, postact_resnet"
+        ValueError, match="no model is called 'resnet'; there are: gpt, orthogonal_convnet, orthogonal_lenet"
     ):
         gradfree.create_model("resnet")
     with pytest.raises(TypeError, match="preact_resnet has no option 'layers'; its options are: depth, in_channels"):

@@ -1,0 +1,286 @@
+"""What one training step of a plain chain of layers costs: its time, taken apart, and its activation memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+
+from gradfree import create_model
+from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.memory import peak_memory
+from gradfree.benchmarks.part import Part, matching
+from gradfree.benchmarks.records import Record
+from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.speed import statistics
+
+_ROUNDS = 9
+_STEPS = 16
+"""Of a round: a multiple of those from one retraction to the next."""
+_CLASSES = 10
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Network:
+    """An ``orthogonal_mlp`` whose inputs are as wide as its hidden layers, with a batch of random examples."""
+
+    depth: int
+    width: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} layers of {self.width}, batch {self.batch}"
+
+
+class Phases(NamedTuple):
+    """Seconds of a training step."""
+
+    passes: float
+    update: float
+    retraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTiming(Case):
+    """Time of a training step with plain SGD, the rows in turns, and of its phases."""
+
+    kind: ClassVar[str] = "step"
+    alone: ClassVar[bool] = True
+    network: Network
+    rows: tuple[Row, ...]
+    threads: int
+
+    @property
+    def topic(self) -> str:
+        """The network."""
+        return str(self.network)
+
+    @property
+    def subject(self) -> str:
+        """All rows."""
+        return f"all rows, {self.threads} threads"
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return for each row its times in seconds, ratios to the first row's, and medians of the phases."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        trainees = [_Trainee(self.network, row, self.device, self.seed) for row in self.rows]
+        for trainee in trainees:
+            _round(trainee)
+        rounds = [[_round(trainee) for trainee in trainees] for _ in range(_ROUNDS)]
+        torch.set_num_threads(before)
+        times = [[sum(phases) for phases in own] for own in zip(*rounds, strict=True)]
+        return {
+            "rows": [
+                {"label": row.label, "phases": [median(phase) for phase in zip(*own, strict=True)]}
+                | statistics(total, times[0])
+                for row, own, total in zip(self.rows, zip(*rounds, strict=True), times, strict=True)
+            ]
+        }
+
+
+class _Trainee:
+    """A network in training with one row's engine, on one batch over and over."""
+
+    def __init__(self, network: Network, row: Row, device: str, seed: int):
+        torch.manual_seed(seed)
+        model = create_model(
+            "orthogonal_mlp", in_features=network.width, num_classes=_CLASSES, depth=network.depth, width=network.width
+        )
+        self.model = model.to(device)
+        self.inputs = torch.randn(network.batch, network.width, device=device)
+        self.targets = torch.randint(_CLASSES, (network.batch,), device=device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
+        self.optimizer.register_step_post_hook(lambda *_: self._note_update())
+        row.create_engine().attach(self.model)
+
+    def passes(self) -> None:
+        """Run forward and backward pass."""
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(self.inputs), self.targets).backward()
+
+    def step(self) -> Phases:
+        """Take one training step; return how long its phases took."""
+        start = self._now()
+        self.passes()
+        passed = self._now()
+        self.optimizer.step()
+        return Phases(passed - start, self._updated - passed, self._now() - self._updated)
+
+    def _note_update(self) -> None:
+        self._updated = self._now()
+
+    def _now(self) -> float:
+        if self.inputs.is_cuda:
+            torch.cuda.synchronize(self.inputs.device)
+        return perf_counter()
+
+
+def _round(trainee: _Trainee) -> Phases:
+    """Return the mean of some steps."""
+    steps = [trainee.step() for _ in range(_STEPS)]
+    return Phases(*(sum(phase) / _STEPS for phase in zip(*steps, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationMemory(Case):
+    """Peak memory of forward and backward pass at several depths, less the gradients that it leaves behind."""
+
+    kind: ClassVar[str] = "activations"
+    alone: ClassVar[bool] = True
+    networks: tuple[Network, ...]
+    row: Row
+
+    @property
+    def topic(self) -> str:
+        """The networks."""
+        return f"{self.networks[0]} to {self.networks[-1].depth} layers"
+
+    @property
+    def subject(self) -> str:
+        """The row's label."""
+        return self.row.label
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return bytes by network."""
+        return {"activations": [self._measure(network) for network in self.networks]}
+
+    def _measure(self, network: Network) -> int:
+        trainee = _Trainee(network, self.row, self.device, self.seed)
+        trainee.passes()  # What the engine keeps from pass to pass is there before.
+        trainee.optimizer.zero_grad()
+        return peak_memory(trainee.passes, self.device) - sum(p.nbytes for p in trainee.model.parameters())
+
+
+@dataclass(frozen=True)
+class StepCosts(Part):
+    """Engines on chains of equal layers.
+
+    Attributes:
+        timed: the network whose step is timed.
+        small: another, of which memory is measured: many examples and narrow layers, so that weights count for little.
+        depths: for memory, ascending.
+        rows: the engines. The first is the baseline of the others.
+        threads: for torch to use in the timing.
+    """
+
+    timed: Network
+    small: Network
+    depths: tuple[int, ...]
+    rows: tuple[Row, ...]
+    threads: int
+
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield the case that times all rows, then one on the memory of each."""
+        yield self._step(device)
+        for row in self.rows:
+            yield self._activations(row, device)
+
+    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+        """Return the figures of ``device``, once all rows have been timed."""
+        steps = [record["results"]["rows"] for record in matching(records, self._step(device))]
+        memory = [
+            [record["results"]["activations"] for record in matching(records, self._activations(row, device))]
+            for row in self.rows
+        ]
+        if not steps or not all(memory):
+            return None
+        return CostSection(self, steps[0], [found[0] for found in memory], device)
+
+    def _step(self, device: str) -> StepTiming:
+        return StepTiming(network=self.timed, rows=self.rows, threads=self.threads, device=device, seed=0)
+
+    def _activations(self, row: Row, device: str) -> ActivationMemory:
+        networks = tuple(replace(self.small, depth=depth) for depth in self.depths)
+        return ActivationMemory(networks=networks, row=row, device=device, seed=0)
+
+
+@dataclass(frozen=True)
+class CostSection(Section):
+    """Phases of a step, and activation memory by depth, a row an engine."""
+
+    part: StepCosts
+    steps: Sequence[dict[str, Any]]
+    memory: Sequence[Sequence[int]]
+    device: str
+
+    @property
+    def title(self) -> str:
+        """Say what was compared."""
+        return f"cost of a step: orthogonal_mlp, {self.part.timed}, device: {self.device}, threads: {self.part.threads}"
+
+    @property
+    def legend(self) -> str:
+        """Say what the columns mean."""
+        small, deepest = self.part.small, self.part.depths[-1]
+        return (
+            f"One step with plain SGD; medians of {_ROUNDS} interleaved rounds of {_STEPS} steps, retractions "
+            "included. Passes: forward and backward, or what stands for it. Step: all three, as a "
+            "multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
+            f"{small.width} and batch {small.batch}, less the weights' gradients, "
+            f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
+            f"{deepest} layers, which every engine leaves behind."
+        )
+
+    def cells(self) -> Iterator[list[str]]:
+        """Yield the table's head and one row an engine."""
+        phases = [f"{name} (ms)" for name in Phases._fields]
+        yield ["engine", *phases, "step (×)", *(f"MiB at {depth}" for depth in self.part.depths)]
+        for step, memory in zip(self.steps, self.memory, strict=True):
+            milliseconds = [f"{1e3 * phase:.1f}" for phase in step["phases"]]
+            mebibytes = [f"{peak / _MIB:.1f}" for peak in memory]
+            yield [step["label"], *milliseconds, f"{step['ratio']:.2f}", *mebibytes]
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what part of a step retraction takes, and how memory grows with depth."""
+        shares = [
+            f"{step['label']} {100 * Phases(*step['phases']).retraction / sum(step['phases']):.0f} %"
+            for step in self.steps
+            if Phases(*step["phases"]).retraction > 0.01 * sum(step["phases"])
+        ]
+        if shares:
+            yield f"Retraction's share of a step: {', '.join(shares)}."
+        growth = [f"{s['label']} {m[-1] / m[0]:.2f}" for s, m in zip(self.steps, self.memory, strict=True)]
+        first, last = self.part.depths[0], self.part.depths[-1]
+        yield f"Activation memory at depth {last} as a multiple of that at depth {first}: {', '.join(growth)}."
+
+    def draw(self, top: Axes, bottom: Axes) -> None:
+        """Draw the phases of a step, and memory against depth."""
+        labels = [step["label"] for step in self.steps]
+        start = [0.0] * len(labels)
+        for n, name in enumerate(Phases._fields):
+            lengths = [1e3 * step["phases"][n] for step in self.steps]
+            top.barh(labels, lengths, left=start, label=name)
+            start = [a + b for a, b in zip(start, lengths, strict=True)]
+        top.invert_yaxis()
+        top.set_title(f"{self.part.timed}, {self.device}, {self.part.threads} threads")
+        top.set_xlabel("time of a step (ms)")
+        top.legend(fontsize="small")
+        _draw_memory(bottom, self, labels)
+
+
+def _draw_memory(axes: Axes, section: CostSection, labels: Sequence[str]) -> None:
+    for label, memory in zip(labels, section.memory, strict=True):
+        axes.plot(section.part.depths, [peak / _MIB for peak in memory], "o-", label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(section.part.depths, [str(depth) for depth in section.part.depths])
+    axes.minorticks_off()
+    axes.set_xlabel("hidden layers")
+    axes.set_ylabel("peak activation memory (MiB)")
+    axes.legend(fontsize="small")
+
+
+def _gradients(network: Network) -> float:
+    """Return the MiB of the gradients of all weights and biases."""
+    with torch.device("meta"):
+        options = {"in_features": network.width, "num_classes": _CLASSES, "depth": network.depth}
+        return sum(p.nbytes for p in create_model("orthogonal_mlp", **options).parameters()) / _MIB

@@ -1,0 +1,98 @@
+"""The suite that compares ways to train networks of orthogonal layers without a backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradfree.benchmarks.cadence import Cadences
+from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.costs import Network, StepCosts
+from gradfree.benchmarks.data import digits
+from gradfree.benchmarks.depths import DepthSweep
+from gradfree.benchmarks.images import Images
+from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
+
+BACKPROP = Row("backprop", "backprop", {"plain": True})
+STREAMING = Row("foton streaming", "foton", {"streaming": True})
+DFA = Row("dfa", "dfa", {})
+FA = Row("fa", "fa", {})
+PEPITA = Row("pepita", "pepita", {})
+
+
+def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
+    """Return a row of each engine that keeps weights orthogonal, at 1 and the other temperatures."""
+    return tuple(
+        row
+        for engine in ("orthogonal_backprop", "foton")
+        for row in (
+            Row(engine, engine, {}),
+            *(Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature}) for temperature in temperatures),
+        )
+    )
+
+
+def _every(steps: int, **options: float) -> Row:
+    return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps, **options})
+
+
+ORTHOGONAL, FOTON = _orthogonal()
+
+_RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
+_ROWS = (*_orthogonal(4.0, 16.0), BACKPROP, DFA, PEPITA)
+_CADENCES = tuple(_every(steps, temperature=16.0) for steps in (1, 4, 8, 16))
+
+ORTHOGONAL_DIGITS = SGDTask(
+    name="digits_orthogonal",
+    data=digits,
+    model="orthogonal_mlp",
+    options={"in_features": 64, "num_classes": 10},
+    loss=cross_entropy,
+    score=DIGITS.score,
+    learning_rate=0.3,
+    batch_size=64,
+    steps=300,
+    momentum=0.0,
+)
+_RELU_DIGITS = replace(
+    ORTHOGONAL_DIGITS, name="digits_relu", options={**ORTHOGONAL_DIGITS.options, "activation": "relu"}
+)
+_MNIST = replace(
+    ORTHOGONAL_DIGITS,
+    name="mnist",
+    data=Images("mnist", column="image", train=20000, validation=2000),
+    options={"in_features": 784, "num_classes": 10, "width": 128},
+    steps=600,
+)
+_LENET = replace(_MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
+_CIFAR = replace(
+    _MNIST,
+    name="cifar10",
+    data=Images("cifar10", column="img", train=20000, validation=2000),
+    options={"in_features": 3072, "num_classes": 10, "width": 128},
+    steps=400,
+)
+_CONVNET = replace(_CIFAR, name="cifar10_conv", model="orthogonal_convnet", options={})
+
+
+def _mlps(*depths: int) -> dict[int, dict[str, int]]:
+    return {depth: {"depth": depth} for depth in depths}
+
+
+FORWARD_ONLY: Suite = (
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 5, 10, 20, 50), (*_ROWS, FA), _RATES),
+    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(32.0), BACKPROP, DFA, PEPITA), _RATES),
+    DepthSweep(_MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
+    DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
+    DepthSweep(_CIFAR, _mlps(5, 20), _ROWS, _RATES),
+    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, _ROWS, _RATES),
+    Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
+    Cadences(_MNIST, _mlps(10, 50), _CADENCES, _RATES),
+    StepCosts(
+        timed=Network(depth=20, width=512, batch=256),
+        small=Network(depth=0, width=64, batch=2048),
+        depths=(10, 20, 50, 100),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 8, 16)), DFA, FA, PEPITA),
+        threads=2,
+    ),
+)

@@ -1,0 +1,179 @@
+"""Networks of layers that do not expand, with orthogonal weights: an error sent forward through them is not lost.
+
+Each keeps its layers in one ``nn.Sequential``, which the engines that take layers apart (``foton`` and its
+baselines) find without help. None has pooling or padding: convolutions have kernel = stride, so that the weight is,
+patch by patch, an orthogonal matrix. None has biases, like the published networks (FOTON, arXiv 2512.20668): they push
+activations out of the range where tanh is nearly linear, and cost FOTON some ten points of accuracy at 50 layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "identity": nn.Identity}
+
+
+class _Orthogonal(nn.Module):
+    """``layers``, with orthogonal weights, and ``activation`` behind all but the last of them."""
+
+    def __init__(self, layers: Sequence[nn.Module], activation: str, dropout: float):
+        super().__init__()
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(map(repr, _ACTIVATIONS))}, not {activation!r}.")
+        *hidden, last = layers
+        self.layers = nn.Sequential()
+        for layer in hidden:
+            self.layers.append(layer)
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                self.layers.append(_ACTIVATIONS[activation]())
+                if dropout:
+                    self.layers.append(nn.Dropout(dropout))
+        self.layers.append(last)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                nn.init.orthogonal_(layer.weight)
+
+
+class OrthogonalMLP(_Orthogonal):
+    """Multilayer perceptron of any depth whose hidden layers all have the same width.
+
+    Args:
+        in_features: of an input, once flattened.
+        num_classes: of the logits.
+        depth: number of hidden layers; the linear output layer comes on top.
+        width: of the hidden layers; ``in_features`` if not given.
+        activation: "tanh", "relu" or "identity".
+        dropout: behind each activation.
+
+    Raises:
+        ValueError: ``width`` above ``in_features``, ``depth`` below 1 or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        depth: int = 10,
+        width: int | None = None,
+        activation: str = "tanh",
+        dropout: float = 0.0,
+    ):
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, not {depth}.")
+        width = in_features if width is None else width
+        _check_layer("width", width, "in_features", in_features)
+        widths = [in_features, *[width] * depth, num_classes]
+        super().__init__([nn.Linear(a, b, bias=False) for a, b in pairwise(widths)], activation, dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (B, num_classes) for ``inputs`` (B, ...), flattened to (B, in_features)."""
+        return self.layers(inputs.flatten(1))
+
+
+class OrthogonalLeNet(_Orthogonal):
+    """LeNet-5 without what an orthogonal network cannot have: 2×2 patches in place of 5×5 windows and pooling.
+
+    LeCun et al. 1998, "Gradient-based learning applied to document recognition": 6 channels at half the resolution
+    (4 of one input channel, as many as its patches have), 16 at a quarter, then layers of 120, 84 and
+    ``num_classes``.
+
+    Args:
+        in_channels: of the images.
+        num_classes: of the logits.
+        image_size: height and width of the images, a multiple of 4, 12 at least.
+        activation: "tanh", "relu" or "identity".
+        dropout: behind each activation.
+
+    Raises:
+        ValueError: an ``image_size`` that does not fit, or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        image_size: int = 28,
+        activation: str = "tanh",
+        dropout: float = 0.0,
+    ):
+        features = 16 * _after(image_size, stages=2) ** 2
+        _check_layer(
+            "the first dense layer", 120, f"the last convolution's output for image_size={image_size}", features
+        )
+        channels = min(6, 4 * in_channels)
+        layers = [
+            nn.Conv2d(in_channels, channels, 2, stride=2, bias=False),
+            nn.Conv2d(channels, 16, 2, stride=2, bias=False),
+            nn.Flatten(),
+            *(nn.Linear(a, b, bias=False) for a, b in pairwise((features, 120, 84, num_classes))),
+        ]
+        super().__init__(layers, activation, dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, num_classes) for ``images`` (B, in_channels, image_size, image_size)."""
+        return self.layers(images)
+
+
+class OrthogonalConvNet(_Orthogonal):
+    """All-convolutional network: stages that halve the resolution by 2×2 patches, then 1×1 convolutions.
+
+    The default widths lose nothing: 3×32×32, 12×16×16, 48×8×8 and 192×4×4 have as many elements each.
+
+    Args:
+        in_channels: of the images.
+        num_classes: of the logits.
+        image_size: height and width of the images, a multiple of 2 to the number of stages.
+        channels: of each stage.
+        stage_depth: convolutions in a stage.
+        activation: "tanh", "relu" or "identity".
+        dropout: behind each activation.
+
+    Raises:
+        ValueError: more ``channels`` than four times those before, an ``image_size`` that does not fit, a
+            ``stage_depth`` below 1 or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        image_size: int = 32,
+        channels: Sequence[int] = (12, 48, 192),
+        stage_depth: int = 2,
+        activation: str = "tanh",
+        dropout: float = 0.0,
+    ):
+        if stage_depth < 1:
+            raise ValueError(f"stage_depth must be at least 1, not {stage_depth}.")
+        layers: list[nn.Module] = []
+        before = in_channels
+        for own in channels:
+            _check_layer("a stage's channels", own, f"4 times the {before} before", 4 * before)
+            layers.append(nn.Conv2d(before, own, 2, stride=2, bias=False))
+            layers += [nn.Conv2d(own, own, 1, bias=False) for _ in range(stage_depth - 1)]
+            before = own
+        features = before * _after(image_size, stages=len(channels)) ** 2
+        super().__init__([*layers, nn.Flatten(), nn.Linear(features, num_classes, bias=False)], activation, dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, num_classes) for ``images`` (B, in_channels, image_size, image_size)."""
+        return self.layers(images)
+
+
+def _check_layer(what: str, outputs: int, source: str, inputs: int) -> None:
+    """Refuse a layer that expands."""
+    if not 1 <= outputs <= inputs:
+        raise ValueError(
+            f"{what} must be from 1 to {source}, {inputs}, not {outputs}: a layer with more outputs than inputs has "
+            "no orthonormal rows, and the gradients of all layers behind it would lose what lies outside its image."
+        )
+
+
+def _after(size: int, stages: int) -> int:
+    """Return the height and width that are left after halving; refuse what cannot be halved."""
+    if size < 1 or size % 2**stages:
+        raise ValueError(f"image_size must be a multiple of {2**stages}, not {size}: each stage takes 2×2 patches.")
+    return size // 2**stages

@@ -1,0 +1,80 @@
+"""Phases of a training step, and activation memory by depth."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from tiny_suite import fake
+
+from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.costs import Network, StepCosts
+from gradfree.benchmarks.report import markdown
+
+PLAIN = Row("backprop", "backprop", {"plain": True})
+FOTON = Row("foton", "foton", {})
+STREAMING = Row("foton streaming", "foton", {"streaming": True})
+PART = StepCosts(
+    timed=Network(depth=3, width=16, batch=8),
+    small=Network(depth=0, width=16, batch=512),
+    depths=(4, 8, 16),
+    rows=(PLAIN, FOTON, STREAMING),
+    threads=1,
+)
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_phases_make_the_step():
+    step, *_ = PART.timing("cpu")
+    plain, foton, streaming = step.run()["rows"]
+    assert plain["ratio"] == 1.0
+    for row in plain, foton, streaming:
+        assert len(row["times"]) == 9
+        assert all(phase > 0 for phase in row["phases"])
+        assert sum(row["phases"]) == pytest.approx(row["time"], rel=0.5)
+    # Nothing but the engine's retraction comes behind the update.
+    assert plain["phases"][2] < foton["phases"][2]
+
+
+def test_activation_memory_grows_with_depth_unless_it_is_streamed():
+    """Weights count for next to nothing, so memory is proportional to depth or constant."""
+    _, *measured = PART.timing("cpu")
+    plain, foton, streaming = (case.run()["activations"] for case in measured)
+    for smaller, larger in pairwise(plain):
+        assert larger == pytest.approx(2 * smaller, rel=0.2)
+    assert foton[-1] > 1.5 * foton[1]
+    assert streaming[-1] == pytest.approx(streaming[0], rel=0.1)
+
+
+def fakes():
+    step, *measured = PART.timing("cpu")
+    phases = {"backprop": [0.001, 0.002, 0.0], "foton": [0.002, 0.002, 0.001], "foton streaming": [0.003, 0.002, 0.0]}
+    rows = [{"label": label, "phases": own, "ratio": sum(own) / 0.003} for label, own in phases.items()]
+    memory = {"backprop": [MIB, 2 * MIB, 4 * MIB], "foton": [2 * MIB, 4 * MIB, 8 * MIB], "foton streaming": [MIB] * 3}
+    return dict([fake(step, {"rows": rows}), *(fake(c, {"activations": memory[c.row.label]}) for c in measured)])
+
+
+def test_the_section_shows_phases_and_memory():
+    section = PART.section(fakes(), "cpu")
+    text = markdown([section])
+    assert "| foton | 2.0 | 2.0 | 1.0 | 1.67 | 2.0 | 4.0 | 8.0 |" in text
+    assert list(section.remarks()) == [
+        "Retraction's share of a step: foton 20 %.",
+        "Activation memory at depth 16 as a multiple of that at depth 4: backprop 4.00, foton 4.00, "
+        "foton streaming 1.00.",
+    ]
+    top, bottom = Figure().subplots(2)
+    section.draw(top, bottom)
+    assert [bar.get_width() for bar in top.containers[2]] == pytest.approx([0, 1, 0])
+    lines = {line.get_label(): line.get_xydata().tolist() for line in bottom.get_lines()}
+    assert lines["foton"] == [[4, 2], [8, 4], [16, 8]]
+
+
+def test_there_is_no_section_before_all_is_measured():
+    assert PART.section({}, "cpu") is None
+    assert PART.section(dict(list(fakes().items())[:-1]), "cpu") is None
