@@ -79,7 +79,7 @@ class OrthogonalEngine(Engine):
 
     kinds = (Layered,)
 
-    orthogonalize_every: int = 4
+    orthogonalize_every: int = 8
     orthogonalize_steps: int = 2
     temperature: float = 1.0
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from gradfree.layers import Convolution, Role, has_own_weight, role_of
 
 _PROBES = 8
+_SHRINKING_PROBES = 3
+"""Each reads all products once. They find what is beyond 3, where the steps lead away, and most of what is beyond 2."""
 _FAR = 0.3
 """Beyond this drift a few Newton-Schulz steps do not lead back."""
 
@@ -73,7 +75,8 @@ def retract(weights: Sequence[Tensor], steps: int) -> None:
         x = torch.stack([_wide(weight) for weight in group])
         gram = x @ x.mT
         scale = _shrinking(gram)
-        x, gram = x * scale, gram * scale.square()
+        x.mul_(scale)
+        gram.mul_(scale.square())
         for step in range(steps):
             gram = x @ x.mT if step else gram
             x = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5)
@@ -132,7 +135,7 @@ def _shaped(wide: Tensor, weight: Tensor) -> Tensor:
 def _shrinking(gram: Tensor) -> Tensor:
     """Return for each matrix of a batch the factor that brings its largest singular value, if above √2, below √3."""
     v = gram[:, :, :1]
-    for _ in range(_PROBES):
+    for _ in range(_SHRINKING_PROBES):
         v = gram @ (v / v.norm(dim=1, keepdim=True))
     largest = v.norm(dim=1, keepdim=True)
     return torch.where(largest > 2.0, largest.rsqrt(), 1.0)
