@@ -24,6 +24,8 @@ _ROUNDS = 9
 _STEPS = 16
 """Of a round: a multiple of those from one retraction to the next."""
 _CLASSES = 10
+_LEARNING_RATE = 0.1
+"""One that trains: weights drift, and are led back, as they would."""
 _MIB = 2**20
 
 
@@ -97,7 +99,7 @@ class _Trainee:
         self.model = model.to(device)
         self.inputs = torch.randn(network.batch, network.width, device=device)
         self.targets = torch.randint(_CLASSES, (network.batch,), device=device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
         # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
         self.optimizer.register_step_post_hook(lambda *_: self._note_update())
         row.create_engine().attach(self.model)

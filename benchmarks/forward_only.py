@@ -36,11 +36,15 @@ def _every(steps: int, **options: float) -> Row:
     return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps, **options})
 
 
+def _cadences(**options: float) -> tuple[Row, ...]:
+    return (Row("foton as it drifts", "foton", options), *(_every(steps, **options) for steps in (1, 4, 8, 16)))
+
+
 ORTHOGONAL, FOTON = _orthogonal()
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
 _ROWS = (*_orthogonal(4.0, 16.0), BACKPROP, DFA, PEPITA)
-_CADENCES = tuple(_every(steps, temperature=16.0) for steps in (1, 4, 8, 16))
+_CADENCES = _cadences(temperature=16.0)
 
 ORTHOGONAL_DIGITS = SGDTask(
     name="digits_orthogonal",

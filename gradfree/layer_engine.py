@@ -15,7 +15,7 @@ from gradfree.engine import Engine, check_count
 from gradfree.layer_chain import LayerChain, Layered
 from gradfree.layers import keeps_state
 from gradfree.optimizer_steps import OptimizerSteps
-from gradfree.orthogonality import far, is_matrix, project, retract
+from gradfree.retraction import Retraction
 from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
@@ -65,12 +65,13 @@ class LayerEngine(Engine):
 class OrthogonalEngine(Engine):
     """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
-    After every ``orthogonalize_every``-th step of any optimizer that holds weights of the chain, a few Newton-Schulz
-    steps lead them back to orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that
-    are far off when the engine is attached are replaced by the nearest orthogonal ones at that first step.
+    After steps of any optimizer that holds weights of the chain, a few Newton-Schulz steps lead them back to
+    orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that are far off when the
+    engine is attached are replaced by the nearest orthogonal ones the first time.
 
     Args:
-        orthogonalize_every: optimizer steps from one retraction to the next.
+        orthogonalize_every: optimizer steps from one retraction to the next; ``None`` leads each weight back once its
+            drift ‖W Wᵀ - I‖, measured at every step, has passed 0.1.
         orthogonalize_steps: Newton-Schulz steps of one retraction.
         temperature: what the chain's output is multiplied by while the engine is attached, in training and
             evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
@@ -79,12 +80,13 @@ class OrthogonalEngine(Engine):
 
     kinds = (Layered,)
 
-    orthogonalize_every: int = 8
-    orthogonalize_steps: int = 2
+    orthogonalize_every: int | None = None
+    orthogonalize_steps: int = 1
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        check_count(self, "orthogonalize_every", least=1)
+        if self.orthogonalize_every is not None:
+            check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
         name = type(self).__name__
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, float | int):
@@ -94,14 +96,10 @@ class OrthogonalEngine(Engine):
 
     def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain, begin to watch its optimizer, and put the temperature behind its last layer."""
-        cold = far(_weights(site.blocks))
+        retraction = Retraction(site.blocks, memory, self.orthogonalize_every, self.orthogonalize_steps)
 
         def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
-            if steps % self.orthogonalize_every == 0:
-                weights = {path: weight for path, weight in _weights(blocks).items() if weight.requires_grad}
-                project(weights[path] for path in cold & weights.keys())
-                cold.clear()
-                retract(list(weights.values()), self.orthogonalize_steps)
+            retraction.after_step(blocks, steps)
             self.after_step(memory, steps)
 
         parts = [*super().parts(site, memory, lean), OptimizerSteps(site.blocks, memory, after_step)]
@@ -112,10 +110,6 @@ class OrthogonalEngine(Engine):
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""
-
-
-def _weights(blocks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    return {path: layer.weight for path, layer in blocks.items() if is_matrix(layer)}  # type: ignore[misc]
 
 
 class _Temperature:

@@ -95,13 +95,35 @@ def drift(weights: Sequence[Tensor]) -> Tensor:
     """
     found = []
     for weight in weights:
-        x = _wide(weight)
-        v = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
+        v = None
         for _ in range(_PROBES):
-            v = v / v.norm().clamp_min(torch.finfo(x.dtype).tiny)
-            v = x @ (x.mT @ v) - v
-        found.append(v.norm().float())
+            v, along = drift_along(weight, v)
+        found.append(along)
     return torch.stack(found)
+
+
+@torch.no_grad()
+def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return (W Wᵀ - I) v, and its norm for ``v`` of length one: a lower bound of the drift.
+
+    Given back as ``v``, also after small changes of the weight, the product makes the bound the drift's own: the
+    power method.
+
+    Args:
+        weight: of a layer.
+        v: (n, 1), of any length, n the smaller side of the weight as a matrix; ``None`` to begin.
+
+    Returns:
+        The product (n, 1), in single precision at least, and the norm, float32.
+    """
+    x = _wide(weight)
+    ones = x.new_full((len(x), 1), len(x) ** -0.5)
+    if v is not None:
+        # Never zero, whatever the product was.
+        ones = v / v.norm().clamp_min(torch.finfo(x.dtype).tiny) + 1e-3 * ones
+    v = ones / ones.norm()
+    product = x @ (x.mT @ v) - v
+    return product, product.norm().float()
 
 
 def far(weights: Mapping[str, Tensor]) -> set[str]:
