@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from gradfree.benchmarks.depths import DepthSection, DepthSweep, Point
 from gradfree.benchmarks.records import Record
 
-
 _EVERY = "orthogonalize_every"
 
 
