@@ -43,7 +43,7 @@ def _cadences(**options: float) -> tuple[Row, ...]:
 ORTHOGONAL, FOTON = _orthogonal()
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
-_ROWS = (*_orthogonal(4.0, 16.0), BACKPROP, DFA, PEPITA)
+_ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
 _CADENCES = _cadences(temperature=16.0)
 
 ORTHOGONAL_DIGITS = SGDTask(
@@ -84,19 +84,19 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 5, 10, 20, 50), (*_ROWS, FA), _RATES),
-    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(32.0), BACKPROP, DFA, PEPITA), _RATES),
     DepthSweep(_MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
     DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
     DepthSweep(_CIFAR, _mlps(5, 20), _ROWS, _RATES),
     DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, _ROWS, _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*_ROWS, FA), _RATES),
+    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(), BACKPROP, DFA, PEPITA), _RATES),
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
-    Cadences(_MNIST, _mlps(10, 50), _CADENCES, _RATES),
+    Cadences(_MNIST, _mlps(20), _CADENCES, _RATES),
     StepCosts(
         timed=Network(depth=20, width=512, batch=256),
         small=Network(depth=0, width=64, batch=2048),
         depths=(10, 20, 50, 100),
-        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 8, 16)), DFA, FA, PEPITA),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 4, 8)), DFA, FA, PEPITA),
         threads=2,
     ),
 )

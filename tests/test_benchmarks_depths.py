@@ -16,7 +16,7 @@ from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.tasks import SGDTask
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
-FOTON = Row("foton", "foton", {"orthogonalize_every": 4})
+FOTON = Row("foton", "foton", {"orthogonalize_every": 4, "orthogonalize_steps": 2})
 ORTHOGONAL = SGDTask(
     name="points",
     data=points,
@@ -122,7 +122,8 @@ def test_what_is_not_known_yet_is_left_open():
 
 
 def test_a_cadence_shows_drift_in_place_of_alignment():
-    rows = tuple(Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
+    paced = (Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
+    rows = (*paced, Row("foton", "foton", {}))
     part = Cadences(ORTHOGONAL, DEPTHS, rows, (0.1, 0.3))
     section = part.section(trained(part), "cpu")
     text = markdown([section])
@@ -130,7 +131,8 @@ def test_a_cadence_shows_drift_in_place_of_alignment():
     assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. Learning rates" in section.legend
     top, bottom = Figure().subplots(2)
     section.draw(top, bottom)
-    assert [line.get_xydata().tolist() for line in bottom.get_lines()] == [[[1, 2e-3], [4, 2e-3]]] * 2
+    curve, own = [[1, 2e-3], [4, 2e-3]], [[0, 2e-3], [1, 2e-3]]
+    assert [line.get_xydata().tolist() for line in bottom.get_lines()] == [curve, own, curve, own]
     assert part.section({}, "cpu") is None
 
 

@@ -138,7 +138,7 @@ def test_a_few_steps_after_every_step_hold_1e_5(name, steps):
 def test_retraction_comes_as_often_as_asked_and_leaves_other_layers_alone():
     layers = net()
     optimizer = torch.optim.SGD(layers.parameters(), 0.1)
-    with FOTON(orthogonalize_every=3).attach(layers):
+    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers):
         found = []
         for _ in range(6):
             plain_loop(layers, optimizer, 1)
@@ -147,12 +147,57 @@ def test_retraction_comes_as_often_as_asked_and_leaves_other_layers_alone():
     assert deviation(layers[2].weight) > 0.01
 
 
+def test_by_default_weights_are_led_back_as_they_drift():
+    """However fast the training: seldom where steps are small, often where they are large."""
+    for rate, fewest, most in ((1e-4, 0, 0), (0.1, 1, 10), (0.3, 5, 60)):
+        layers = net()
+        optimizer = torch.optim.SGD(layers.parameters(), rate, momentum=0.9)
+        moved, retractions, seen = [], 0, []
+        # Called before the engine sees the step.
+        optimizer.register_step_post_hook(lambda *_, of=layers, to=moved: to.append(of[4].weight.clone()))
+        with FOTON(temperature=4.0).attach(layers):
+            for _ in range(60):
+                plain_loop(layers, optimizer, 1)
+                retractions += not torch.equal(layers[4].weight, moved[-1])
+                seen.append(largest(layers))
+        assert fewest <= retractions <= most, rate
+        assert max(seen) < 2
+
+
+def test_only_the_weight_that_has_drifted_is_led_back():
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), 0.0)
+    with FOTON().attach(layers):
+        plain_loop(layers, optimizer, 1)
+        layers[0].weight.data *= 1.1
+        others = [layers[4].weight.clone(), layers[6].weight.clone()]
+        plain_loop(layers, optimizer, 1)
+        assert deviation(layers[0].weight) > 0.2, "the drift is read a step late"
+        plain_loop(layers, optimizer, 1)
+        assert deviation(layers[0].weight) < 0.05
+    assert torch.equal(layers[4].weight, others[0])
+    assert torch.equal(layers[6].weight, others[1])
+
+
+def test_a_weight_that_is_not_finite_is_not_forgotten():
+    """NaN is no small drift: the others are led back all the same."""
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), 0.0)
+    with FOTON().attach(layers):
+        layers[0].weight.data[0, 0] = torch.nan
+        layers[4].weight.data *= 1.1
+        for _ in range(2):
+            optimizer.step()
+    assert layers[0].weight.isnan().any()
+    assert deviation(layers[4].weight) < 0.05
+
+
 def test_weights_far_from_orthogonal_are_replaced_at_the_first_step():
     layers = net()
     for parameter in layers.parameters():
         nn.init.normal_(parameter)
     optimizer = torch.optim.SGD(layers.parameters(), 0.01)
-    with FOTON(orthogonalize_every=1).attach(layers):
+    with FOTON(orthogonalize_every=1, orthogonalize_steps=2).attach(layers):
         assert largest(layers) > 1
         plain_loop(layers, optimizer, 1)
         assert largest(layers) < 1e-5
@@ -161,7 +206,7 @@ def test_weights_far_from_orthogonal_are_replaced_at_the_first_step():
 def test_the_engine_optimizer_retracts_too():
     layers = net()
     optimizer = gradfree.EngineOptimizer(
-        torch.optim.AdamW(layers.parameters(), 1e-3), layers, FOTON(orthogonalize_every=1)
+        torch.optim.AdamW(layers.parameters(), 1e-3), layers, FOTON(orthogonalize_every=1, orthogonalize_steps=2)
     )
     plain_loop(layers, optimizer, 3)
     assert largest(layers) < 1e-5
@@ -173,7 +218,7 @@ def test_the_engine_optimizer_retracts_too():
 def test_other_optimizers_do_not_count():
     layers, other = net(), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
-    with FOTON(orthogonalize_every=1).attach(layers) as handle:
+    with FOTON(orthogonalize_every=1, orthogonalize_steps=2).attach(layers) as handle:
         other(torch.ones(2)).sum().backward()
         optimizer.step()
         assert "steps" not in handle.state_dict().get("", {})
@@ -182,10 +227,10 @@ def test_other_optimizers_do_not_count():
 def test_a_restored_engine_goes_on_counting():
     layers = net()
     optimizer = torch.optim.SGD(layers.parameters(), 0.1)
-    with FOTON(orthogonalize_every=3).attach(layers) as handle:
+    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers) as handle:
         plain_loop(layers, optimizer, 2)
         state = handle.state_dict()
-    with FOTON(orthogonalize_every=3).attach(layers) as handle:
+    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers) as handle:
         handle.load_state_dict(state)
         plain_loop(layers, optimizer, 1)
     assert largest(layers) < 1e-5
@@ -205,7 +250,7 @@ def test_lightning_retracts_too():
 
     module = Module()
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=8)
-    strategy = gradfree.lightning.EngineStrategy("foton", orthogonalize_every=1)
+    strategy = gradfree.lightning.EngineStrategy("foton", orthogonalize_every=1, orthogonalize_steps=2)
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
