@@ -1,6 +1,6 @@
 """Phases of a training step, and activation memory by depth."""
 
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
@@ -29,16 +29,15 @@ def float32():
     torch.set_default_dtype(torch.float32)
 
 
-def test_the_phases_make_the_step():
+def test_the_phases_make_the_step(monkeypatch):
+    """The clock is read at the start, behind the passes, behind the optimizer's own update and at the end."""
+    moments = cycle([0.0, 1.0, 3.0, 7.0])
+    monkeypatch.setattr("gradfree.benchmarks.costs.perf_counter", lambda: next(moments))
     step, *_ = PART.timing("cpu")
-    plain, foton, streaming = step.run()["rows"]
-    assert plain["ratio"] == 1.0
-    for row in plain, foton, streaming:
-        assert len(row["times"]) == 9
-        assert all(phase > 0 for phase in row["phases"])
-        assert sum(row["phases"]) == pytest.approx(row["time"], rel=0.5)
-    # Nothing but the engine's retraction comes behind the update.
-    assert plain["phases"][2] < foton["phases"][2]
+    for row in step.run()["rows"]:
+        assert row["phases"] == [1.0, 2.0, 4.0]
+        assert row["times"] == [7.0] * 9
+        assert row["ratio"] == 1.0
 
 
 def test_activation_memory_grows_with_depth_unless_it_is_streamed():
