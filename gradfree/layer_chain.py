@@ -258,6 +258,11 @@ class LayerRecording(Recording):
             ChainError: what is about to happen is not the layer's own function of the state before it.
         """
         _check_plain(path, block)
+        if not state.is_floating_point():
+            raise ChainError(
+                f"{path} was given {state.dtype}, but an error can only enter a chain of real numbers. Convert the "
+                "input with x.float(), or begin the chain behind what embeds it."
+            )
         if self.links and state._version != self._version:
             raise ChainError(
                 f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "

@@ -95,6 +95,12 @@ def test_the_first_dimension_must_be_the_samples(engine, net, shape, where):
             out.sum().backward()
 
 
+def test_integer_inputs_are_refused(engine):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 2))
+    with engine.attach(net), pytest.raises(ChainError, match=r"1 was given torch.int64, .* x.float\(\)"):
+        net(torch.ones(4, 2, 4, dtype=torch.int64))
+
+
 def test_replicas_of_data_parallel_are_refused(engine):
     net = tanh_net()
     with engine.attach(net):
