@@ -66,12 +66,14 @@ class DSF(SweepEngine):
     def split(self, chain: Chain) -> Any:
         """Return K = diag(a)."""
         units = chain.like.shape[-1]
+        # Powers of a reach over as many steps as 1 / (1 - a), which three digits could not tell.
+        wide = torch.promote_types(chain.like.dtype, torch.float32)
         if self.feedback == "gate":
             return chain.mean_residual(momentum=0.1)
         if self.feedback == "linspace":
-            return chain.constant(torch.linspace(0, 1, units, dtype=chain.like.dtype, device=chain.like.device))
+            return chain.constant(torch.linspace(0, 1, units, dtype=wide, device=chain.like.device))
         if isinstance(self.feedback, tuple):
             if len(self.feedback) != units:
                 raise ChainError(f"DSF: feedback has {len(self.feedback)} numbers, but the states have {units} units.")
-            return chain.constant(chain.like.new_tensor(self.feedback))
+            return chain.constant(chain.like.new_tensor(self.feedback, dtype=wide))
         return chain.constant(cast("float", self.feedback))

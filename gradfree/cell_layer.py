@@ -209,6 +209,11 @@ class CellRecorder:
         self.engine, self.path, self.layer, self.memory = engine, path, layer, memory
         self.repeatable = False
 
+    @property
+    def mode(self) -> str | None:
+        """Name of the cell, if its derivatives are known in closed form."""
+        return _closed_form(self.layer.cell)
+
     def remove(self) -> None:
         """Give the layer its own loop back."""
         del self.layer.unroll
@@ -223,11 +228,10 @@ class CellRecorder:
     def chain(self, x: Tensor, states: Sequence[Tensor], first: Sequence[Tensor], parameters: Any) -> TimeChain:
         """Return the chain of a pass; ``states`` (T, B, ·) behind each step, ``first`` (B, ·), part by part."""
         cell = self.layer.cell
-        mode = _closed_form(cell)
-        if mode is not None:
+        if self.mode is not None:
             weights = list(cell.parameters())
             wanted = [True, *(w.requires_grad for w in weights)]
-            return CellChain(mode, x, states[0], first, weights, wanted, self.memory, "0")
+            return CellChain(self.mode, x, states[0], first, weights, wanted, self.memory, "0")
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
         chain = UnrolledChain(cell, x, before, parameters, self.memory, self.path)
         # Once is enough to find a cell that draws random numbers, counts or mixes rows; each time would cost a sync.
@@ -267,12 +271,18 @@ class _UnrollFunction(torch.autograd.Function):
         recorder, parts = ctx.recorder, ctx.parts
         check_finite((cotangent, *finals), recorder.path)
         x, *rest = ctx.saved_tensors
+        autocast = ctx.autocast
+        if recorder.mode is not None:
+            # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
+            dtype = next(recorder.layer.cell.parameters()).dtype
+            x, *rest = (tensor.to(dtype) for tensor in (x, *rest))
+            autocast = torch.autocast(x.device.type, enabled=False)
         first, parameters, states = rest[:parts], rest[parts:-parts], rest[-parts:]
         direct = tuple(
             _with_final(e, final, state)
             for e, final, state in zip((cotangent, *[None] * (parts - 1)), finals, states, strict=True)
         )
-        with ctx.autocast:
+        with autocast:
             chain = recorder.chain(x, states, first, parameters)
             gradients = solve(recorder.engine, chain, direct)
         trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
@@ -282,7 +292,7 @@ class _UnrollFunction(torch.autograd.Function):
 
 
 def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
-    e = torch.zeros_like(like) if e is None else e.clone()
+    e = torch.zeros_like(like) if e is None else e.to(like.dtype, copy=True)
     if final is not None:
         e[-1] += final
     return e

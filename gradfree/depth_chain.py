@@ -99,8 +99,9 @@ class DepthChain(Chain):
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
-        means = [torch.as_tensor(f, dtype=self.like.dtype, device=self.like.device).mean() for f in self.residual()[1:]]
-        mean = torch.stack(means).mean() if means else self.like.new_zeros(())
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        means = [torch.as_tensor(f, dtype=wide, device=self.like.device).mean() for f in self.residual()[1:]]
+        mean = torch.stack(means).mean() if means else self.like.new_zeros((), dtype=wide)
         return self.constant(running_mean(self.memory, "residual", mean, momentum))
 
     def scan(self, terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:

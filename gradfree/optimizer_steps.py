@@ -52,12 +52,15 @@ class OptimizerSteps:
             _ended.append(self._handle)
             return
         own = {id(p) for block in blocks.values() for p in block.parameters()}
-        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in own]
+        if not mine:
             return
         # In checkpoints, so a tensor; always on the CPU, so reading it does not wait for a device.
         steps = int(self._memory.get("steps", 0)) + 1
         self._memory["steps"] = torch.tensor(steps)
-        self._callback(blocks, steps)
+        # In manual optimization in Lightning the step is taken under autocast.
+        with torch.autocast(mine[0].device.type, enabled=False):
+            self._callback(blocks, steps)
 
 
 def _nothing(blocks: Mapping[str, nn.Module], steps: int) -> None:

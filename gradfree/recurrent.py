@@ -171,8 +171,10 @@ class _LayerFunction(torch.autograd.Function):
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
             name = f"{layer.number}.{d}"
-            chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-            initial, inputs, parameters = solve(layer.engine, chain, direct)
+            # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
+            with torch.autocast(x.device.type, enabled=False):
+                chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
+                initial, inputs, parameters = solve(layer.engine, chain, direct)
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters

@@ -80,6 +80,7 @@ class TimeChain(Chain):
 
     def _mean(self, d: Tensor) -> Tensor:
         """Return the mean over the steps that are no padding."""
+        d = d.to(torch.promote_types(d.dtype, torch.float32))
         return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()
 
     def _split(self, known: Sequence[Factor]) -> Split:
@@ -193,7 +194,9 @@ def _minus(a: Factor, b: Factor) -> Factor:
 def _scan(terms: Tensor | None, factor: Factor) -> Tensor | None:
     if terms is None or is_number(factor, 0.0):
         return terms
-    return scan(terms, torch.as_tensor(factor, dtype=terms.dtype, device=terms.device), reverse=True)
+    if not isinstance(factor, Tensor):
+        factor = torch.tensor(factor, dtype=torch.promote_types(terms.dtype, torch.float32), device=terms.device)
+    return scan(terms, factor, reverse=True)
 
 
 def _shifted_sum(direct: Tensor | None, crossed: Tensor | None) -> Tensor | None:

@@ -33,10 +33,13 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
         reverse: whether to run from the last step to the first.
 
     Returns:
-        y, (T, ...), contiguous.
+        y, (T, ...), contiguous and of the terms' dtype; adds up in single precision at least.
     """
     if terms.is_cuda and terms.numel() and (kernel := _kernel(terms.device)):
         return kernel(terms, factors, reverse)
+    wide = torch.promote_types(torch.promote_types(terms.dtype, factors.dtype), torch.float32)
+    if wide != terms.dtype or wide != factors.dtype:
+        return scan(terms.to(wide), factors.to(wide), reverse).to(terms.dtype)
     y = torch.empty_like(terms, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y

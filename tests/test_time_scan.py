@@ -77,3 +77,13 @@ def test_dtype_is_kept(dtype):
     terms = torch.randn(33, 3, WIDTH, dtype=dtype)
     y = scan(terms, torch.rand(WIDTH, dtype=dtype), True)
     assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_rounded_once(dtype):
+    """Not at every step: over a thousand of them small terms would be lost in a large sum."""
+    terms, factor = torch.rand(1000, 2, 4).to(dtype), torch.tensor(0.99, dtype=torch.float32)
+    expected = scan(terms.double(), factor.double(), reverse=True)
+    found = scan(terms, factor, reverse=True)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=0.0)
