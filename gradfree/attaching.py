@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from gradfree.chain import ChainError
@@ -32,6 +34,11 @@ class Handle:
         self._parts = parts
         self.chains = chains or {}
         self._memory = memory or {}
+
+    @property
+    def attached(self) -> bool:
+        """Whether the engine is on the model."""
+        return bool(self._parts)
 
     def detach(self) -> None:
         """Take the engine off; a second call does nothing. Graphs recorded before keep the engine."""
@@ -70,6 +77,9 @@ def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Hand
     if found:
         problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
+    if "torch._dynamo" in sys.modules:
+        # What it has compiled would run on without the engine's hooks.
+        torch.compiler.reset()
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
     parts = [part for path, site in report.chains.items() for part in engine.parts(site, memory[path], lean)]
     return Handle(parts, report.chains, memory)

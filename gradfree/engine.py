@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradfree.attaching import Handle, attach
 from gradfree.chain import Chain, ChainGradients
 from gradfree.site import Removable, Site
-from gradfree.validation import KINDS, Report, validate
+from gradfree.validation import KINDS, Report, compiled_around_blocks, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,12 @@ class Engine(ABC):
             "'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
             for path, site in report.chains.items()
             if not site.has_residual
+        ]
+        problems += [
+            f"{where} is compiled, which hides the residual path of the blocks in {path!r} that {self} needs. Compile "
+            "what lies inside the blocks, or use the engine 'fixed_point' or 'truncated'."
+            for path, site in report.chains.items()
+            if (where := compiled_around_blocks(model, path, site))
         ]
         return Report(report.chains, [*report.problems, *problems])
 

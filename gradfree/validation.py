@@ -55,11 +55,21 @@ def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds) -> Re
         problems = _choice_problems(chains, modules, kinds)
     else:
         problems = list(_path_problems(modules, chains, kinds))
-    problems += _compiled(modules, chains)
     sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)
+
+
+def compiled_around_blocks(model: nn.Module, path: str, site: Site) -> str | None:
+    """Return the name, for messages, of a compiled module that whole blocks of the container at ``path`` lie in."""
+    if isinstance(site, Container):
+        around = {"", *site.blocks, *(path.rsplit(".", n)[0] for n in range(path.count(".") + 1))}
+        for where, module in model.named_modules():
+            compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+            if compiled and where in around:
+                return _named(where)
+    return None
 
 
 def _named(path: str) -> str:
@@ -110,15 +120,6 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
                 f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList, or "
                 f"a recurrent layer. What can be a chain for this engine: {candidates}."
             )
-
-
-def _compiled(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> Iterator[str]:
-    """Refuse compiled modules around a chain: what is compiled already would run without the engine."""
-    for path, module in modules.items():
-        around = any(chain == path or not path or str(chain).startswith(f"{path}.") for chain in chains)
-        if around and (module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"):
-            yield f"{_named(path)} is compiled already: attach first, then compile."
-            return
 
 
 def _overlaps(sites: Mapping[str, Site]) -> Iterator[str]:

@@ -310,13 +310,12 @@ def test_a_state_that_is_not_the_first_argument():
         model(torch.randn(4, 6), torch.randn(6))
 
 
-def test_a_model_that_is_compiled_already():
-    """What Dynamo compiled before would run on without the engine."""
+def test_compiled_blocks_where_the_residual_path_must_be_seen():
     model = plain_model()
     compiled = torch.compile(model, backend="eager")
-    assert "compiled already: attach first, then compile" in refused(HIGHWAY, compiled)
-    model.compile(backend="eager")
-    assert "compiled already" in refused(HIGHWAY, model)
+    assert "'' (the model itself) is compiled, which hides the residual path" in refused(HIGHWAY, compiled)
+    model.blocks[1].compile(backend="eager")
+    assert "'blocks.1' is compiled, which hides the residual path of the blocks in 'blocks'" in refused(HIGHWAY, model)
 
 
 @pytest.mark.parametrize("name", ENGINES)

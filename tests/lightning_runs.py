@@ -1,0 +1,61 @@
+"""What the tests of Lightning share: every registered engine on every kind of net that it takes, and quiet trainers."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from plain_modules import KINDS, Classifier, Net
+
+import gradfree
+import gradfree.lightning
+
+WITH_STATE = {
+    "dsf gate, time": (("dsf", {"feedback": "gate"}), "time"),
+    "foton kept F, layers": (("foton", {"refresh_feedback_every": 3, "orthogonalize_every": 3}), "layers"),
+    "pepita mirrored, layers": (("pepita", {"mirror_every": 3}), "layers"),
+}
+"""Engines whose next gradient depends on the steps before."""
+
+REGISTERED = {
+    f"{name}, {kind}": ((name, {}), kind)
+    for name in gradfree.list_engines()
+    for kind in KINDS
+    if gradfree.create_engine(name).validate(Net(kind)).ok
+}
+"""Every engine under its default options."""
+
+RUNS = REGISTERED | {"foton streaming, layers": (("foton", {"streaming": True}), "layers")} | WITH_STATE
+
+quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def over(runs):
+    """Parametrise a test over ``runs``, as ``engine`` and ``kind``."""
+    return pytest.mark.parametrize(
+        ("engine", "kind"),
+        [(gradfree.create_engine(name, **options), kind) for (name, options), kind in runs.values()],
+        ids=list(runs),
+    )
+
+
+def strategy(engine, **options):
+    return gradfree.lightning.EngineStrategy(engine, **options)
+
+
+def fresh(kind, make=Classifier, **options):
+    """Return a module in float32, the same at every call."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    return make(kind, **options)
+
+
+def trainer(folder, engine=None, **options):
+    """Return a Trainer for two epochs that prints and keeps nothing; without an engine, Lightning's own."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    usual = {"max_epochs": 2, "enable_checkpointing": False, "strategy": strategy(engine) if engine else "auto"}
+    return pl.Trainer(default_root_dir=folder, **(quiet | usual | options))
+
+
+def is_bare(module):
+    """Tell whether no engine is attached to ``module``."""
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    return not hooked and not any("forward" in vars(m) for m in module.modules())
