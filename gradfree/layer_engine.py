@@ -66,8 +66,8 @@ class OrthogonalEngine(Engine):
     """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
     After steps of any optimizer that holds weights of the chain, a few Newton-Schulz steps lead them back to
-    orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that are far off when the
-    engine is attached are replaced by the nearest orthogonal ones the first time.
+    orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that are far off the
+    first time are replaced by the nearest orthogonal ones.
 
     Args:
         orthogonalize_every: optimizer steps from one retraction to the next; ``None`` leads each weight back once its
@@ -96,7 +96,7 @@ class OrthogonalEngine(Engine):
 
     def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
         """Put the engine on one chain, begin to watch its optimizer, and put the temperature behind its last layer."""
-        retraction = Retraction(site.blocks, memory, self.orthogonalize_every, self.orthogonalize_steps)
+        retraction = Retraction(memory, self.orthogonalize_every, self.orthogonalize_steps)
 
         def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
             retraction.after_step(blocks, steps)

@@ -18,29 +18,26 @@ class Retraction:
     """Leads weights back to orthogonal ones after an optimizer's steps.
 
     Args:
-        blocks: the chain's layers, by path.
         memory: of the chain; keeps the drift last seen and, of each weight, the vector that it is measured along.
         every: steps from one retraction to the next; ``None`` for each weight as soon as its drift is seen to have
             passed 0.1. The drift is read a step late, when a GPU has long measured it: nothing waits for the device.
         newton_schulz_steps: of one retraction.
     """
 
-    def __init__(
-        self, blocks: Mapping[str, nn.Module], memory: dict[str, Tensor], every: int | None, newton_schulz_steps: int
-    ):
+    def __init__(self, memory: dict[str, Tensor], every: int | None, newton_schulz_steps: int):
         self._memory, self._every, self._steps = memory, every, newton_schulz_steps
-        self._cold = far(_weights(blocks))
         self._copied: torch.cuda.Event | None = None
 
     def after_step(self, blocks: Mapping[str, nn.Module], count: int) -> None:
-        """Do what is due after the ``count``-th step; weights that were far off at first are projected."""
+        """Do what is due after the ``count``-th step; weights that are far off the first time are projected."""
         weights = {path: weight for path, weight in _weights(blocks).items() if weight.requires_grad}
+        # The count is in checkpoints: a run that is resumed, or restored behind a search, does what it would have.
+        cold = far(weights) if count == (self._every or 1) else set()
         if self._every is None:
-            due = self._drifted(weights) | self._cold
+            due = self._drifted(weights) | cold
         else:
             due = set(weights) if count % self._every == 0 else set()
-        project(weights[path] for path in self._cold & due & weights.keys())
-        self._cold -= due
+        project(weights[path] for path in cold)
         retract([weight for path, weight in weights.items() if path in due], self._steps)
         if self._every is None:
             self._measure(weights)

@@ -55,7 +55,7 @@ class Carrier:
         self.engine = resolve_engine(engine, own)
         self.chains, self.lean = chains, lean
         self.handle = Handle()
-        self._restored: dict[str, Any] = {}
+        self._restored: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the strategy's own class: the subclass is made at run time."""
@@ -65,15 +65,23 @@ class Carrier:
     """The strategy's own class."""
 
     def _attach(self, model: nn.Module) -> None:
-        self.handle = self.engine.attach(model, self.chains, lean=self.lean)
-        self.handle.load_state_dict(self._restored)
-        self._restored = {}
+        before, self.handle = self.handle, self.engine.attach(model, self.chains, lean=self.lean)
+        if self._restored is None and _blocks(before) == _blocks(self.handle):
+            # Another fit of the same model goes on from where the last one ended.
+            self._restored = before.state_dict()
+        self.handle.load_state_dict(self._restored or {})
+        self._restored = None
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        """Take up what the engine kept: now, or when it is attached."""
+        if self.handle.attached:
+            self.handle.load_state_dict(state)
+        else:
+            self._restored = state
 
     def teardown(self) -> None:
         """Take the engine off and clean up as usual."""
         self.handle.detach()
-        # Another fit goes on from here.
-        self._restored = self.handle.state_dict()
         super().teardown()  # type: ignore[misc]
 
 
@@ -85,7 +93,7 @@ class TrainerCarrier(Carrier):
         if trainer.state.fn == "fit":
             self._attach(trainer.lightning_module)
         else:
-            self._restored = {}
+            self._restored = None
         super().setup(trainer)  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -95,8 +103,8 @@ class TrainerCarrier(Carrier):
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        # Lightning restores before it sets a strategy up: the engine is attached only then.
-        self._restored = checkpoint.get(_KEY, {})
+        # Lightning restores before it sets most strategies up, and again behind a search for a learning rate.
+        self._take_up(checkpoint.get(_KEY, {}))
         return checkpoint
 
 
@@ -115,7 +123,7 @@ class FabricCarrier(Carrier):
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
         rest: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        self.handle.load_state_dict(rest.pop(_KEY, {}))
+        self._take_up(rest.pop(_KEY, {}))
         return rest
 
 
@@ -172,6 +180,10 @@ def with_engine(base: type) -> type[Any]:
     carrier = FabricCarrier if hasattr(base, "setup_module") else TrainerCarrier
     parents = (carrier, OneDevice, base) if "SingleDeviceStrategy" in names else (carrier, base)
     return type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": carrier.__doc__})
+
+
+def _blocks(handle: Handle) -> dict[str, dict[str, nn.Module]]:
+    return {path: site.blocks for path, site in handle.chains.items()}
 
 
 def _restore(base: type) -> Any:
