@@ -1,0 +1,138 @@
+"""Every engine under Lightning's precisions: the run is the plain loop's, clipping and accumulation included."""
+
+from contextlib import nullcontext
+from itertools import pairwise
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning_runs import REGISTERED, RUNS, WITH_STATE, fresh, over, quiet, strategy, trainer
+from plain_modules import Classifier, weights
+from torch import nn
+
+pytestmark = quiet
+
+TRUE = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def scaler(precision):
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10) if precision == "16-mixed" else None
+
+
+def plain_loop(module, engine, precision, clip):
+    """Train for two epochs as Lightning does with accumulate_grad_batches=2, in a loop of one's own."""
+    module = module.to(TRUE.get(precision, torch.float32))
+    optimizer, scale = module.configure_optimizers(), scaler(precision)
+    autocast = torch.autocast("cpu", MIXED[precision]) if precision in MIXED else nullcontext()
+    with engine.attach(module):
+        for _ in range(2):
+            for index, (x, y) in enumerate(module.train_dataloader()):
+                with autocast:
+                    loss = module.loss((x.to(TRUE.get(precision, torch.float32)), y)) / 2
+                (scale.scale(loss) if scale else loss).backward()
+                if index % 2:
+                    if scale:
+                        scale.unscale_(optimizer)
+                    clip(module.parameters())
+                    if scale:
+                        scale.step(optimizer)
+                        scale.update()
+                    else:
+                        optimizer.step()
+                    optimizer.zero_grad()
+    return weights(module)
+
+
+def by_norm(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+def by_value(parameters):
+    nn.utils.clip_grad_value_(parameters, 0.01)
+
+
+CLIPPING = {
+    "norm": (by_norm, {"gradient_clip_val": 0.1}),
+    "value": (by_value, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("precision", "clipping"),
+    [
+        ("32-true", "value"),
+        ("64-true", "norm"),
+        ("bf16-mixed", "norm"),
+        ("bf16-true", "norm"),
+        ("16-mixed", "norm"),
+        ("16-true", "value"),
+    ],
+)
+@over(RUNS)
+def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precision, clipping):
+    """To the last bit: Lightning adds nothing to an engine and takes nothing away."""
+    clip, options = CLIPPING[clipping]
+    # By name Lightning would take bfloat16 on a CPU in place of float16.
+    plugin = {"plugins": MixedPrecision(precision, "cpu", scaler(precision))} if precision == "16-mixed" else {}
+    chosen = plugin or {"precision": precision}
+    module = fresh(kind)
+    before = weights(module)
+    trainer(tmp_path, engine, accumulate_grad_batches=2, **options, **chosen).fit(module)
+    expected = plain_loop(fresh(kind), engine, precision, clip)
+    assert torch.equal(weights(module), expected)
+    assert expected.isfinite().all()
+    assert not torch.equal(expected.float(), before)
+
+
+class Manual(Classifier):
+    """Optimizes by hand; its backward pass runs inside the step, so under autocast."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, index):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@over(REGISTERED)
+def test_manual_optimization_trains_as_automatic_does(tmp_path, engine, kind, precision):
+    automatic, manual = fresh(kind), fresh(kind, Manual)
+    for module in (automatic, manual):
+        trainer(tmp_path, engine, precision=precision, max_epochs=1).fit(module)
+    torch.testing.assert_close(weights(manual), weights(automatic), rtol=0, atol=0 if precision == "32-true" else 1e-3)
+
+
+@over(WITH_STATE | {"foton, layers": RUNS["foton, layers"]})
+def test_a_step_that_the_scaler_skips_leaves_no_trace(tmp_path, engine, kind):
+    """The scale overflows: neither weights nor what the engine remembers take part in such steps."""
+
+    class Watched(Classifier):
+        history = ()
+
+        def on_train_batch_start(self, *args):
+            self.history = (*self.history, weights(self))
+
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    module, carrier = fresh(kind, Watched), strategy(engine)
+    plugin = MixedPrecision("16-mixed", "cpu", scale)
+    trainer(tmp_path, strategy=carrier, max_epochs=4, plugins=plugin).fit(module)
+    skipped = 40 - int(torch.log2(torch.tensor(scale.get_scale())))
+    assert 8 < skipped < 30
+    assert [torch.equal(*pair) for pair in pairwise((*module.history, weights(module)))].count(True) == skipped
+    assert weights(module).isfinite().all()
+    (kept,) = carrier.handle.state_dict().values()
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+    assert int(kept.get("steps", 32 - skipped)) == 32 - skipped
+
+
+def test_lightning_takes_bfloat16_for_float16_on_a_cpu(tmp_path):
+    """What docs/lightning.md says of precision="16-mixed" there."""
+    with pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead"):
+        run = trainer(tmp_path, strategy="highway_bp", precision="16-mixed")
+    assert isinstance(run.strategy, pl.strategies.SingleDeviceStrategy)
+    assert run.precision == "bf16-mixed"
