@@ -119,8 +119,8 @@ def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
     x = _wide(weight)
     ones = x.new_full((len(x), 1), len(x) ** -0.5)
     if v is not None:
-        # Never zero, whatever the product was.
-        ones = v / v.norm().clamp_min(torch.finfo(x.dtype).tiny) + 1e-3 * ones
+        # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
+        ones = v / v.norm().clamp_min(1e-2) + 1e-3 * ones
     v = ones / ones.norm()
     product = x @ (x.mT @ v) - v
     return product, product.norm().float()

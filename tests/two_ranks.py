@@ -1,5 +1,7 @@
 """Trains with every engine, in Lightning and in Fabric, as one rank of as many as WORLD_SIZE says.
 
+Accumulates over two batches, so that the ranks keep the first one's gradients to themselves (``no_sync``).
+
 Called as ``python two_ranks.py FOLDER`` with the environment of torchrun; writes the weights of every run to
 FOLDER/<rank>.pt.
 """
@@ -8,6 +10,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 
 import lightning.fabric
 import lightning.pytorch as pl
@@ -67,8 +70,11 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = Net(kind)
 
+    def forward(self, x):
+        return self.net(x)
+
     def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
     def configure_optimizers(self):
         return optimizer(self)
@@ -89,6 +95,7 @@ def lightning_run(strategy, kind, devices):
         accelerator="cpu",
         max_epochs=1,
         precision="64-true",
+        accumulate_grad_batches=2,
         use_distributed_sampler=False,
         **quiet,
     )
@@ -100,12 +107,16 @@ def fabric_run(strategy, kind, devices):
     torch.manual_seed(0)
     fabric = lightning.fabric.Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision="64-true")
     fabric.launch()
-    net = Net(kind).double()
+    # The module, too: random feedback is drawn for the path of a layer.
+    net = Module(kind).double()
     wrapped, stepper = fabric.setup(net, optimizer(net))
-    for x, y in loader(devices):
-        stepper.zero_grad()
-        fabric.backward(nn.functional.cross_entropy(wrapped(x.double()), y))
-        stepper.step()
+    for index, (x, y) in enumerate(loader(devices)):
+        last = index % 2 == 1
+        with nullcontext() if last or devices == 1 else fabric.no_backward_sync(wrapped):
+            fabric.backward(nn.functional.cross_entropy(wrapped(x.double()), y) / 2)
+        if last:
+            stepper.step()
+            stepper.zero_grad()
     return flat(net)
 
 
