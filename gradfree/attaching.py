@@ -57,7 +57,10 @@ class Handle:
             ValueError: a chain that this handle does not have; nothing is loaded then.
         """
         if unknown := state.keys() - self._memory.keys():
-            raise ValueError(f"no chains {sorted(unknown)} here; there are {sorted(self._memory)}.")
+            raise ValueError(
+                f"no chains {sorted(unknown)} here; there are {sorted(self._memory)}. Attach the engine that the state "
+                "was saved of, to the same chains, or load the model's weights alone."
+            )
         for path, kept in self._memory.items():
             kept.clear()
             kept.update(state.get(path, {}))

@@ -37,7 +37,8 @@ class Retraction:
             due = self._drifted(weights) | cold
         else:
             due = set(weights) if count % self._every == 0 else set()
-        project(weights[path] for path in cold)
+        # In the order of the layers, the same in every process.
+        project(weight for path, weight in weights.items() if path in cold)
         retract([weight for path, weight in weights.items() if path in due], self._steps)
         if self._every is None:
             self._measure(weights)

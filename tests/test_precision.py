@@ -121,7 +121,7 @@ def test_a_backward_pass_under_autocast_is_the_same(engine, net):
 def test_retractions_in_a_step_under_autocast_are_exact():
     net = tanh_net().float()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with gradfree.create_engine("foton", orthogonalize_every=1).attach(net):
+    with gradfree.create_engine("foton", orthogonalize_every=1, orthogonalize_steps=2).attach(net):
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16):
                 net(torch.randn(8, WIDTH, dtype=torch.float32)).float().pow(2).mean().backward()
