@@ -4,7 +4,7 @@ import pytest
 import torch
 from chains import assert_equal_gradients, gradients
 from lightning_runs import REGISTERED, fresh, is_bare, over, quiet, trainer
-from plain_modules import Net, weights
+from plain_modules import Classifier, Net, weights
 
 import gradfree
 
@@ -56,6 +56,23 @@ def test_lightning_modules_may_compile_their_nets(tmp_path, engine, kind):
     for each in (plain, module):
         trainer(tmp_path, engine, max_epochs=1).fit(each)
         assert is_bare(each)
+    torch.testing.assert_close(weights(module), weights(plain), rtol=1e-5, atol=1e-6)
+
+
+@over(ONE_OF_EACH_KIND)
+def test_lightning_modules_may_be_compiled_whole(tmp_path, engine, kind):
+    """Trained by Lightning alone first; without self.log, which torch 2.12 and 2.13 fail to compile."""
+
+    class Silent(Classifier):
+        def training_step(self, batch, index):
+            return self.loss(batch)
+
+    plain, module = fresh(kind, Silent), fresh(kind, Silent)
+    compiled = torch.compile(module, backend="eager")
+    trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(compiled)
+    module.load_state_dict(plain.state_dict())
+    for each in (plain, module):
+        trainer(tmp_path, engine, max_epochs=1, limit_val_batches=0).fit(each)
     torch.testing.assert_close(weights(module), weights(plain), rtol=1e-5, atol=1e-6)
 
 

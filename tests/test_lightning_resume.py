@@ -31,7 +31,9 @@ def half_precision(name):
     return {"plugins": MixedPrecision(name, "cpu", scaler)}
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", ["bf16-mixed", *(pytest.param(rest, marks=pytest.mark.slow) for rest in ("32-true", "16-mixed"))]
+)
 @over(RUNS)
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, engine, kind, precision):
     """To the last bit, weights and engine: 8 batches are no multiple of what the engines count to."""
