@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +128,11 @@ def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def far(weights: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of those that :func:`retract` does not lead back in a few steps; waits for the device."""
-    return {name for name, weight in weights.items() if not float(drift([weight])) <= _FAR}
+    """Return the names of those that :func:`retract` does not lead back in a few steps; waits for the device.
+
+    What is not finite is not among them: nothing leads it back.
+    """
+    return {name for name, weight in weights.items() if _FAR < float(drift([weight])) < inf}
 
 
 def _same_shaped(weights: Sequence[Tensor]) -> list[list[Tensor]]:
