@@ -1,14 +1,17 @@
-"""Blocks, models and the oracle that the tests share: plain autograd in float64."""
+"""Blocks and small models with one chain each, and the comparison of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from gradfree.models.gpt import AttentionSublayer, MLPSublayer
 from gradfree.models.resnet import PostActBlock, PreActBlock
+
+Gradients = Mapping[str, Tensor | None]
 
 
 class PostLN(nn.Module):
@@ -22,6 +25,7 @@ class PostLN(nn.Module):
             nn.init.uniform_(self.norm.weight, 0.5, 1.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the next state."""
         return self.norm(x + torch.tanh(self.linear(x)))
 
 
@@ -34,18 +38,32 @@ class Gated(nn.Module):
         self.linear = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the next state."""
         t = torch.sigmoid(self.gate(x))
         return t * torch.tanh(self.linear(x)) + (1 - t) * x
+
+
+class NormAndDropout(nn.Module):
+    """x + dropout(relu(norm(linear(x)))): the batch has statistics, the branch a mask."""
+
+    def __init__(self, width: int = 6):
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the next state."""
+        return x + self.dropout(torch.relu(self.norm(self.linear(x))))
 
 
 class Plain(nn.Module):
     """x + g(x), the simplest residual block; extra arguments scale and switch off the branch."""
 
-    def __init__(self, width: int = 6, **kwargs: object):
+    def __init__(self, width: int = 6, bias: bool = True):
         super().__init__()
-        self.linear = nn.Linear(width, width, **kwargs)
+        self.linear = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: Tensor, scale: Tensor | None = None, *, identity: bool = False) -> Tensor:
+        """Return the next state."""
         if identity:
             return x
         branch = torch.tanh(self.linear(x))
@@ -54,13 +72,13 @@ class Plain(nn.Module):
 
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "plain": (Plain, (4, 6)),
-    "preact_resnet": (lambda: PreActBlock(3, 2), (4, 3, 8, 8)),
-    "postact_resnet": (lambda: PostActBlock(3, 1), (4, 3, 4, 4)),
-    "preln_attention": (lambda: AttentionSublayer(6, 2, 0.0), (2, 5, 6)),
-    "preln_mlp": (lambda: MLPSublayer(6, 0.0), (2, 5, 6)),
-    "postln": (lambda: PostLN(6), (2, 5, 6)),
-    "postln_no_affine": (lambda: PostLN(6, affine=False), (2, 5, 6)),
-    "gated": (lambda: Gated(6), (4, 6)),
+    "pre-activation ResNet": (lambda: PreActBlock(3, 2), (4, 3, 8, 8)),
+    "post-activation ResNet": (lambda: PostActBlock(3, 1), (4, 3, 4, 4)),
+    "pre-LN attention": (lambda: AttentionSublayer(6, 2, 0.0), (2, 5, 6)),
+    "pre-LN MLP": (lambda: MLPSublayer(6, 0.0), (2, 5, 6)),
+    "post-LN": (lambda: PostLN(6), (2, 5, 6)),
+    "post-LN, no scale": (lambda: PostLN(6, affine=False), (2, 5, 6)),
+    "highway layers": (lambda: Gated(6), (4, 6)),
 }
 """Each kind of block with the shape of a state it takes."""
 
@@ -83,7 +101,7 @@ class Model(nn.Module):
         return states
 
     def forward(self, x: Tensor, *args: object, taps: tuple[int, ...] = (-1,), **kwargs: object) -> Tensor:
-        """Return the sum of the heads behind the states ``taps``."""
+        """Return the sum of the heads behind the states ``taps``, (N,)."""
         states = self.states(x, *args, **kwargs)
         return torch.stack([(states[i] * self.heads[i]).flatten(1).sum(1) for i in taps]).sum(0)
 
@@ -96,20 +114,62 @@ def plain_model(length: int = 5) -> Model:
 class LayeredModel(nn.Module):
     """Stem, layers in an ``nn.Sequential``, and a head behind them."""
 
-    def __init__(self, *layers: nn.Module, width: int = 6):
+    def __init__(self, *layers: nn.Module, width: int = 6, outputs: int | None = None):
         super().__init__()
         self.stem = nn.Linear(width, width)
         self.blocks = nn.Sequential(*layers)
-        self.heads = nn.ParameterList([torch.randn(width)])
+        self.heads = nn.ParameterList([torch.randn(outputs or width)])
 
     def forward(self, x: Tensor, taps: tuple[int, ...] = (-1,)) -> Tensor:
-        """Return the head behind the last layer, the only tap."""
+        """Return the head behind the last layer, the only tap, (N,)."""
         return (self.blocks(self.stem(x)) * self.heads[0]).flatten(1).sum(1)
 
 
 def layered_model() -> LayeredModel:
     """Return a model of linear layers and activations."""
     return LayeredModel(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+
+class OwnCell(nn.Module):
+    """A recurrent cell that torch does not have."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.hidden_size = width
+        self.linear = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        """Return the next state."""
+        return 0.5 * state + torch.tanh(self.linear(torch.cat([x, state], 1)))
+
+
+class RecurrentModel(nn.Module):
+    """Stem, a recurrent layer with ``batch_first``, and a head behind its outputs and final states.
+
+    Args:
+        layer: as torch's; takes sequences of ``width``.
+        outputs: units of its outputs.
+        packed: whether it is given packed sequences of different lengths.
+        width: of the input.
+    """
+
+    def __init__(self, layer: nn.Module, outputs: int = 4, packed: bool = False, width: int = 6):
+        super().__init__()
+        self.stem = nn.Linear(width, width)
+        self.layer = layer
+        self.packed = packed
+        self.head = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N,) for ``x`` (N, T, width)."""
+        fed = self.stem(x)
+        if self.packed:
+            lengths = torch.tensor([max(1, x.shape[1] - n % 3) for n in range(len(x))])
+            fed = pack_padded_sequence(fed, lengths, batch_first=True, enforce_sorted=False)
+        out, finals = self.layer(fed)
+        out = pad_packed_sequence(out, batch_first=True)[0] if self.packed else out
+        of_states = [f.transpose(-2, 0).flatten(1).sum(1) for f in (finals if isinstance(finals, tuple) else (finals,))]
+        return (self.head * out).flatten(1).sum(1) + torch.stack(of_states).sum(0)
 
 
 def gradients(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor | None]:
@@ -119,13 +179,22 @@ def gradients(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor |
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_equal_gradients(
-    actual: dict[str, Tensor | None], expected: dict[str, Tensor | None], tolerance: float = 1e-10
-) -> None:
-    """Assert that the same gradients are ``None``, and the others equal relative to the largest."""
-    assert {n for n, g in actual.items() if g is None} == {n for n, g in expected.items() if g is None}
-    scale = max(g.abs().max() for g in expected.values() if g is not None)
+def assert_equal_gradients(actual: Gradients, expected: Gradients, tolerance: float = 1e-10) -> None:
+    """Check that the same gradients are ``None``, and the others equal relative to the largest.
+
+    Raises:
+        AssertionError: they are not; the message names the parameter.
+    """
+    for name in actual.keys() ^ expected.keys():
+        raise AssertionError(f"{name} is there only once")
+    for name, g in actual.items():
+        if (g is None) != (expected[name] is None):
+            raise AssertionError(f"{name} {'lacks a' if g is None else 'has got a'} gradient")
+    scale = max((g.abs().max() for g in expected.values() if g is not None), default=torch.zeros(()))
     for name, g in expected.items():
-        if g is not None:
-            error = (actual[name] - g).abs().max() / scale if scale > 0 else actual[name].abs().max()
-            assert error <= tolerance, f"{name} is off by {error:.1e}"
+        other = actual[name]
+        if g is not None and other is not None:
+            error = (other - g).abs().max() / (scale if scale > 0 else 1.0)
+            # Not the other way round: NaN is no number that compares.
+            if not error <= tolerance:
+                raise AssertionError(f"{name} is off by {error:.1e}, where {tolerance:.0e} is allowed")
