@@ -213,7 +213,7 @@ def _named(links: Sequence[Link]) -> Iterator[None]:
     """Say which links a failing local backward pass belongs to."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ChainError):
         raise
     except RuntimeError as error:
         where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"

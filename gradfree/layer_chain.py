@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -111,8 +112,10 @@ class LayerChain(DepthChain):
         """Return the cotangent at the output of the last link with weights, exact.
 
         Raises:
-            ChainError: the loss uses another state, too; or states are not (samples, ...) throughout.
+            ChainError: the loss uses another state, too; states are not (samples, ...) throughout; or the layers have
+                other weights now than in the pass.
         """
+        self.recording.check_parameters()
         for link in self.links:
             _check_samples(link, self.recording.initial)
         for link, e in zip(self.links[:-1], direct[:-1], strict=True):
@@ -282,8 +285,18 @@ class LayerRecording(Recording):
         """Return the chain as engines see it."""
         return LayerChain(self, links, keep_graph)
 
+    def check_parameters(self) -> None:
+        """Refuse to go on with layers that have got other parameters since the pass."""
+        if any(p is not known for p, known in zip_longest(self.chain.trainable(), self.parameters)):
+            raise ChainError(
+                f"the layers from {self.links[0].path} on have other trainable parameters in the backward pass than in "
+                "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "
+                "weights in both. Load the parameters into the model, or use an engine for any blocks."
+            )
+
     def check_versions(self) -> None:
         """Refuse to go on with weights or an input that are no longer those of the pass."""
+        self.check_parameters()
         if any(tensor._version != version for tensor, version in self._versions):
             raise ChainError(
                 f"a weight of the chain from {self.links[0].path}, or its input, was changed in place between the "

@@ -106,6 +106,8 @@ def _choice_problems(found: Sequence[str], modules: Mapping[str, nn.Module], kin
 
 def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds) -> Iterator[str]:
     candidates = [path for path, module in modules.items() if _site(path, module, kinds)]
+    in_time = any(not issubclass(kind, Container) for kind in kinds)
+    chain = f"an nn.Sequential or nn.ModuleList{', or a recurrent layer' if in_time else ''}"
     if not chains:
         yield "chains=[] names no chain; leave it out to have the chain found."
     for path, times in Counter(chains).items():
@@ -117,8 +119,8 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
             yield f"the model has no module {path!r}. {hint}"
         elif path not in candidates:
             yield (
-                f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList, or "
-                f"a recurrent layer. What can be a chain for this engine: {candidates}."
+                f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "
+                f"What can be one: {candidates or 'no module'}."
             )
 
 

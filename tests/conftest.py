@@ -14,3 +14,11 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow features of ``gradfree.testing`` as slow tests."""
+    for item in items:
+        feature = item.callspec.params.get("feature") if hasattr(item, "callspec") else None
+        if getattr(feature, "slow", False):
+            item.add_marker(pytest.mark.slow)

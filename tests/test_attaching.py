@@ -7,13 +7,13 @@ import weakref
 
 import pytest
 import torch
-from chains import Model, Plain, PostLN, assert_equal_gradients, gradients, plain_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree.graph import walk
 from gradfree.recording import Recording
+from gradfree.testing.chains import Model, NormAndDropout, Plain, PostLN, assert_equal_gradients, gradients, plain_model
 
 EXACT = {
     "backprop": gradfree.create_engine("backprop"),
@@ -35,15 +35,6 @@ def assert_exact(engine, model, run, chains=None):
     with engine.attach(model, chains):
         torch.manual_seed(1)
         assert_equal_gradients(gradients(model, run), expected)
-
-
-class NormAndDropout(nn.Module):
-    def __init__(self, width=6):
-        super().__init__()
-        self.linear, self.norm, self.dropout = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.5)
-
-    def forward(self, x):
-        return x + self.dropout(torch.relu(self.norm(self.linear(x))))
 
 
 def test_dropout_uses_the_masks_of_the_forward_pass_in_every_pull(engine):

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import assert_equal_gradients, gradients
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -14,6 +13,7 @@ import gradfree
 from gradfree import ChainError
 from gradfree.algorithms import DFA, FA, FOTON, PEPITA, OrthogonalBackprop
 from gradfree.orthogonality import drift, project, weights_of
+from gradfree.testing.chains import assert_equal_gradients, gradients
 
 FEEDBACK = {"dfa": DFA(), "fa": FA(), "pepita": PEPITA(), "pepita, mirrored": PEPITA(mirror_every=1)}
 PEPITAS_SCALE = 0.05 * 2**0.5

@@ -1,126 +1,181 @@
-"""What every registered engine keeps to, other packages' engines included, with its default options."""
+"""Every registered engine keeps what ``gradfree.testing`` asks for, and the committed table says what happens."""
 
-import copy
-import pickle
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
-from chains import BLOCKS, Model, assert_equal_gradients, gradients, layered_model, plain_model
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradfree
+from gradfree.cli import main
+from gradfree.engine import Engine
+from gradfree.testing import FEATURES, EngineConformance
+from gradfree.testing.cases import CASES, STANDING_FOR
+from gradfree.testing.table import CHAINS, Table, Unclear, make_tables, markdown, shown
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "features.md").read_text(encoding="utf-8")
+ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
+BASIC = "forward and backward pass"
 
 
-@pytest.fixture(params=gradfree.list_engines())
-def engine(request):
-    return gradfree.create_engine(request.param)
+def cells(title):
+    """Return what the page says under ``title``, by row and engine."""
+    part = PAGE.partition(f"\n## {title}")[2].partition("\n## ")[0]
+    head, _, *rows = [re.split(r" \| ", line.strip("| ")) for line in part.splitlines() if line.startswith("|")]
+    return {(row[0], name.strip("`")): cell for row in rows for name, cell in zip(head, row[1:], strict=True)}
 
 
-@pytest.fixture(params=[*BLOCKS, "layers"])
-def model_and_input(request, engine):
-    """A model of each kind that the engine takes; of some kind it must take one."""
-    if request.param == "layers":
-        model, x = layered_model(), torch.randn(4, 6)
-    else:
-        make, shape = BLOCKS[request.param]
-        model, x = Model([make() for _ in range(4)], shape[-1]), torch.randn(shape)
-    if not engine.validate(model).ok:
-        pytest.skip("not a chain for this engine")
-    return model, x
+CHAIN_CELLS = cells(CHAINS)
+FEATURE_CELLS = {case.name: cells(f"On {family}") for family, case in STANDING_FOR.items()}
 
 
-@pytest.fixture
-def model(engine):
-    """The first kind of model that the engine takes; its input is (N, 6)."""
-    return next(model for model in (plain_model(), layered_model()) if engine.validate(model).ok)
+def assert_is_said(cell, refusal):
+    assert cell == ("works" if refusal is None else "refused")
+    assert refusal is None or shown(refusal) in PAGE
 
 
-def test_outputs_are_bitwise_those_of_the_model_alone(engine, model_and_input):
-    model, x = model_and_input
-    expected = model(x)
-    with engine.attach(model):
-        assert torch.equal(model(x), expected)
+class TestRegisteredEngines(EngineConformance):
+    engines = tuple(ENGINES.values())
+
+    def test_a_feature_works_or_is_refused(self, engine, case, feature):
+        """As the committed table has it; ``gradfree features --out docs/features.md`` makes it anew."""
+        name = next(name for name in ENGINES if ENGINES[name] == engine)
+        cell = FEATURE_CELLS.get(case.name, {}).get((feature.name, name))
+        if cell is None:
+            super().test_a_feature_works_or_is_refused(engine, case, feature)
+        else:
+            assert_is_said(cell, feature.refusal(engine, case))
 
 
-def test_the_same_parameters_get_a_gradient_as_from_backprop(engine, model_and_input):
-    """DDP waits for all of them, and an optimizer skips those without."""
-    model, x = model_and_input
-    for taps in ((-1,), (0,), (0, 2)) if isinstance(model, Model) else ((-1,),):
-        expected = gradients(model, lambda taps=taps: model(x, taps=taps))
-        with engine.attach(model):
-            actual = gradients(model, lambda taps=taps: model(x, taps=taps))
-        assert [g is None for g in actual.values()] == [g is None for g in expected.values()]
+class TestOptions(EngineConformance):
+    """Options that change how an engine gets its gradients."""
 
-
-@pytest.mark.parametrize("scale", [1e-4, 65536.0])
-def test_gradients_are_linear_in_the_loss(engine, model_and_input, scale):
-    """Loss scaling and accumulation rely on it: grads(s·loss)/s = grads(loss)."""
-    model, x = model_and_input
-
-    def scaled(s):
-        model.zero_grad()
-        (s * model(x).pow(2).sum()).backward()
-        return {name: None if p.grad is None else p.grad / s for name, p in model.named_parameters()}
-
-    with engine.attach(model):
-        assert_equal_gradients(scaled(scale), scaled(1.0), tolerance=1e-12)
-
-
-def test_the_same_pass_twice_gives_the_same_gradients_and_they_accumulate(engine, model_and_input):
-    model, x = model_and_input
-    with engine.attach(model):
-        once = gradients(model, lambda: model(x))
-        once = {name: None if g is None else g.clone() for name, g in once.items()}
-        model(x).pow(2).sum().backward()
-    twice = {name: None if p.grad is None else p.grad / 2 for name, p in model.named_parameters()}
-    assert_equal_gradients(twice, once, tolerance=1e-14)
-
-
-def test_micro_batches_sum_to_the_batch(engine, model):
-    x = torch.randn(8, 6)
-    with engine.attach(model):
-        expected = gradients(model, lambda: model(x))
-        expected = {name: None if g is None else g.clone() for name, g in expected.items()}
-        model.zero_grad()
-        for part in x.chunk(4):
-            model(part).pow(2).sum().backward()
-    assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
-
-
-def test_eval_mode_trains_too(engine, model_and_input):
-    model, x = model_and_input
-    model.eval()
-    expected = model(x)
-    with engine.attach(model):
-        actual = gradients(model, lambda: model(x))
-        assert torch.equal(model(x), expected)
-    assert all(g.isfinite().all() for g in actual.values() if g is not None)
-
-
-def test_validate_changes_nothing_and_reports_the_chain(engine, model):
-    before = copy.deepcopy(model.state_dict())
-    report = engine.validate(model)
-    assert report.ok
-    assert list(report.chains["blocks"].blocks) == [f"blocks.{i}" for i in range(5)]
-    assert str(report).splitlines()[0] in (
-        "chain 'blocks': 5 blocks",
-        "chain 'blocks': 5 layers, 3 of them with weights",
+    features = tuple(feature for feature in FEATURES.values() if feature.everywhere)
+    engines = (
+        gradfree.create_engine("highway_bp", iterations=9, gamma=0.3, block=True),
+        gradfree.create_engine("dsf", feedback=0.7, iterations=1),
+        gradfree.create_engine("truncated", window=3),
+        gradfree.create_engine("foton", streaming=True, perturbation="tangent"),
+        gradfree.create_engine("pepita", mirror_every=1),
     )
-    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_step_never_waits_for_the_device(engine, model):
-    """No .item() or other host sync: each would stall a GPU's queue."""
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_table_has_every_chain(name):
+    for case in CASES:
+        assert_is_said(CHAIN_CELLS[case.name, name], FEATURES[BASIC].refusal(ENGINES[name], case))
 
-    class NoSync(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            assert func not in {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}, func
-            return func(*args, **(kwargs or {}))
 
-    x = torch.randn(4, 6)
-    with engine.attach(model), NoSync():
-        model(x).sum().backward()
+def test_the_table_has_every_engine_and_feature_and_says_what_they_mean():
+    assert list(CHAIN_CELLS) == [(case.name, name) for case in CASES for name in ENGINES]
+    for case in STANDING_FOR.values():
+        names = [name for name in ENGINES if CHAIN_CELLS[case.name, name] == "works"]
+        asked = [feature.name for feature in FEATURES.values() if case in feature.cases]
+        assert list(FEATURE_CELLS[case.name]) == [(feature, name) for feature in asked for name in names]
+    assert PAGE.endswith(markdown([]).partition("## What the rows mean")[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Engine):
+    """Breaks one promise."""
+
+    how: str = "sign"
+
+    def gradients(self, chain, direct):
+        exact = chain.backpropagate(direct)
+        change = {
+            "sign": torch.sign,
+            "noise": lambda g: g + 0.1 * torch.randn_like(g),
+            "sync": lambda g: g * (2.0 if g.sum().item() == 0.1 else 1.0),
+            "none": lambda g: None,
+            "nan": lambda g: g / 0.0,
+            "typo": lambda g: g.gradient,
+            "float32": lambda g: g.float().to(g.dtype),
+        }[self.how]
+        return exact._replace(parameters=[g if g is None else change(g) for g in exact.parameters])
+
+
+@pytest.mark.parametrize(
+    ("how", "feature", "message"),
+    [
+        ("sign", "loss times 1e-4 and 65536", "is off by"),
+        ("sign", "gradient accumulation", "is off by"),
+        ("noise", "several passes, one backward", "is off by"),
+        ("sync", "no wait for the device", "waits for the device"),
+        ("none", BASIC, "lacks a gradient"),
+        ("nan", BASIC, "is off by nan"),
+        ("float32", "the same step again", None),
+        ("float32", "gradient accumulation", "is off by"),
+    ],
+)
+def test_a_wrong_engine_is_found_out(how, feature, message):
+    for case in STANDING_FOR.values():
+        if message is None:
+            assert FEATURES[feature].refusal(Wrong(how=how), case) is None
+        else:
+            with pytest.raises(AssertionError, match=message):
+                FEATURES[feature].refusal(Wrong(how=how), case)
+
+
+def test_an_error_that_is_not_the_librarys_own_is_no_refusal(monkeypatch):
+    """Neither is one that the library has only added a note to."""
+    for engine in (Wrong(how="typo"), BrokenBlocks()):
+        with pytest.raises((AttributeError, gradfree.ChainError)):
+            FEATURES[BASIC].refusal(engine, CASES[0])
+
+
+class BrokenBlocks(Wrong):
+    def gradients(self, chain, direct):
+        return chain.gradients([e if e is None else e[:, :2] for e in direct])
+
+
+def test_the_command_names_what_is_neither_and_writes_nothing(monkeypatch, capsys, tmp_path):
+    few = {name: FEATURES[name] for name in (BASIC, "gradient accumulation")}
+    monkeypatch.setattr("gradfree.testing.table.FEATURES", few)
+    with pytest.raises(Unclear, match=r"gradient accumulation, linear layers, mine: AssertionError: .* is off by"):
+        make_tables({"mine": Wrong()})
+    monkeypatch.setattr("gradfree.testing.commands.list_engines", lambda: ["mine"])
+    monkeypatch.setattr("gradfree.testing.commands.create_engine", lambda name: Wrong(how="none"))
+    with pytest.raises(SystemExit) as ended:
+        main(["features", "--out", str(tmp_path / "features.md")])
+    assert ended.value.code == 2
+    assert "forward and backward pass, GRU, two layers, mine: AssertionError" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("gradfree.testing.commands.create_engine", lambda name: ENGINES["dsf"])
+    main(["features", "--out", str(tmp_path / "features.md")])
+    assert "| gradient accumulation | works |" in (tmp_path / "features.md").read_text(encoding="utf-8")
+
+
+def test_a_table_lists_each_message_once():
+    table = Table("T", ["a", "b", "c"], {"row": [None, "head:\n- first\n- second", "head, another:\n- first"]})
+    assert str(table).splitlines()[2:] == [
+        "| | `a` | `b` | `c` |",
+        "|---|:-:|:-:|:-:|",
+        "| row | works | refused | refused |",
+        "",
+        "- row, `b`, `c`: first",
+    ]
+
+
+@pytest.mark.slow
+def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(tmp_path):
+    """The page's code, as a module and its tests, outside this checkout and without its configuration.
+
+    Without what takes longest and has the least to do with an engine: compilation, and Lightning.
+    """
+    *engines, tests = re.findall(r"```python\n(.*?)```", (DOCS / "adding-an-engine.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "my_package.py").write_text("\n".join(engines), encoding="utf-8")
+    (tmp_path / "test_my_package.py").write_text(tests, encoding="utf-8")
+    assert len("".join(engines).splitlines()) <= 60
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--strict-markers", "-p", "no:cacheprovider"]
+    command += ["-k", "not compile and not Lightning and not Fabric"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"refused: Damped cannot be attached to .*lean=True is for recurrent", done.stdout, re.DOTALL)
 
 
 def test_the_class_is_at_hand_in_gradfree_algorithms():
@@ -128,20 +183,3 @@ def test_the_class_is_at_hand_in_gradfree_algorithms():
     assert gradfree.algorithms.HighwayBP(iterations=4) == engine
     with pytest.raises(AttributeError, match="module 'gradfree' has no attribute 'algorithm'"):
         gradfree.algorithm  # noqa: B018
-
-
-def test_engines_are_values(engine):
-    """Equal options, equal engines; they pickle, print their options and cannot be changed."""
-    assert pickle.loads(pickle.dumps(engine)) == copy.deepcopy(engine) == engine
-    assert repr(engine).startswith(type(engine).__name__ + "(")
-    with pytest.raises(AttributeError):
-        engine.iterations = 3
-
-
-def test_one_engine_may_be_attached_to_several_models(engine, model):
-    a, b, x = model, copy.deepcopy(model), torch.randn(4, 6)
-    with engine.attach(a):
-        expected = gradients(a, lambda: a(x))
-    with engine.attach(b), engine.attach(a):
-        gradients(b, lambda: b(x))
-        assert_equal_gradients(gradients(a, lambda: a(x)), expected, tolerance=0.0)

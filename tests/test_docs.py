@@ -1,7 +1,9 @@
 """Every Python example in the README and the docs runs as it stands."""
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,14 +21,15 @@ def examples(page):
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
-    names = {"__name__": page.stem}
+    package = ModuleType("my_package")
+    monkeypatch.setitem(sys.modules, package.__name__, package)
     for code in examples(page):
-        exec(compile(code, str(page), "exec"), names)
+        exec(compile(code, str(page), "exec"), vars(package))
 
 
 def test_the_example_engine_is_right():
     """Damped with enough sweeps is exact, so its scan and its pull are."""
-    from chains import assert_equal_gradients, gradients, plain_model
+    from gradfree.testing.chains import assert_equal_gradients, gradients, plain_model
 
     names = {"__name__": "example"}
     exec(examples(ROOT / "docs" / "adding-an-engine.md")[0], names)
@@ -40,10 +43,10 @@ def test_the_example_engine_is_right():
 
 def test_the_example_layer_engine_is_right():
     """With weights that are their own signs it is backpropagation."""
-    from chains import assert_equal_gradients, gradients, layered_model
+    from gradfree.testing.chains import assert_equal_gradients, gradients, layered_model
 
     names = {"__name__": "example"}
-    for code in examples(ROOT / "docs" / "adding-an-engine.md"):
+    for code in examples(ROOT / "docs" / "adding-an-engine.md")[:2]:
         exec(code, names)
     model, x = layered_model(), torch.randn(4, 6)
     for layer in (model.blocks[2], model.blocks[4]):

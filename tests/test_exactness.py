@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from chains import BLOCKS, Model, Plain, assert_equal_gradients, gradients, plain_model
 from torch import nn
 
 import gradfree
+from gradfree.testing.chains import BLOCKS, Model, Plain, assert_equal_gradients, gradients, plain_model
 
 EXACT = {
     "backprop": lambda length: gradfree.create_engine("backprop"),

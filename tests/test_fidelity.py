@@ -2,11 +2,11 @@ import copy
 
 import pytest
 import torch
-from chains import gradients, layered_model, plain_model
 from torch import nn
 
 import gradfree
 from gradfree.fidelity import loss_fidelity
+from gradfree.testing.chains import gradients, layered_model, plain_model
 
 
 def loss_fn(out, target):

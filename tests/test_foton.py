@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import assert_equal_gradients, gradients
 from torch import nn
 
 import gradfree
 from gradfree import ChainError
 from gradfree.algorithms import FOTON
+from gradfree.testing.chains import assert_equal_gradients, gradients
 
 WAYS = {
     "stored": {},

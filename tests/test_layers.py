@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import assert_equal_gradients, gradients
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,6 +12,7 @@ import gradfree
 from gradfree import ChainError
 from gradfree.algorithms import DFA, FA, FOTON, PEPITA, OrthogonalBackprop
 from gradfree.orthogonality import drift
+from gradfree.testing.chains import assert_equal_gradients, gradients
 
 ENGINES = {
     "foton": FOTON(),

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from chains import plain_model
 from test_recurrent import LanguageModel, assert_close
 from torch import nn
 
@@ -10,6 +9,7 @@ import gradfree
 from gradfree import ChainError
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.gru_forward import pays
+from gradfree.testing.chains import plain_model
 
 BATCH, LENGTH, WIDTH = 32, 16, 128
 ENGINES = ["backprop", "highway_bp", "dsf", "fixed_point", "truncated"]

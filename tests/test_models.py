@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from chains import assert_equal_gradients, gradients
 
 import gradfree
 from gradfree.models.resnet import downsample, upsample
+from gradfree.testing.chains import assert_equal_gradients, gradients
 
 CASES = {
     "preact_resnet": ({"depth": 14, "in_channels": 1, "num_classes": 3, "width": 4}, lambda: torch.randn(5, 1, 8, 12)),

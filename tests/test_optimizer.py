@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
-from chains import assert_equal_gradients, gradients, plain_model
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 import gradfree
+from gradfree.testing.chains import assert_equal_gradients, gradients, plain_model
 
 
 def train(model, optimizer, x, steps, scheduler=None):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from chains import assert_equal_gradients, gradients
 from test_models import CASES, small
 from torch import nn
 
 import gradfree
 from gradfree.algorithms import FOTON
+from gradfree.testing.chains import assert_equal_gradients, gradients
 
 MODELS = ("orthogonal_mlp", "orthogonal_lenet", "orthogonal_convnet")
 ENGINES = ("foton", "orthogonal_backprop", "pepita", "dfa", "fa")

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from chains import Model, Plain, gradients, plain_model
 from torch import nn
 
 import gradfree
 from gradfree import ChainError
+from gradfree.testing.chains import Model, Plain, gradients, plain_model
 
 
 def snapshot(model):
@@ -84,7 +84,14 @@ def test_a_path_that_does_not_exist_is_met_with_the_nearest_one():
 
 
 def test_a_path_that_is_no_container():
-    assert "'stem' is a Linear, but a chain is an nn.Sequential" in refused(HIGHWAY, plain_model(), ["stem"])
+    message = refused(HIGHWAY, plain_model(), ["stem"])
+    assert "'stem' is of class Linear, but a chain for this engine is an nn.Sequential or nn.ModuleList, or" in message
+    assert "What can be one: ['blocks']" in message
+
+
+def test_a_recurrent_layer_is_no_chain_for_an_engine_for_layers():
+    message = refused(gradfree.create_engine("foton"), nn.Sequential(nn.GRU(3, 3)), ["0"])
+    assert "'0' is of class GRU, but a chain for this engine is an nn.Sequential or nn.ModuleList. What" in message
 
 
 @pytest.mark.parametrize("chains", [[], "blocks", ["blocks", "blocks"]])

@@ -32,7 +32,7 @@ for name in ("algorithms", "models", "benchmarks"):
 print(gradfree.__file__)
 """
 # Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it.
-MODULES = ["algorithms", "models", "benchmarks", "lightning"] + [
+MODULES = ["algorithms", "models", "benchmarks", "lightning", "testing"] + [
     path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem != "triton_scan"
 ]
 

@@ -1,0 +1,64 @@
+"""The tests that every engine passes, as a class to derive from in pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gradfree.engine import Engine
+from gradfree.testing.cases import CASES, Case, Task
+from gradfree.testing.promises import check_is_a_value, check_names_its_options
+from gradfree.testing.registry import FEATURES, Feature
+
+BASIC = FEATURES["forward and backward pass"]
+
+
+class EngineConformance:
+    """Derive a ``Test...`` class with your engines in it, and run pytest.
+
+    Each of them has to do right, or refuse by a :class:`~gradfree.ChainError`, everything that it is asked for on the
+    chains that it takes. What is refused is shown as skipped, with the message: ``pytest -rs``.
+
+    Attributes:
+        engines: to test, each with the options to test it with.
+        features: to ask for; by default all, of which those that compile, or start two processes, take half of the
+            time: ``[f for f in FEATURES.values() if not f.slow]`` leaves them out.
+    """
+
+    engines: Sequence[Engine] = ()
+    features: Sequence[Feature] = tuple(FEATURES.values())
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Let pytest run every test for every engine, and every feature on the chains that the engine takes."""
+        if "feature" in metafunc.fixturenames:
+            cells = [cell for engine in self.engines for cell in _cells(engine, self.features)]
+            ids = [f"{engine}-{case.name}-{feature.name}" for engine, case, feature in cells]
+            metafunc.parametrize(("engine", "case", "feature"), cells, ids=ids)
+        elif "engine" in metafunc.fixturenames:
+            metafunc.parametrize("engine", self.engines, ids=str)
+
+    def test_engines_are_values(self, engine: Engine) -> None:
+        """Equal options, equal engines; they pickle, print their options and cannot be changed."""
+        check_is_a_value(engine)
+
+    def test_an_unknown_option_is_met_with_the_known_ones(self, engine: Engine) -> None:
+        """As are misspelt ones."""
+        check_names_its_options(engine)
+
+    def test_some_chain_is_taken(self, engine: Engine) -> None:
+        """An engine that refuses everything breaks no promise, but is none."""
+        assert any(BASIC.refusal(engine, case) is None for case in CASES)
+
+    def test_a_feature_works_or_is_refused(self, engine: Engine, case: Case, feature: Feature) -> None:
+        """A wrong result is an ``AssertionError``, and any error but the library's own is a failure, too."""
+        refusal = feature.refusal(engine, case)
+        if refusal is not None:
+            import pytest
+
+            pytest.skip(f"refused: {refusal}")
+
+
+def _cells(engine: Engine, features: Sequence[Feature]) -> Iterator[tuple[Engine, Case, Feature]]:
+    for case in CASES:
+        if engine.validate(Task(case).model, [case.chain]).ok:
+            yield from ((engine, case, feature) for feature in features if case in feature.cases)

@@ -1,0 +1,118 @@
+"""The table of engines and features in Markdown, found by trying every cell."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gradfree.engine import Engine
+from gradfree.testing.cases import CASES, FAMILIES, STANDING_FOR, Case
+from gradfree.testing.conformance import BASIC
+from gradfree.testing.registry import FEATURES, Feature
+
+CHAINS = "Chains"
+"""Title of the table of all chains; each family has one of its own besides."""
+
+_INTRODUCTION = """# What works with which engine
+
+Made by `gradfree features --out docs/features.md`, which tries every cell. **works**: it was done, and the result is
+that of the same engine without it. **refused**: the engine answered by the message below the table. The command
+fails if something is neither. Engines have their default options; [what the rows mean](#what-the-rows-mean).
+"""
+
+
+class Unclear(Exception):
+    """Cells that neither work nor are refused; the message names them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Engines and what they are asked for.
+
+    Attributes:
+        title: of the table.
+        engines: the names of the columns.
+        rows: by label, for each engine ``None`` if it works, else the message by which it is refused.
+    """
+
+    title: str
+    engines: list[str]
+    rows: dict[str, list[str | None]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"## {self.title}",
+            "",
+            f"| | {' | '.join(f'`{name}`' for name in self.engines)} |",
+            f"|---|{':-:|' * len(self.engines)}",
+            *(
+                f"| {label} | {' | '.join('works' if cell is None else 'refused' for cell in cells)} |"
+                for label, cells in self.rows.items()
+            ),
+            "",
+        ]
+        for label, cells in self.rows.items():
+            by_message: dict[str, list[str]] = {}
+            for name, cell in zip(self.engines, cells, strict=True):
+                if cell is not None:
+                    by_message.setdefault(shown(cell), []).append(f"`{name}`")
+            lines += [f"- {label}, {', '.join(names)}: {message}" for message, names in by_message.items()]
+        return "\n".join(lines) + "\n"
+
+
+def shown(message: str) -> str:
+    """Return the first problem of those that ``message`` lists, or all of it."""
+    _, *problems = message.splitlines()
+    return problems[0].removeprefix("- ") if problems else message
+
+
+def make_tables(engines: Mapping[str, Engine], tell: Callable[[str], None] = lambda _: None) -> list[Table]:
+    """Try everything with all engines.
+
+    Args:
+        engines: by name.
+        tell: is told what is tried next.
+
+    Raises:
+        Unclear: there are cells that neither work nor are refused.
+    """
+    unclear: list[str] = []
+
+    def row(feature: Feature, case: Case, names: list[str]) -> list[str | None]:
+        tell(f"{feature.name}: {case.name}")
+        return [_cell(feature, case, name, engines[name], unclear) for name in names]
+
+    chains = Table(CHAINS, list(engines))
+    for case in CASES:
+        chains.rows[case.name] = row(BASIC, case, chains.engines)
+    tables = [chains]
+    for family in FAMILIES:
+        case = STANDING_FOR[family]
+        taking = [name for name, cell in zip(engines, chains.rows[case.name], strict=True) if cell is None]
+        table = Table(f"On {family}: {case.name}", taking)
+        for feature in FEATURES.values():
+            if case in feature.cases:
+                table.rows[feature.name] = row(feature, case, taking)
+        tables.append(table)
+    if unclear:
+        raise Unclear("\n".join(["these neither work nor are refused:", *unclear]))
+    return tables
+
+
+def markdown(tables: list[Table]) -> str:
+    """Return the page."""
+    meanings = [f"- **{feature.name}**: {_meaning(feature)}" for feature in FEATURES.values()]
+    return "\n".join([_INTRODUCTION, *map(str, tables), "## What the rows mean", "", *meanings, ""])
+
+
+def _cell(feature: Feature, case: Case, name: str, engine: Engine, unclear: list[str]) -> str | None:
+    try:
+        return feature.refusal(engine, case)
+    except Exception as error:
+        unclear.append(f"- {feature.name}, {case.name}, {name}: {type(error).__name__}: {error}")
+        return None
+
+
+def _meaning(feature: Feature) -> str:
+    return (inspect.getdoc(feature.check) or "").replace("``", "`").replace("\n\n", " ").replace("\n", " ")
