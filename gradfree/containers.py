@@ -74,11 +74,16 @@ def _composite(module: nn.Module) -> bool:
     return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
 
 
-def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    for name, module in block.named_modules():
-        where = f"{path}.{name}" if name else path
-        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values()):
+def attached(path: str, module: nn.Module) -> Iterator[str]:
+    """Yield a problem for each block inside ``module``, at ``path``, that has an engine attached."""
+    for where, inner in module.named_modules(prefix=path):
+        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in inner._forward_hooks.values()):
             yield f"{where} has an engine attached already: call detach() on its handle first."
+
+
+def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
+    yield from attached(path, block)
+    for where, module in block.named_modules(prefix=path):
         if module._backward_hooks or module._backward_pre_hooks:
             yield (
                 f"{where} has full backward hooks: they would see partial cotangents, some of them several times. "

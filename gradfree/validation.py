@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from gradfree.cell_layer import Unrolled
-from gradfree.containers import Container
+from gradfree.containers import Container, attached
 from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
 Kinds = tuple[type[Site], ...]
-KINDS: Kinds = (Recurrent, Unrolled, Container)
+IN_TIME: Kinds = (Recurrent, Unrolled)
+IN_DEPTH: Kinds = (Container,)
+KINDS: Kinds = (*IN_TIME, *IN_DEPTH)
 """What engines for any links can solve."""
 
 
@@ -45,18 +47,29 @@ class Report:
         return "\n".join(lines) or "no chain is touched"
 
 
-def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds) -> Report:
-    """Return the chains of ``model`` that are of ``kinds``, and the problems; see :meth:`gradfree.Engine.validate`."""
+def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left: Kinds = ()) -> Report:
+    """Return the chains of ``model`` that are of ``kinds``, and the problems; see :meth:`gradfree.Engine.validate`.
+
+    Args:
+        model: any module.
+        chains: module paths of the chains, or ``None``.
+        kinds: what the engine solves.
+        left: what it leaves to autograd. Such chains may be named, and there may be no others.
+    """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
         chains = list(_find(model, kinds))
-        problems = _choice_problems(chains, modules, kinds)
+        problems = _choice_problems(chains, modules, kinds) if chains or not left else []
+        problems += _others("", model, left)
     else:
-        problems = list(_path_problems(modules, chains, kinds))
+        problems = list(_path_problems(modules, chains, (*kinds, *left)))
+        known = {path: modules[path] for path in chains if path in modules}
+        problems += [problem for path, module in known.items() for problem in _others(path, module, left)]
+        chains = [path for path, module in known.items() if not _site(path, module, left)]
     problems += _compiled(modules, chains)
-    sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path], kinds))}
+    sites = {path: site for path in chains if (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)
@@ -110,6 +123,11 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
                 f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList, or "
                 f"a recurrent layer. What can be a chain for this engine: {candidates}."
             )
+
+
+def _others(path: str, module: nn.Module, left: Kinds) -> Iterator[str]:
+    """Refuse other engines on what is left to autograd."""
+    return attached(path, module) if left else iter(())
 
 
 def _compiled(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> Iterator[str]:

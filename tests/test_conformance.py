@@ -1,4 +1,4 @@
-"""What every registered engine keeps to, other packages' engines included, with its default options."""
+"""What every registered engine keeps to, other packages' included, with default options where these attach it."""
 
 import copy
 import pickle
@@ -10,10 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradfree
 
+# By default `backprop` has nothing to attach to these models.
+OPTIONS = {"backprop": {"plain": False}}
+
 
 @pytest.fixture(params=gradfree.list_engines())
 def engine(request):
-    return gradfree.create_engine(request.param)
+    return gradfree.create_engine(request.param, **OPTIONS.get(request.param, {}))
 
 
 @pytest.fixture(params=[*BLOCKS, "layers"])

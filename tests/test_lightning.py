@@ -59,7 +59,7 @@ def fit(tmp_path, strategy, **options):
     torch.manual_seed(0)
     model = Classifier()
     trainer(tmp_path, strategy=strategy, **options).fit(model, loader(), loader())
-    assert all(model.attached) == (strategy != "auto")
+    assert all(model.attached) == (strategy not in ("auto", "backprop"))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.net.modules())
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -80,7 +80,7 @@ def exact():
 def test_an_exact_engine_trains_as_plain_lightning_does(tmp_path, options):
     expected = fit(tmp_path, "auto", **options)
     tolerance = 0.02 if options.get("precision") == "bf16-mixed" else 1e-6
-    for strategy in ("backprop", exact()):
+    for strategy in ("backprop", gradfree.lightning.EngineStrategy("backprop", plain=False), exact()):
         torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
 
 
