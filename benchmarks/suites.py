@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
-from gradfree.benchmarks.forward_only import FORWARD_ONLY
+from gradfree.benchmarks.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.phases import PhaseTimings
 from gradfree.benchmarks.scans import ScanTimings
+from gradfree.benchmarks.strategies import StrategyTimings
 from gradfree.benchmarks.tasks import (
     ADDING,
     COPYING,
@@ -69,6 +70,7 @@ _SCANS = (
 )
 
 _SYNTHETIC = (_PLAIN, _TRUNCATED, *_DSF, *_highway(0, 2))
+_AS_STRATEGY = Row("backprop", "backprop", {})
 _SWEPT = _BACKPROP + _sweeps("fixed_point", 1, 2, 4)
 _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
@@ -105,6 +107,19 @@ SUITES: dict[str, Suite] = {
         Comparison(WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
     "forward-only": FORWARD_ONLY,
+    "lightning": (
+        StrategyTimings(
+            DIGITS, (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], _TRUNCATED, *_sweeps("fixed_point", 2), *_highway(0, 2))
+        ),
+        StrategyTimings(PYDOC_GRU, (_AS_STRATEGY, _TRUNCATED, *_DSF, *_highway(0, 2))),
+        StrategyTimings(
+            ORTHOGONAL_DIGITS,
+            (
+                _AS_STRATEGY,
+                *(Row(name, name, {}) for name in ("orthogonal_backprop", "foton", "dfa", "fa", "pepita")),
+            ),
+        ),
+    ),
     # One thread: the threads of a scan wait for each other after every operation.
     "scan": (ScanTimings(_SCANS, threads=1),),
 }
