@@ -274,7 +274,7 @@ class _UnrollFunction(torch.autograd.Function):
         )
         with ctx.autocast:
             chain = recorder.chain(x, states, first, parameters)
-            gradients = solve(recorder.engine, chain, direct)
+            gradients = solve(recorder.engine, chain, direct, recorder.path)
         trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
         given = *gradients.inputs, *gradients.initial, *trained
         check_made_finite(given, recorder.path or "the cell layer")

@@ -62,7 +62,7 @@ class Container(Site):
 
     def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the blocks."""
-        return RecordedChain(engine, self.blocks, memory).record()
+        return RecordedChain(engine, self.path, self.blocks, memory).record()
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"

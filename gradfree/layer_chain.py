@@ -54,7 +54,7 @@ class Layered(Container):
 
     def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the layers."""
-        return _RecordedLayers(engine, self.blocks, memory).record()
+        return _RecordedLayers(engine, self.path, self.blocks, memory).record()
 
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())

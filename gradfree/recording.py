@@ -89,7 +89,7 @@ class Recording:
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
-        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1])
+        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1], self.chain.path)
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
@@ -173,12 +173,14 @@ class RecordedChain:
 
     Args:
         engine: solves for the gradients.
+        path: of the container.
         blocks: the blocks by module path, in the order in which the model runs them.
         memory: what is kept of this chain from pass to pass.
     """
 
-    def __init__(self, engine: Engine, blocks: dict[str, nn.Module], memory: dict[str, Tensor]):
+    def __init__(self, engine: Engine, path: str, blocks: dict[str, nn.Module], memory: dict[str, Tensor]):
         self.engine = engine
+        self.path = path
         self.memory = memory
         self.blocks = blocks
         self._modules = list(dict.fromkeys(m for block in blocks.values() for m in block.modules()))
