@@ -95,8 +95,12 @@ class TrainerCarrier(Carrier):
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        # Lightning restores before it sets a strategy up: the engine is attached only then.
-        self._restored = checkpoint.get(_KEY, {})
+        kept = checkpoint.get(_KEY, {})
+        if not self.restore_checkpoint_after_setup:  # type: ignore[attr-defined]
+            # The engine is attached only then.
+            self._restored = kept
+        elif self.handle.chains:
+            self.handle.load_state_dict(kept)
         return checkpoint
 
 
