@@ -99,7 +99,8 @@ class OrthogonalEngine(Engine):
         def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.orthogonalize_every == 0:
                 weights = {path: weight for path, weight in _weights(blocks).items() if weight.requires_grad}
-                project(weights[path] for path in cold & weights.keys())
+                # In the order of the layers, the same in every process: spread weights are gathered.
+                project(weight for path, weight in weights.items() if path in cold)
                 cold.clear()
                 retract(list(weights.values()), self.orthogonalize_steps)
             self.after_step(memory, steps)

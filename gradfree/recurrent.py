@@ -190,10 +190,6 @@ class Recurrent(Site):
 
     looks_like = "an nn.RNN, nn.GRU or nn.LSTM"
 
-    def __init__(self, path: str, module: nn.Module):
-        self.path = path
-        self.blocks = {path: module}
-
     @staticmethod
     def accepts(module: nn.Module) -> bool:
         """Tell whether ``module`` is one of torch's recurrent modules."""

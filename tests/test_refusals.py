@@ -6,6 +6,7 @@ import pytest
 import torch
 from chains import Model, Plain, gradients, plain_model
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import gradfree
 from gradfree import ChainError
@@ -146,18 +147,18 @@ def test_lazy_parameters():
 
 
 def test_blocks_sharded_by_fsdp():
-    class FSDPModule:
-        """Stands for torch's mixin, which needs a process group to apply."""
-
-    class Sharded(FSDPModule, Plain):
-        pass
-
+    sharded = plain_model()
+    for block in sharded.blocks[2:]:
+        # As fully_shard does, which needs processes.
+        block.linear.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
     inner = plain_model()
     inner.blocks[1].linear.register_full_backward_hook(lambda module, before, after: None)
     assert "blocks.1.linear has full backward hooks" in refused(HIGHWAY, inner)
-    message = refused(HIGHWAY, Model([Sharded(), Sharded()]))
-    assert "blocks.0 is sharded by FSDP" in message
-    assert "fully_shard(model)" in message
+    for engine in (HIGHWAY, gradfree.create_engine("backprop", plain=False)):
+        message = refused(engine, sharded)
+        assert "blocks.2.linear is sharded by FSDP" in message
+        assert "fully_shard(model)" in message
+    gradfree.create_engine("backprop").attach(sharded).detach()
 
 
 class Between(Model):
