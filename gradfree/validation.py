@@ -60,14 +60,16 @@ def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left:
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
+        named = [""]
         chains = list(_find(model, kinds))
         problems = _choice_problems(chains, modules, kinds) if chains or not left else []
-        problems += _others("", model, left)
     else:
+        named = [path for path in chains if path in modules]
         problems = list(_path_problems(modules, chains, (*kinds, *left)))
-        known = {path: modules[path] for path in chains if path in modules}
-        problems += [problem for path, module in known.items() for problem in _others(path, module, left)]
-        chains = [path for path, module in known.items() if not _site(path, module, left)]
+        chains = [path for path in named if not _site(path, modules[path], left)]
+    if left:
+        # Where another engine is on what this one leaves alone, autograd would not compute the gradients.
+        problems += [problem for path in named for problem in attached(path, modules[path])]
     problems += _compiled(modules, chains)
     sites = {path: site for path in chains if (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
@@ -123,11 +125,6 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
                 f"{path!r} is a {type(modules[path]).__name__}, but a chain is an nn.Sequential or nn.ModuleList, or "
                 f"a recurrent layer. What can be a chain for this engine: {candidates}."
             )
-
-
-def _others(path: str, module: nn.Module, left: Kinds) -> Iterator[str]:
-    """Refuse other engines on what is left to autograd."""
-    return attached(path, module) if left else iter(())
 
 
 def _compiled(modules: Mapping[str, nn.Module], chains: Sequence[str]) -> Iterator[str]:
