@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import warnings
-from collections import OrderedDict
 from itertools import islice
 
 import lightning.fabric
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from two_ranks import SAMPLES, Module, Net, data, loader, optimizer
+from two_ranks import SAMPLES, Module, Net, create_net, data, loader, optimizer
 
 import gradfree
 import gradfree.lightning
@@ -39,12 +38,6 @@ def create_engine(name):
 
 def kinds(name):
     return [kind for kind in ("layers", "blocks", "time") if create_engine(name).validate(Net(kind)).ok]
-
-
-def net(kind):
-    """Return the net at the path that it has in a LightningModule, too: random feedback depends on the path."""
-    torch.manual_seed(0)
-    return nn.Sequential(OrderedDict(net=Net(kind))).double()
 
 
 def trained(model, batches):
@@ -68,27 +61,27 @@ def mine():
 
 
 def one_process(name, kind):
-    model = net(kind)
+    model = create_net(kind)
     with create_engine(name).attach(model):
         return trained(model, zip(*(x[: STEPS * SAMPLES].split(SAMPLES) for x in data().tensors), strict=True))
 
 
 def attached_and_sharded(name, kind):
-    model = net(kind)
+    model = create_net(kind)
     with create_engine(name).attach(model):
         fully_shard(model, mesh=mesh())
         return trained(model, mine())
 
 
 def sharded_and_attached(name, kind):
-    model = fully_shard(net(kind), mesh=mesh(), reshard_after_forward=True)
+    model = fully_shard(create_net(kind), mesh=mesh(), reshard_after_forward=True)
     with create_engine(name).attach(model):
         return trained(model, mine())
 
 
 def sharded_in_parts(name, kind):
     """The chain as a whole, and what lies around it."""
-    model = net(kind)
+    model = create_net(kind)
     for part in (model.net.stem, model.net.middle):
         fully_shard(part, mesh=mesh())
     fully_shard(model, mesh=mesh())
@@ -142,7 +135,7 @@ def in_fabric(name, kind):
         ),
     )
     fabric.launch()
-    model = fabric.setup_module(net(kind))
+    model = fabric.setup_module(create_net(kind))
     stepper = fabric.setup_optimizers(optimizer(model))
     for x, y in mine():
         stepper.zero_grad()
@@ -170,7 +163,7 @@ def all_runs():
 
 def sharded_block_by_block():
     """Return the weights after training with what leaves the blocks to autograd, and those of one process."""
-    model = net("blocks")
+    model = create_net("blocks")
     for block in model.net.middle.blocks:
         fully_shard(block, mesh=mesh())
     fully_shard(model, mesh=mesh())
@@ -190,8 +183,8 @@ class Cells(nn.Module):
 def refusals():
     """Return the messages where something inside a chain is sharded, before attaching and after."""
     makes = {
-        "a block": (lambda: net("blocks"), lambda model: model.net.middle.blocks[1]),
-        "a part of a block": (lambda: net("blocks"), lambda model: model.net.middle.blocks[2].branch),
+        "a block": (lambda: create_net("blocks"), lambda model: model.net.middle.blocks[1]),
+        "a part of a block": (lambda: create_net("blocks"), lambda model: model.net.middle.blocks[2].branch),
         "a cell": (lambda: Cells().double(), lambda model: model.middle.cell),
     }
     found = {}
@@ -221,7 +214,7 @@ def comparisons():
     callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=1), Logged()]
     torch.manual_seed(0)
     trainer("highway_bp", callbacks=callbacks).fit(Sharded("blocks"), loader(dist.get_world_size()))
-    model = fully_shard(net("blocks"), mesh=mesh(), reshard_after_forward=True)
+    model = fully_shard(create_net("blocks"), mesh=mesh(), reshard_after_forward=True)
     batch = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
     try:
         gradfree.gradient_fidelity(create_engine("highway_bp"), model, nn.functional.cross_entropy, batch)

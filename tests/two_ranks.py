@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import OrderedDict
 
 import lightning.fabric
 import lightning.pytorch as pl
@@ -40,6 +41,12 @@ class Net(nn.Module):
         x = self.stem(x)
         x = self.middle(x.unsqueeze(-1))[0][:, -1] if self.kind == "time" else self.middle(x)
         return self.head(x)
+
+
+def create_net(kind):
+    """Return the net at the path that it has in a LightningModule, too: random feedback depends on the path."""
+    torch.manual_seed(0)
+    return nn.Sequential(OrderedDict(net=Net(kind))).double()
 
 
 def kinds(engine):
@@ -97,10 +104,9 @@ def lightning_run(strategy, kind, devices):
 
 
 def fabric_run(strategy, kind, devices):
-    torch.manual_seed(0)
     fabric = lightning.fabric.Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision="64-true")
     fabric.launch()
-    net = Net(kind).double()
+    net = create_net(kind)
     wrapped, stepper = fabric.setup(net, optimizer(net))
     for x, y in loader(devices):
         stepper.zero_grad()
