@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from gradfree.attaching import Handle
 from gradfree.chain import Chain, ChainGradients
 from gradfree.engine import Engine
-from gradfree.validation import Report
+from gradfree.validation import IN_DEPTH, IN_TIME, Report, validate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backprop(Engine):
-    """Exact backpropagation, link by link through the chain; ``plain=True`` leaves autograd alone.
+    """Exact backpropagation: of recurrent layers batched over time, of all else autograd's own.
 
     Args:
-        plain: attach nothing at all: the model trains as it would without gradfree, chains or not.
+        plain: what is left to autograd. ``None``: chains in depth, where its own way to the same gradients is the
+            quickest; only recurrent layers are attached to, if there are any. ``True``: everything, the model trains
+            as it would without gradfree. ``False``: nothing, chains in depth are solved link by link, too.
     """
 
-    plain: bool = False
+    plain: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.plain is not None and not isinstance(self.plain, bool):
+            raise TypeError(f"Backprop: plain must be None, True or False, not {self.plain!r}.")
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
     def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
-        """Tell whether the engine can be attached; with ``plain`` it always can."""
-        return Report() if self.plain else super().validate(model, chains)
-
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
-        """Attach to the chains, or with ``plain`` to nothing."""
-        return Handle() if self.plain else super().attach(model, chains, lean=lean)
+        """Tell what the engine attaches to; what it leaves to autograd is never a problem."""
+        if self.plain is False:
+            return super().validate(model, chains)
+        report = Report() if self.plain else validate(model, chains, IN_TIME, left=IN_DEPTH)
+        notes = [] if report.chains else ["nothing is attached: autograd computes all gradients"]
+        return replace(report, notes=notes)

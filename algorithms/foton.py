@@ -75,6 +75,7 @@ class FOTON(LayerEngine, OrthogonalEngine):
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
+        self.offer_drift(chain)
         error = error / self.temperature
         unit, norms = normalised(error)
         feedback = self._feedback(chain, unit)

@@ -25,4 +25,5 @@ class OrthogonalBackprop(OrthogonalEngine):
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""
+        self.offer_drift(chain)
         return chain.backpropagate([None if e is None else e / self.temperature for e in direct])

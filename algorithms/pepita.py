@@ -15,6 +15,7 @@ from gradfree.feedback_engine import FeedbackEngine, matrix_key
 from gradfree.layer_chain import LayerChain, normalised, scaled
 from gradfree.layers import Role, role_of, weight_of
 from gradfree.optimizer_steps import OptimizerSteps
+from gradfree.sharding import whole
 from gradfree.site import Removable, Site
 
 _SCALE = 0.05 * sqrt(2.0)
@@ -107,7 +108,7 @@ class PEPITA(FeedbackEngine):
         """Lead every B_l towards its layer's weight, which noise tells it; of a convolution for a single window."""
         for path, layer in blocks.items():
             if role_of(layer) is Role.WEIGHTS:
-                weight = weight_of(layer)
+                weight = whole(weight_of(layer))
                 matrix = self.matrix(memory, path, weight.shape, weight)
                 noise = torch.empty(_SAMPLES, weight[0].numel(), dtype=torch.float32, device="cpu")
                 noise.normal_(generator=self.generator(f"{path}, step {steps}"))

@@ -24,7 +24,7 @@ def run(
 
     Args:
         suite: the comparisons to make. "quick" takes two to three minutes on two cores, "rnn" twenty, "scan" one,
-            "text" an hour.
+            "lightning" two, "text" an hour.
         out: folder for records, table and plot; results/<suite> if not given.
         seeds: training runs for each engine and task.
         device: where to train.

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
-from gradfree.benchmarks.forward_only import FORWARD_ONLY
+from gradfree.benchmarks.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.phases import PhaseTimings
 from gradfree.benchmarks.scans import ScanTimings
+from gradfree.benchmarks.strategies import StrategyTimings
 from gradfree.benchmarks.tasks import (
     ADDING,
     COPYING,
@@ -23,7 +24,9 @@ from gradfree.benchmarks.tasks import (
     Task,
 )
 
-_BACKPROP = (Row("backprop", "backprop", {"plain": True}), Row("backprop via chain", "backprop", {}))
+_PLAIN = Row("backprop", "backprop", {"plain": True})
+_BACKPROP = (_PLAIN, Row("backprop via chain", "backprop", {}))
+_BACKPROP_IN_DEPTH = (_PLAIN, Row("backprop via chain", "backprop", {"plain": False}))
 
 
 def _sweeps(engine: str, *iterations: int) -> tuple[Row, ...]:
@@ -66,7 +69,8 @@ _SCANS = (
     (256, 64, 512),
 )
 
-_SYNTHETIC = (_BACKPROP[0], _TRUNCATED, *_DSF, *_highway(0, 2))
+_SYNTHETIC = (_PLAIN, _TRUNCATED, *_DSF, *_highway(0, 2))
+_AS_STRATEGY = Row("backprop", "backprop", {})
 _SWEPT = _BACKPROP + _sweeps("fixed_point", 1, 2, 4)
 _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
@@ -83,8 +87,8 @@ def _pydoc(cell: str) -> Task:
 # perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means of three other seeds.
 SUITES: dict[str, Suite] = {
     "quick": (
-        Comparison(DIGITS, _BACKPROP + _highway(0, 1, 2, 3, 4, 6)),
-        Comparison(PYDOC, _BACKPROP + _highway(0, 1, 2, 4)),
+        Comparison(DIGITS, _BACKPROP_IN_DEPTH + _highway(0, 1, 2, 3, 4, 6)),
+        Comparison(PYDOC, _BACKPROP_IN_DEPTH + _highway(0, 1, 2, 4)),
         Comparison(replace(PYDOC_GRU, steps=250), (*_BACKPROP, *_DSF, *_highway(0, 1))),
     ),
     "rnn": (
@@ -103,6 +107,19 @@ SUITES: dict[str, Suite] = {
         Comparison(WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
     "forward-only": FORWARD_ONLY,
+    "lightning": (
+        StrategyTimings(
+            DIGITS, (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], _TRUNCATED, *_sweeps("fixed_point", 2), *_highway(0, 2))
+        ),
+        StrategyTimings(PYDOC_GRU, (_AS_STRATEGY, _TRUNCATED, *_DSF, *_highway(0, 2))),
+        StrategyTimings(
+            ORTHOGONAL_DIGITS,
+            (
+                _AS_STRATEGY,
+                *(Row(name, name, {}) for name in ("orthogonal_backprop", "foton", "dfa", "fa", "pepita")),
+            ),
+        ),
+    ),
     # One thread: the threads of a scan wait for each other after every operation.
     "scan": (ScanTimings(_SCANS, threads=1),),
 }

@@ -12,6 +12,7 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonality import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
+from gradfree.solving import engine_figures
 from gradfree.validation import Report
 
 checkout.map_subpackages()
@@ -38,6 +39,7 @@ __all__ = [
     "SweepEngine",
     "create_engine",
     "create_model",
+    "engine_figures",
     "gradient_fidelity",
     "list_engines",
     "list_models",

@@ -77,6 +77,8 @@ class Handle:
 def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Handle:
     """Put ``engine`` on the chains of ``report``; see :meth:`gradfree.Engine.attach`."""
     found = [*report.problems, *(_not_lean(path) for path, site in report.chains.items() if lean > site.can_be_lean)]
+    if lean and not report.chains:
+        found.append("lean=True is for recurrent layers, of which there are none. Leave it out.")
     if found:
         problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")

@@ -13,6 +13,7 @@ from gradfree.cells import State
 from gradfree.chain import ChainError, ChainGradients
 from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, walk
 from gradfree.scan import plus, times
+from gradfree.sharding import refuse_sharded, sharded
 from gradfree.site import Removable, Site
 from gradfree.solving import solve
 from gradfree.time_chain import CellChain, Split, TimeChain
@@ -153,10 +154,6 @@ class Unrolled(Site):
 
     looks_like = "a gradfree.CellLayer"
 
-    def __init__(self, path: str, module: nn.Module):
-        self.path = path
-        self.blocks = {path: module}
-
     @staticmethod
     def accepts(module: nn.Module) -> bool:
         """Tell whether ``module`` is a :class:`CellLayer`."""
@@ -171,6 +168,7 @@ class Unrolled(Site):
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the cell."""
+        yield from sharded(self.inside)
         if "unroll" in vars(self._layer):
             yield f"{self.path} has an engine attached already: call detach() on its handle first."
         if type(self._layer).unroll is not CellLayer.unroll:
@@ -190,7 +188,7 @@ class Unrolled(Site):
 
     def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
         """Replace the layer's loop over steps, which keeps nothing but the states."""
-        recorder = CellRecorder(engine, self.path, self._layer, memory)
+        recorder = CellRecorder(engine, self.path, self._layer, self.inside, memory)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
         return [recorder]
 
@@ -205,8 +203,10 @@ class Unrolled(Site):
 class CellRecorder:
     """Stands in for a :class:`CellLayer`'s loop over steps."""
 
-    def __init__(self, engine: Engine, path: str, layer: CellLayer, memory: dict[str, Tensor]):
-        self.engine, self.path, self.layer, self.memory = engine, path, layer, memory
+    def __init__(
+        self, engine: Engine, path: str, layer: CellLayer, inside: dict[str, nn.Module], memory: dict[str, Tensor]
+    ):
+        self.engine, self.path, self.layer, self.inside, self.memory = engine, path, layer, inside, memory
         self.repeatable = False
 
     @property
@@ -222,6 +222,7 @@ class CellRecorder:
         """Return what the layer's own loop returns."""
         if not torch.is_grad_enabled():
             return type(self.layer).unroll(self.layer, x, parts)
+        refuse_sharded(self.inside)
         parameters = [p for p in self.layer.cell.parameters() if p.requires_grad]
         return _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
 
@@ -284,7 +285,7 @@ class _UnrollFunction(torch.autograd.Function):
         )
         with autocast:
             chain = recorder.chain(x, states, first, parameters)
-            gradients = solve(recorder.engine, chain, direct)
+            gradients = solve(recorder.engine, chain, direct, recorder.path)
         trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
         given = *gradients.inputs, *gradients.initial, *trained
         check_made_finite(given, recorder.path or "the cell layer")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gradfree.scan import Cotangent, Factor
@@ -39,6 +41,21 @@ class Chain(ABC):
 
     like: Tensor
     """A state or several, for their dtype, device and last dimension, the number of units."""
+
+    figures: dict[str, Tensor] | None = None
+    """Takes what is offered, where somebody asks: :func:`gradfree.engine_figures`."""
+
+    def offer(self, name: str, figure: Callable[[], Tensor]) -> None:
+        """Let those who ask know a figure of how the engine solves the chain.
+
+        Args:
+            name: of the figure.
+            figure: computes it, a single number that does not wait for the device; called only if somebody asks.
+                Must leave everything as it is.
+        """
+        if self.figures is not None:
+            with torch.no_grad():
+                self.figures[name] = figure()
 
     @abstractmethod
     def __len__(self) -> int:

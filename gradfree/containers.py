@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from gradfree.recording import BlockRecorder, RecordedChain
+from gradfree.sharding import own_class, sharded
 from gradfree.site import Site
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Container(Site):
     looks_like = "an nn.Sequential or nn.ModuleList of at least two blocks, every class of block at least twice"
 
     def __init__(self, path: str, module: nn.Module):
-        self.path = path
+        super().__init__(path, module)
         self.blocks = {
             f"{path}.{name}" if path else name: block for name, block in module._modules.items() if block is not None
         }
@@ -39,13 +40,14 @@ class Container(Site):
     def is_evident(module: nn.Module) -> bool:
         """Tell whether it holds two or more composite blocks and every class of them more than once."""
         blocks = list(module.children())
-        classes = Counter(map(type, blocks))
+        classes = Counter(map(own_class, blocks))
         return isinstance(module, _CONTAINERS) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the blocks."""
         if not self.blocks:
             yield f"{self.path!r} has no blocks."
+        yield from sharded(self.inside)
         first: dict[nn.Module, str] = {}
         for path, block in self.blocks.items():
             if first.setdefault(block, path) != path:
@@ -62,7 +64,7 @@ class Container(Site):
 
     def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the blocks."""
-        return RecordedChain(engine, self.blocks, memory).record()
+        return RecordedChain(engine, self, memory).record()
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"
@@ -70,26 +72,26 @@ class Container(Site):
 
 def _composite(module: nn.Module) -> bool:
     """Tell a block from a layer of torch's own and from a container, which may itself hold a chain."""
-    own = not type(module).__module__.startswith("torch.nn.")
+    own = not own_class(module).__module__.startswith("torch.nn.")
     return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
 
 
-def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    for name, module in block.named_modules():
-        where = f"{path}.{name}" if name else path
-        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values()):
+def attached(path: str, module: nn.Module) -> Iterator[str]:
+    """Yield a problem for each block inside ``module``, at ``path``, that has an engine attached."""
+    for where, inner in module.named_modules(prefix=path):
+        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in inner._forward_hooks.values()):
             yield f"{where} has an engine attached already: call detach() on its handle first."
+
+
+def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
+    yield from attached(path, block)
+    for where, module in block.named_modules(prefix=path):
         if module._backward_hooks or module._backward_pre_hooks:
             yield (
                 f"{where} has full backward hooks: they would see partial cotangents, some of them several times. "
                 "Remove them while an engine is attached."
             )
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
-    if names & {"FSDPModule", "FullyShardedDataParallel"}:
-        yield (
-            f"{path} is sharded by FSDP: its parameters would get no gradient. Shard the model's root only, "
-            "fully_shard(model)."
-        )
     if "ScriptModule" in names:
         yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."
     if any(map(is_lazy, block.parameters())):

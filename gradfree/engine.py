@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from gradfree.attaching import Handle, attach
 from gradfree.chain import Chain, ChainGradients
+from gradfree.scan import relative_change
 from gradfree.site import Removable, Site
 from gradfree.validation import KINDS, Report, compiled_around_blocks, validate
 
@@ -128,8 +130,15 @@ class SweepEngine(Engine):
         """Return the gradients after :attr:`sweeps` sweeps."""
         factors = self.split(chain)
         delta = chain.scan(direct, factors)
-        for _ in range(min(self.sweeps, len(chain) - 1)):
-            delta = chain.scan(chain.pull(direct, delta, factors), factors)
+        sweeps = min(self.sweeps, len(chain) - 1)
+
+        def swept() -> Any:
+            return chain.scan(chain.pull(direct, delta, factors), factors)
+
+        for _ in range(sweeps):
+            delta = swept()
+        chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
+        chain.offer("residual", lambda: relative_change(delta, swept()))
         return chain.gradients(delta)
 
 

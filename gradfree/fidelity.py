@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.attaching import Handle
+from gradfree.chain import ChainError
 from gradfree.engine import Engine
 from gradfree.recording import refuse_entries
+from gradfree.sharding import is_spread
 from gradfree.site import Site
 from gradfree.solving import exactly
 
@@ -76,7 +78,7 @@ def gradient_fidelity(
         chains: as in :meth:`gradfree.Engine.attach`.
 
     Raises:
-        ChainError: the engine cannot be attached, or the model's pass breaks its rules.
+        ChainError: the engine cannot be attached, the model's pass breaks its rules, or FSDP has sharded it.
         ValueError: the model has no trainable parameter.
     """
     *inputs, target = batch
@@ -105,7 +107,7 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         handle: of the engine.
 
     Raises:
-        ChainError: the pass breaks the engine's rules.
+        ChainError: the pass breaks the engine's rules, or FSDP has taken the parameters away in between.
         ValueError: the model has no trainable parameter.
     """
     trained = _trained(model)
@@ -126,6 +128,11 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient.")
+    if spread := next((name for name, p in trained.items() if is_spread(p)), None):
+        raise ChainError(
+            f"{spread} is sharded by FSDP and not gathered now, so that no gradient of it can be compared. Compare "
+            "before sharding or, on the graph of a training step, with fully_shard(model, reshard_after_forward=False)."
+        )
     return trained
 
 

@@ -34,7 +34,7 @@ class Layered(Container):
     looks_like = "an nn.Sequential of layers that can be taken apart, two of them or more with weights"
 
     def __init__(self, path: str, module: nn.Module):
-        self.path = path
+        super().__init__(path, module)
         self.blocks = dict(_leaves(path, module))
 
     @staticmethod
@@ -55,7 +55,7 @@ class Layered(Container):
 
     def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
         """Put the recording hooks on the layers."""
-        return _RecordedLayers(engine, self.blocks, memory).record()
+        return _RecordedLayers(engine, self, memory).record()
 
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())

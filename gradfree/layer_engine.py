@@ -15,6 +15,7 @@ from gradfree.engine import Engine, check_count
 from gradfree.layer_chain import LayerChain, Layered
 from gradfree.layers import keeps_state
 from gradfree.optimizer_steps import OptimizerSteps
+from gradfree.orthogonality import drift, matrices
 from gradfree.retraction import Retraction
 from gradfree.site import Removable, Site
 from gradfree.validation import Report
@@ -107,6 +108,13 @@ class OrthogonalEngine(Engine):
             return parts
         *_, last = site.blocks.values()
         return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
+
+    def offer_drift(self, chain: Chain) -> None:
+        """Let those who ask know how far the weights are from orthogonal."""
+        assert isinstance(chain, LayerChain)
+        weights = list(matrices({link.path: link.block for link in chain.links}).values())
+        if weights:
+            chain.offer("drift", lambda: drift(weights).max())
 
     def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""

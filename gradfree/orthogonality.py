@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.layers import Convolution, Role, has_own_weight, role_of
+from gradfree.sharding import assign, whole
 
 _PROBES = 8
 _SHRINKING_PROBES = 3
@@ -57,12 +58,17 @@ def weights_of(layers: Iterable[nn.Module]) -> list[Tensor]:
     return [layer.weight for layer in layers]  # type: ignore[misc]
 
 
+def matrices(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the weights of those layers that :func:`is_matrix` tells of, by the layers' names."""
+    return {name: layer.weight for name, layer in layers.items() if is_matrix(layer)}  # type: ignore[misc]
+
+
 @torch.no_grad()
 def project(weights: Iterable[Tensor]) -> None:
     """Move each weight, as a matrix, to its polar factor: the nearest with orthonormal rows or columns."""
     for weight in weights:
         u, _, v = torch.linalg.svd(_wide(weight), full_matrices=False)
-        weight.copy_(_shaped(u @ v, weight))
+        assign(weight, _shaped(u @ v, weight))
 
 
 @torch.no_grad()
@@ -82,7 +88,7 @@ def retract(weights: Sequence[Tensor], steps: int) -> None:
             gram = x @ x.mT if step else gram
             x = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5)
         for weight, new in zip(group, x, strict=True):
-            weight.copy_(_shaped(new, weight))
+            assign(weight, _shaped(new, weight))
 
 
 @torch.no_grad()
@@ -138,17 +144,17 @@ def far(weights: Mapping[str, Tensor]) -> set[str]:
 def _same_shaped(weights: Sequence[Tensor]) -> list[list[Tensor]]:
     groups: defaultdict[object, list[Tensor]] = defaultdict(list)
     for weight in weights:
-        groups[weight.flatten(1).shape, weight.dtype, weight.device].append(weight)
+        groups[len(weight), weight.shape[1:].numel(), weight.dtype, weight.device].append(weight)
     return list(groups.values())
 
 
 def _is_tall(weight: Tensor) -> bool:
-    return len(weight) > weight[0].numel()
+    return len(weight) > weight.shape[1:].numel()
 
 
 def _wide(weight: Tensor) -> Tensor:
     """Return the weight as a matrix with no more rows than columns, of at least single precision."""
-    matrix = weight.flatten(1)
+    matrix = whole(weight).flatten(1)
     matrix = matrix.mT if _is_tall(weight) else matrix
     return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
 

@@ -26,10 +26,12 @@ from gradfree.chain import ChainError
 from gradfree.depth_chain import DepthChain, Link
 from gradfree.graph import check_finite, refuse_second_derivatives, walk
 from gradfree.scan import Cotangent
+from gradfree.sharding import refuse_sharded
 from gradfree.solving import solve
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
+    from gradfree.site import Site
 
 
 class Recording:
@@ -89,7 +91,7 @@ class Recording:
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
-        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1])
+        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1], self.chain.path)
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
@@ -173,15 +175,15 @@ class RecordedChain:
 
     Args:
         engine: solves for the gradients.
-        blocks: the blocks by module path, in the order in which the model runs them.
+        site: the chain.
         memory: what is kept of this chain from pass to pass.
     """
 
-    def __init__(self, engine: Engine, blocks: dict[str, nn.Module], memory: dict[str, Tensor]):
+    def __init__(self, engine: Engine, site: Site, memory: dict[str, Tensor]):
         self.engine = engine
         self.memory = memory
-        self.blocks = blocks
-        self._modules = list(dict.fromkeys(m for block in blocks.values() for m in block.modules()))
+        self.path, self.blocks, self.inside = site.path, site.blocks, site.inside
+        self._modules = list(dict.fromkeys(m for block in self.blocks.values() for m in block.modules()))
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on the blocks; return their handles."""
@@ -280,6 +282,7 @@ class BlockRecorder:
         if recording is not None and recording.chain is self.chain:
             self._check_order(recording, node.index, state)
             return recording, state
+        refuse_sharded(self.chain.inside)
         if any(isinstance(t.grad_fn, _exit_node) and t.grad_fn.recording.chain is self.chain for t in others):
             raise ChainError(
                 f"{self.path} was given a state of the chain, but not as its first argument. Call blocks as "

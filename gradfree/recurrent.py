@@ -94,6 +94,10 @@ class Layer:
         """Which layer of which module, for messages."""
         return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
 
+    def chain_path(self, direction: int) -> str:
+        """Name one of its chains as torch names its weights."""
+        return f"{self.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
+
     @property
     def _keeps_gates(self) -> bool:
         return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.lean
@@ -174,7 +178,7 @@ class _LayerFunction(torch.autograd.Function):
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-                initial, inputs, parameters = solve(layer.engine, chain, direct)
+                initial, inputs, parameters = solve(layer.engine, chain, direct, layer.chain_path(d))
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters
@@ -187,10 +191,6 @@ class Recurrent(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
     looks_like = "an nn.RNN, nn.GRU or nn.LSTM"
-
-    def __init__(self, path: str, module: nn.Module):
-        self.path = path
-        self.blocks = {path: module}
 
     @staticmethod
     def accepts(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gradfree.orthogonality import drift_along, far, is_matrix, project, retract
+from gradfree.orthogonality import drift_along, far, matrices, project, retract
 
 _LIMIT = 0.1
 """Drift that calls for a retraction."""
@@ -30,7 +30,7 @@ class Retraction:
 
     def after_step(self, blocks: Mapping[str, nn.Module], count: int) -> None:
         """Do what is due after the ``count``-th step; weights that are far off the first time are projected."""
-        weights = {path: weight for path, weight in _weights(blocks).items() if weight.requires_grad}
+        weights = {path: weight for path, weight in matrices(blocks).items() if weight.requires_grad}
         # The count is in checkpoints: a run that is resumed, or restored behind a search, does what it would have.
         cold = far(weights) if count == (self._every or 1) else set()
         if self._every is None:
@@ -65,7 +65,3 @@ class Retraction:
             if drifts.is_cuda:
                 self._copied = torch.cuda.Event()
                 self._copied.record(torch.cuda.current_stream(drifts.device))
-
-
-def _weights(blocks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    return {path: layer.weight for path, layer in blocks.items() if is_matrix(layer)}  # type: ignore[misc]

@@ -46,6 +46,18 @@ def running_mean(memory: dict[str, Tensor], key: str, value: Tensor, momentum: f
     return memory[key]
 
 
+def relative_change(before: Sequence[Cotangent], after: Sequence[Cotangent]) -> Tensor:
+    """Return ‖after - before‖ / ‖before‖, all cotangents together as one vector; NaN for a zero ``before``."""
+    changes = [plus(new, None if old is None else -old) for old, new in zip(before, after, strict=True)]
+    return _norm(changes) / _norm(before)
+
+
+def _norm(cotangents: Sequence[Cotangent]) -> Tensor:
+    found = [c for c in cotangents if c is not None]
+    dtypes = [torch.promote_types(c.dtype, torch.float32) for c in found]
+    return torch.stack([torch.linalg.vector_norm(c, dtype=d) for c, d in zip(found, dtypes, strict=True)]).norm()
+
+
 def reverse_scan(terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
     """Solve δ_i = terms_i + δ_{i+1} K_{i+1} from the last state to the first.
 

@@ -25,6 +25,7 @@ class Site(ABC):
     Attributes:
         path: module path of the container or layer; the model's own is ``""``.
         blocks: the modules whose parameters the chain trains, by module path.
+        inside: everything in the container or layer, by module path.
     """
 
     looks_like: ClassVar[str]
@@ -32,6 +33,7 @@ class Site(ABC):
 
     path: str
     blocks: dict[str, nn.Module]
+    inside: dict[str, nn.Module]
 
     @property
     def has_residual(self) -> bool:
@@ -53,9 +55,11 @@ class Site(ABC):
     def is_evident(module: nn.Module) -> bool:
         """Tell whether ``module`` is such a chain beyond doubt, so that it need not be named."""
 
-    @abstractmethod
     def __init__(self, path: str, module: nn.Module):
         """Describe ``module`` as a chain; changes nothing."""
+        self.path = path
+        self.blocks = {path: module}
+        self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     @abstractmethod
     def problems(self) -> Iterator[str]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from gradfree.cell_layer import Unrolled
-from gradfree.containers import Container
+from gradfree.containers import Container, attached
 from gradfree.recurrent import Recurrent
 from gradfree.site import Site
 
 Kinds = tuple[type[Site], ...]
-KINDS: Kinds = (Recurrent, Unrolled, Container)
+IN_TIME: Kinds = (Recurrent, Unrolled)
+IN_DEPTH: Kinds = (Container,)
+KINDS: Kinds = (*IN_TIME, *IN_DEPTH)
 """What engines for any links can solve."""
 
 
@@ -45,17 +47,30 @@ class Report:
         return "\n".join(lines) or "no chain is touched"
 
 
-def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds) -> Report:
-    """Return the chains of ``model`` that are of ``kinds``, and the problems; see :meth:`gradfree.Engine.validate`."""
+def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left: Kinds = ()) -> Report:
+    """Return the chains of ``model`` that are of ``kinds``, and the problems; see :meth:`gradfree.Engine.validate`.
+
+    Args:
+        model: any module.
+        chains: module paths of the chains, or ``None``.
+        kinds: what the engine solves.
+        left: what it leaves to autograd. Such chains may be named, and there may be no others.
+    """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
+        named = [""]
         chains = list(_find(model, kinds))
-        problems = _choice_problems(chains, modules, kinds)
+        problems = _choice_problems(chains, modules, kinds) if chains or not left else []
     else:
-        problems = list(_path_problems(modules, chains, kinds))
-    sites = {path: site for path in chains if path in modules and (site := _site(path, modules[path], kinds))}
+        named = [path for path in chains if path in modules]
+        problems = list(_path_problems(modules, chains, (*kinds, *left)))
+        chains = [path for path in named if not _site(path, modules[path], left)]
+    if left:
+        # Where another engine is on what this one leaves alone, autograd would not compute the gradients.
+        problems += [problem for path in named for problem in attached(path, modules[path])]
+    sites = {path: site for path in chains if (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)

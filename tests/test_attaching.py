@@ -16,7 +16,7 @@ from gradfree.recording import Recording
 from gradfree.testing.chains import Model, NormAndDropout, Plain, PostLN, assert_equal_gradients, gradients, plain_model
 
 EXACT = {
-    "backprop": gradfree.create_engine("backprop"),
+    "backprop": gradfree.create_engine("backprop", plain=False),
     "highway_bp": gradfree.create_engine("highway_bp", iterations=9),
     "fixed_point": gradfree.create_engine("fixed_point", iterations=9),
 }
@@ -398,10 +398,51 @@ def test_an_exception_in_a_block_leaves_the_next_pass_whole(engine):
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
-def test_plain_backprop_attaches_nothing_and_needs_no_chain():
-    model = nn.Linear(3, 3)
-    engine = gradfree.create_engine("backprop", plain=True)
-    assert engine.validate(model).ok
-    with engine.attach(model):
-        assert not model._forward_hooks
-        assert not model._forward_pre_hooks
+def hooked(model):
+    return [
+        path for path, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
+    ]
+
+
+@pytest.mark.parametrize("plain", [None, True])
+@pytest.mark.parametrize("chains", [None, ["blocks"]])
+def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
+    """Nothing is put on the model, so nothing is refused: here blocks with backward hooks, and one used twice."""
+    model = plain_model()
+    model.blocks[1].register_full_backward_hook(lambda *_: None)
+    model.blocks.append(model.blocks[0])
+    engine = gradfree.create_engine("backprop", plain=plain)
+    report = engine.validate(model, chains)
+    assert str(report) == "note: nothing is attached: autograd computes all gradients"
+    with engine.attach(model, chains) as handle:
+        assert not hooked(model)
+        assert not handle.chains
+    for other in (nn.Linear(3, 3), nn.ModuleList([plain_model(), plain_model()])):
+        engine.attach(other).detach()
+
+
+def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
+    model = nn.ModuleDict({"net": plain_model(), "rnn": nn.GRU(3, 4)})
+    engine = gradfree.create_engine("backprop")
+    for chains in (None, ["net.blocks", "rnn"]):
+        assert str(engine.validate(model, chains)) == "chain 'rnn': GRU, 1 layer, in time"
+        with engine.attach(model, chains):
+            assert hooked(model) == ["rnn"]
+    with gradfree.create_engine("backprop", plain=False).attach(model, ["net.blocks", "rnn"]) as handle:
+        assert list(handle.chains) == ["net.blocks", "rnn"]
+
+
+def test_backprop_refuses_what_it_would_do_nothing_about():
+    model, engine = plain_model(), gradfree.create_engine("backprop")
+    with pytest.raises(gradfree.ChainError, match=r"no module 'block'\. Did you mean 'blocks'"):
+        engine.attach(model, ["block"])
+    with pytest.raises(gradfree.ChainError, match="lean=True is for recurrent layers, of which there are none"):
+        engine.attach(model, lean=True)
+    for chains in (None, ["blocks"]):
+        with (
+            EXACT["highway_bp"].attach(model),
+            pytest.raises(gradfree.ChainError, match=r"blocks\.0 has an engine att"),
+        ):
+            engine.attach(model, chains)
+    with pytest.raises(TypeError, match="plain must be None, True or False, not 0"):
+        gradfree.create_engine("backprop", plain=0)

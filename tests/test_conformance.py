@@ -56,6 +56,7 @@ class TestOptions(EngineConformance):
 
     features = tuple(feature for feature in FEATURES.values() if feature.everywhere)
     engines = (
+        gradfree.create_engine("backprop", plain=False),
         gradfree.create_engine("highway_bp", iterations=9, gamma=0.3, block=True),
         gradfree.create_engine("dsf", feedback=0.7, iterations=1),
         gradfree.create_engine("truncated", window=3),

@@ -21,13 +21,13 @@ RUNS = [
 ]
 
 
-def weights_of_ranks(folder, count):
-    """Return the weights of all runs, on each of ``count`` ranks, by (engine, kind of net, framework)."""
+def results_of_ranks(folder, count, script=two_ranks.__file__):
+    """Return what each of ``count`` ranks of ``script`` has written."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "NODE_RANK": "0"}
-    command = [sys.executable, two_ranks.__file__, str(folder)]
+    command = [sys.executable, script, str(folder)]
     environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for env in environments]
     for process in started:
@@ -38,12 +38,12 @@ def weights_of_ranks(folder, count):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return weights_of_ranks(tmp_path_factory.mktemp("two"), 2)
+    return results_of_ranks(tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return weights_of_ranks(tmp_path_factory.mktemp("one"), 1)[0]
+    return results_of_ranks(tmp_path_factory.mktemp("one"), 1)[0]
 
 
 @pytest.mark.parametrize("run", RUNS, ids="-".join)

@@ -8,7 +8,7 @@ import gradfree
 from gradfree.testing.chains import BLOCKS, Model, Plain, assert_equal_gradients, gradients, plain_model
 
 EXACT = {
-    "backprop": lambda length: gradfree.create_engine("backprop"),
+    "backprop": lambda length: gradfree.create_engine("backprop", plain=False),
     "highway_bp": lambda length: gradfree.create_engine("highway_bp", iterations=length),
     "highway_bp, gamma 0.3": lambda length: gradfree.create_engine("highway_bp", iterations=length, gamma=0.3),
     "highway_bp, gamma 1": lambda length: gradfree.create_engine("highway_bp", iterations=length, gamma=1.0),

@@ -95,7 +95,7 @@ def test_buffers_that_the_model_replaces_are_restored_and_sparse_gradients_compa
     model = Counting()
     before = model.calls
     fidelity = gradfree.gradient_fidelity(
-        gradfree.create_engine("backprop"), model, loss_fn, (torch.randint(5, (4,)), torch.randn(4, 6))
+        gradfree.create_engine("backprop", plain=False), model, loss_fn, (torch.randint(5, (4,)), torch.randn(4, 6))
     )
     assert fidelity.total.relative_error < 1e-10
     assert model.calls is before
@@ -105,11 +105,13 @@ def test_buffers_that_the_model_replaces_are_restored_and_sparse_gradients_compa
 def test_a_frozen_model_is_refused(batch):
     model = plain_model().requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
-        gradfree.gradient_fidelity(gradfree.create_engine("backprop"), model, loss_fn, batch)
+        gradfree.gradient_fidelity(gradfree.create_engine("backprop", plain=False), model, loss_fn, batch)
 
 
 def test_it_prints_as_a_table(batch):
-    text = str(gradfree.gradient_fidelity(gradfree.create_engine("backprop"), plain_model(), loss_fn, batch))
+    text = str(
+        gradfree.gradient_fidelity(gradfree.create_engine("backprop", plain=False), plain_model(), loss_fn, batch)
+    )
     assert text.splitlines()[0].split() == ["parameter", "cosine", "norm", "ratio", "relative", "error"]
     assert "blocks.0.linear.weight   1.0000" in text
     assert text.splitlines()[-1].startswith("all")
@@ -127,7 +129,7 @@ class Sequences(nn.Module):
 
 
 MODELS = {"layers": layered_model, "blocks": plain_model, "time": Sequences}
-OPTIONS = {"foton": [{}, {"streaming": True}], "dsf": [{}, {"feedback": "gate"}]}
+OPTIONS = {"backprop": [{"plain": False}], "foton": [{}, {"streaming": True}], "dsf": [{}, {"feedback": "gate"}]}
 ENGINES = [(name, options) for name in gradfree.list_engines() for options in OPTIONS.get(name, [{}])]
 
 

@@ -46,7 +46,7 @@ def test_training_is_that_of_a_plain_loop(engine):
     other = copy.deepcopy(model)
     plain = torch.optim.AdamW(model.parameters(), 1e-2)
     expected = train(model, plain, x, 10, OneCycleLR(plain, 0.1, total_steps=20))
-    options = {} if engine == "backprop" else {"iterations": 5}
+    options = {"plain": False} if engine == "backprop" else {"iterations": 5}
     optimizer = wrapped(other, engine, **options)
     actual = train(other, optimizer, x, 10, OneCycleLR(optimizer, 0.1, total_steps=20))
     assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] != 1e-2

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import gradfree
 from gradfree import ChainError
@@ -153,18 +154,18 @@ def test_lazy_parameters():
 
 
 def test_blocks_sharded_by_fsdp():
-    class FSDPModule:
-        """Stands for torch's mixin, which needs a process group to apply."""
-
-    class Sharded(FSDPModule, Plain):
-        pass
-
+    sharded = plain_model()
+    for block in sharded.blocks[2:]:
+        # As fully_shard does, which needs processes.
+        block.linear.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
     inner = plain_model()
     inner.blocks[1].linear.register_full_backward_hook(lambda module, before, after: None)
     assert "blocks.1.linear has full backward hooks" in refused(HIGHWAY, inner)
-    message = refused(HIGHWAY, Model([Sharded(), Sharded()]))
-    assert "blocks.0 is sharded by FSDP" in message
-    assert "fully_shard(model)" in message
+    for engine in (HIGHWAY, gradfree.create_engine("backprop", plain=False)):
+        message = refused(engine, sharded)
+        assert "blocks.2.linear is sharded by FSDP" in message
+        assert "fully_shard(model)" in message
+    gradfree.create_engine("backprop").attach(sharded).detach()
 
 
 class Between(Model):
@@ -237,7 +238,8 @@ def keep_gradient(model):
     return model
 
 
-ENGINES = ["backprop", "highway_bp", "fixed_point", "truncated"]
+ENGINES = {name: gradfree.create_engine(name) for name in ("highway_bp", "fixed_point", "truncated")}
+ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -257,7 +259,7 @@ def test_a_forward_pass_that_is_no_chain(name, make, message):
     model = make()
     before = snapshot(model)
     with (
-        gradfree.create_engine(name).attach(model, ["blocks"]),
+        ENGINES[name].attach(model, ["blocks"]),
         pytest.raises(ChainError) as error,
     ):
         model(torch.randn(4, 6))
@@ -269,7 +271,7 @@ def test_a_forward_pass_that_is_no_chain(name, make, message):
 def test_a_loss_on_a_tensor_from_inside_a_block(name):
     """Plain autograd would send its gradient through the earlier blocks; a chain cannot."""
     model, x = Model([TapsInside() for _ in range(3)]), torch.randn(4, 6)
-    with gradfree.create_engine(name).attach(model):
+    with ENGINES[name].attach(model):
         out = model(x).sum()
         with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1"):
             (out + model.blocks[1].auxiliary).backward()
@@ -279,7 +281,7 @@ def test_a_loss_on_a_tensor_from_inside_a_block(name):
 def test_an_input_with_a_gradient_that_differs_between_blocks(name):
     model, x = plain_model(3), torch.randn(4, 6)
     scales = [torch.randn(6, requires_grad=True) for _ in range(2)]
-    with gradfree.create_engine(name).attach(model):
+    with ENGINES[name].attach(model):
         h = model.blocks[0](model.stem(x), scales[0])
         with pytest.raises(ChainError, match="must be the same for every block"):
             model.blocks[1](h, scales[1])
@@ -294,7 +296,7 @@ def test_gradient_fidelity_refuses_it_too(name):
         return out.sum() + model.blocks[1].auxiliary
 
     with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1"):
-        gradfree.gradient_fidelity(gradfree.create_engine(name), model, loss_fn, (torch.randn(4, 6), None))
+        gradfree.gradient_fidelity(ENGINES[name], model, loss_fn, (torch.randn(4, 6), None))
 
 
 def test_retain_grad_on_a_state_after_the_pass():
@@ -328,7 +330,7 @@ def test_compiled_blocks_where_the_residual_path_must_be_seen():
 @pytest.mark.parametrize("name", ENGINES)
 def test_second_derivatives_are_refused(name):
     model, x = plain_model(), torch.randn(4, 6, requires_grad=True)
-    with gradfree.create_engine(name).attach(model):
+    with ENGINES[name].attach(model):
         out = model(x).sum()
         with pytest.raises(ChainError, match="second derivatives"):
             torch.autograd.grad(out, x, create_graph=True)
@@ -356,7 +358,7 @@ def test_one_diagonal_for_all_links_wants_states_of_one_shape():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_anomaly_detection_names_the_link_of_a_non_finite_direct_cotangent(name, value):
     model, x = plain_model(), torch.randn(4, 6)
-    with gradfree.create_engine(name).attach(model), torch.autograd.detect_anomaly():
+    with ENGINES[name].attach(model), torch.autograd.detect_anomaly():
         states = model.states(x)
         loss = states[4].sum() + states[2].sum()
         states[2].register_hook(lambda grad: grad * value)
@@ -376,7 +378,7 @@ class Poisoned(Plain):
 @pytest.mark.parametrize("name", ["backprop", "highway_bp", "fixed_point"])
 def test_anomaly_detection_names_the_block_that_makes_a_cotangent_non_finite(name):
     model, x = Model([Plain(), Plain(), Poisoned(), Plain()]), torch.randn(4, 6)
-    with gradfree.create_engine(name).attach(model, ["blocks"]):
+    with ENGINES[name].attach(model, ["blocks"]):
         with torch.autograd.detect_anomaly(), pytest.raises(ChainError, match=r"the backward pass inside blocks\.2"):
             model(x).sum().backward()
         assert all(p.grad is None for p in model.blocks.parameters())

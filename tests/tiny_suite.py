@@ -45,7 +45,7 @@ TASK = Task(
     steps=7,
 )
 PLAIN = Row("backprop", "backprop", {"plain": True})
-CHAIN = Row("backprop via chain", "backprop", {})
+CHAIN = Row("backprop via chain", "backprop", {"plain": False})
 HIGHWAY = Row("highway_bp k=1", "highway_bp", {"iterations": 1})
 SUITE = (Comparison(TASK, (PLAIN, CHAIN, HIGHWAY)),)
 TUNED = Comparison(TASK, (PLAIN, HIGHWAY), learning_rates=(0.001, 0.01, 0.1))

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import OrderedDict
 from contextlib import nullcontext
 
 import lightning.fabric
@@ -43,6 +44,12 @@ class Net(nn.Module):
         x = self.stem(x)
         x = self.middle(x.unsqueeze(-1))[0][:, -1] if self.kind == "time" else self.middle(x)
         return self.head(x)
+
+
+def create_net(kind):
+    """Return the net at the path that it has in a LightningModule, too: random feedback depends on the path."""
+    torch.manual_seed(0)
+    return nn.Sequential(OrderedDict(net=Net(kind))).double()
 
 
 def kinds(engine):
@@ -104,7 +111,6 @@ def lightning_run(strategy, kind, devices):
 
 
 def fabric_run(strategy, kind, devices):
-    torch.manual_seed(0)
     fabric = lightning.fabric.Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision="64-true")
     fabric.launch()
     # The module, too: random feedback is drawn for the path of a layer.

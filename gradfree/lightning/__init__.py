@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from gradfree.engine import Engine
-from gradfree.lightning.callbacks import GradientFidelity
+from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
 from gradfree.lightning.carriers import with_engine
 from gradfree.lightning.names import register_engines
 
@@ -37,4 +37,4 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
 
 register_engines()
 
-__all__ = ["EngineDDPStrategy", "EngineStrategy", "GradientFidelity", "engine_strategy"]
+__all__ = ["EngineDDPStrategy", "EngineFigures", "EngineStrategy", "GradientFidelity", "engine_strategy"]

@@ -1,0 +1,63 @@
+"""Models whose parameters are spread over processes by FSDP, ``torch.distributed.fsdp``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.chain import ChainError
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a DTensor, of which each process has a part: FSDP's parameters outside a pass."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor, spread or not; if it is, all processes must call this."""
+    return tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def assign(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor, spread or not, a new value that every process has all of."""
+    if is_spread(tensor):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh = tensor.device_mesh  # type: ignore[attr-defined]
+        everywhere = DTensor.from_local(value.to(tensor.dtype), mesh, [Replicate()] * mesh.ndim, run_check=False)
+        value = everywhere.redistribute(placements=tensor.placements)  # type: ignore[attr-defined]
+    tensor.copy_(value)
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class that a module had before ``fully_shard`` made a subclass of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    # FSDPLinear, FSDPModule, Linear.
+    return type(module).__mro__[2] if fsdp and isinstance(module, fsdp.FSDPModule) else type(module)
+
+
+def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield a problem for each of the modules ``inside`` a chain, by path, that is sharded by itself.
+
+    FSDP gathers its parameters, and sends its gradients on, around a pass of its own, which an engine's is not: the
+    gradients would be zero.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for path, module in inside.items():
+        if isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)):
+            yield (
+                f"{path} is sharded by FSDP and lies inside a chain: its parameters would get no gradient. Shard the "
+                "chain as a whole, or the model: fully_shard(model)."
+            )
+
+
+def refuse_sharded(inside: Mapping[str, nn.Module]) -> None:
+    """Raise for the first of these modules that has been sharded since the engine was attached."""
+    for problem in sharded(inside):
+        raise ChainError(problem)

@@ -1,0 +1,67 @@
+"""FSDP2 around a chain trains as one process does, with every engine; inside a chain it is refused."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch.distributed.fsdp")
+import sharded_ranks
+from test_distributed import results_of_ranks
+
+pytestmark = pytest.mark.slow
+
+RUNS = [
+    (engine, kind, run.__name__)
+    for engine in sharded_ranks.gradfree.list_engines()
+    for kind, frameworks in zip(sharded_ranks.kinds(engine), (sharded_ranks.FRAMEWORKS, (), ()), strict=False)
+    for run in (*sharded_ranks.PLAIN_LOOPS, *frameworks)
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return results_of_ranks(tmp_path_factory.mktemp("sharded"), 2, sharded_ranks.__file__)
+
+
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_two_ranks_train_a_sharded_model_as_one_process_does(ranks, run):
+    *net, name = run
+    for rank in ranks:
+        runs = rank["runs"][tuple(net)]
+        torch.testing.assert_close(runs[name], runs["one_process"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("what", "path"),
+    [
+        ("a block", "net.middle.blocks.1"),
+        ("a part of a block", "net.middle.blocks.2.branch"),
+        ("a cell", "middle.cell"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_sharded_inside_a_chain_is_refused_when_attaching_or_in_the_first_pass(ranks, what, path, when):
+    """Its gradients would be zero without a word."""
+    for rank in ranks:
+        message = rank["refusals"][what, when]
+        assert f"{path} is sharded by FSDP and lies inside a chain" in message
+        assert "Shard the chain as a whole, or the model: fully_shard(model)" in message
+
+
+def test_backprop_leaves_sharded_blocks_to_autograd(ranks):
+    torch.testing.assert_close(*ranks[0]["block by block"], rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_are_compared_only_while_parameters_are_whole(ranks):
+    cosines, message = ranks[0]["comparisons"]
+    assert len(cosines) == sharded_ranks.STEPS
+    assert all(0.5 < cosine < 0.9999 for cosine in cosines)
+    assert "net.stem.weight is sharded by FSDP and not gathered now" in message
+
+
+def test_what_an_engine_remembers_is_in_sharded_checkpoints(ranks):
+    """Which Lightning loads when the engine is attached already."""
+    for rank in ranks:
+        saved, loaded = rank["remembered"]
+        assert loaded["net.middle"].keys() == {"0.0.0"}
+        assert torch.equal(loaded["net.middle"]["0.0.0"], ranks[0]["remembered"][0]["net.middle"]["0.0.0"])
+        assert saved.keys() == loaded.keys()
