@@ -38,19 +38,30 @@ def run(
 
 
 def report(suite: str = "quick", out: Path | None = None) -> None:
-    """Print the tables and draw the plot of the records that are there.
+    """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
 
     Args:
         suite: the comparisons to show.
-        out: folder of the records; results/<suite> if not given.
+        out: folder of the records, and for the report; results/<suite> if not given.
     """
     _session().report(suite, out)
+
+
+def compare(a: Path, b: Path) -> None:
+    """Print what changed between two sets of results, say of two commits or machines.
+
+    Args:
+        a: folder or file of records.
+        b: another.
+    """
+    _session().compare(a, b)
 
 
 COMMANDS: dict[str, Any] = {
     "_help": "Compare engines in speed, memory and accuracy on real data.",
     "run": run,
     "report": report,
+    "compare": compare,
 }
 
 

@@ -8,7 +8,7 @@ from math import nan
 from typing import ClassVar
 
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.part import Part, matching
+from gradfree.benchmarks.part import Part, matching, outcomes
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.speed import Speed
@@ -57,7 +57,7 @@ class Comparison(Part):
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the runs on ``device``."""
         cases = list(self.training(0, device, records))
-        runs = [list(matching(records, case)) if case else [] for case in cases]
+        runs = [list(outcomes(records, case)) if case else [] for case in cases]
         rates = [case.task.learning_rate if case else nan for case in cases]
         (speed,) = (list(matching(records, case)) for case in self.timing(device))
         return summarise(self.task, self.rows, self.learning_rates, rates, runs, speed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isnan, nan
 from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
@@ -13,12 +14,15 @@ import torch.nn.functional as F
 from matplotlib.axes import Axes
 
 from gradfree import create_model
+from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.drawing import add_legend, count_axis, log_axis, style
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.speed import statistics
+from gradfree.benchmarks.statistics import Spread
 
 _ROUNDS = 9
 _STEPS = 16
@@ -187,15 +191,16 @@ class StepCosts(Part):
             yield self._activations(row, device)
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of ``device``, once all rows have been timed."""
+        """Return the figures of ``device``, once the rows have been timed."""
         steps = [record["results"]["rows"] for record in matching(records, self._step(device))]
         memory = [
             [record["results"]["activations"] for record in matching(records, self._activations(row, device))]
             for row in self.rows
         ]
-        if not steps or not all(memory):
+        if not steps:
             return None
-        return CostSection(self, steps[0], [found[0] for found in memory], device)
+        unknown = [nan] * len(self.depths)
+        return CostSection(self, steps[0], [found[0] if found else unknown for found in memory], device)
 
     def _step(self, device: str) -> StepTiming:
         return StepTiming(network=self.timed, rows=self.rows, threads=self.threads, device=device, seed=0)
@@ -211,7 +216,7 @@ class CostSection(Section):
 
     part: StepCosts
     steps: Sequence[dict[str, Any]]
-    memory: Sequence[Sequence[int]]
+    memory: Sequence[Sequence[float]]
     device: str
 
     @property
@@ -224,8 +229,8 @@ class CostSection(Section):
         """Say what the columns mean."""
         small, deepest = self.part.small, self.part.depths[-1]
         return (
-            f"One step with plain SGD; medians of {_ROUNDS} interleaved rounds of {_STEPS} steps, retractions "
-            "included. Passes: forward and backward, or what stands for it. Step: all three, as a "
+            f"One step with plain SGD; medians and quartiles of {_ROUNDS} interleaved rounds of {_STEPS} steps, "
+            "retractions included. Passes: forward and backward, or what stands for it. Step: all three, as a "
             "multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
             f"{small.width} and batch {small.batch}, less the weights' gradients, "
             f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
@@ -235,11 +240,18 @@ class CostSection(Section):
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row an engine."""
         phases = [f"{name} (ms)" for name in Phases._fields]
-        yield ["engine", *phases, "step (×)", *(f"MiB at {depth}" for depth in self.part.depths)]
+        yield ["engine", *phases, "step (×)", "quartiles", *(f"MiB at {depth}" for depth in self.part.depths)]
         for step, memory in zip(self.steps, self.memory, strict=True):
             milliseconds = [f"{1e3 * phase:.1f}" for phase in step["phases"]]
-            mebibytes = [f"{peak / _MIB:.1f}" for peak in memory]
-            yield [step["label"], *milliseconds, f"{step['ratio']:.2f}", *mebibytes]
+            ratio = Spread.recorded(step, "ratio")
+            times = [f"{ratio.median:.2f}", f"{ratio.low:.2f}–{ratio.high:.2f}"]
+            mebibytes = [f"{peak / _MIB:.1f}".replace("nan", "–") for peak in memory]
+            yield [step["label"], *milliseconds, *times, *mebibytes]
+
+    def verdicts(self) -> list[str]:
+        """Return how each row's speed compares to the first's, in words."""
+        baseline, *others = self.steps
+        return ["the baseline", *(verdict.speed(Spread.recorded(o, "ratio"), baseline["label"]) for o in others)]
 
     def remarks(self) -> Iterator[str]:
         """Yield what part of a step retraction takes, and how memory grows with depth."""
@@ -250,35 +262,56 @@ class CostSection(Section):
         ]
         if shares:
             yield f"Retraction's share of a step: {', '.join(shares)}."
-        growth = [f"{s['label']} {m[-1] / m[0]:.2f}" for s, m in zip(self.steps, self.memory, strict=True)]
+        growth = [f"{s['label']} {m[-1] / m[0]:.2f}" for s, m in self._measured()]
         first, last = self.part.depths[0], self.part.depths[-1]
-        yield f"Activation memory at depth {last} as a multiple of that at depth {first}: {', '.join(growth)}."
+        if growth:
+            yield f"Activation memory at depth {last} as a multiple of that at depth {first}: {', '.join(growth)}."
 
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw the phases of a step, and memory against depth."""
+    def _measured(self) -> list[tuple[dict[str, Any], Sequence[float]]]:
+        """Return the rows whose memory is known."""
+        pairs = zip(self.steps, self.memory, strict=True)
+        return [(step, memory) for step, memory in pairs if not any(map(isnan, memory))]
+
+    def plots(self) -> Plots:
+        """Return what draws the phases of a step, and memory against depth."""
+        return {
+            f"{self.part.timed}, {self.device}, {self.part.threads} threads": self._draw_phases,
+            f"width {self.part.small.width}, batch {self.part.small.batch}, {self.device}: memory against depth": (
+                self._draw_memory
+            ),
+        }
+
+    def _draw_phases(self, axes: Axes) -> None:
         labels = [step["label"] for step in self.steps]
         start = [0.0] * len(labels)
         for n, name in enumerate(Phases._fields):
             lengths = [1e3 * step["phases"][n] for step in self.steps]
-            top.barh(labels, lengths, left=start, label=name)
+            axes.barh(labels, lengths, left=start, label=name)
             start = [a + b for a, b in zip(start, lengths, strict=True)]
-        top.invert_yaxis()
-        top.set_title(f"{self.part.timed}, {self.device}, {self.part.threads} threads")
-        top.set_xlabel("time of a step (ms)")
-        top.legend(fontsize="small")
-        _draw_memory(bottom, self, labels)
+        axes.invert_yaxis()
+        axes.set_xlabel("time of a step (ms)")
+        axes.set_ylabel("engine")
+        add_legend(axes)
 
+    def _draw_memory(self, axes: Axes) -> None:
+        for n, (step, memory) in enumerate(self._measured()):
+            axes.plot(self.part.depths, [peak / _MIB for peak in memory], label=step["label"], **style(n))
+        log_axis(axes, "peak activation memory (MiB)")
+        count_axis(axes, self.part.depths, "hidden layers (count)")
+        add_legend(axes)
 
-def _draw_memory(axes: Axes, section: CostSection, labels: Sequence[str]) -> None:
-    for label, memory in zip(labels, section.memory, strict=True):
-        axes.plot(section.part.depths, [peak / _MIB for peak in memory], "o-", label=label)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(section.part.depths, [str(depth) for depth in section.part.depths])
-    axes.minorticks_off()
-    axes.set_xlabel("hidden layers")
-    axes.set_ylabel("peak activation memory (MiB)")
-    axes.legend(fontsize="small")
+    def facts(self) -> Iterator[Fact]:
+        """Yield all numbers."""
+        baseline = self.steps[0]["label"]
+        for step, memory in zip(self.steps, self.memory, strict=True):
+            label, where = step["label"], str(self.part.timed)
+            yield Fact.median(label, where, "step time", "s", Spread.recorded(step, "time"))
+            yield Fact.median(label, where, "step time", f"× {baseline}", Spread.recorded(step, "ratio"))
+            for name, seconds in zip(Phases._fields, step["phases"], strict=True):
+                yield Fact(label, where, f"time of {name}", "s", seconds)
+            for depth, peak in zip(self.part.depths, memory, strict=True):
+                where = str(replace(self.part.small, depth=depth))
+                yield Fact(label, where, "peak activation memory", "MiB", peak / _MIB)
 
 
 def _gradients(network: Network) -> float:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import isnan, nan
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
+from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.drawing import add_legend, count_axis, style
+from gradfree.benchmarks.failures import error_of
 from gradfree.benchmarks.layerwise import LayerwiseTraining
-from gradfree.benchmarks.part import Part, matching
+from gradfree.benchmarks.part import Part, outcomes
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.section import Fact, Plots, Section
+from gradfree.benchmarks.statistics import Estimate, paired
 from gradfree.benchmarks.stored import Stored
-from gradfree.benchmarks.summary import Estimate
 from gradfree.benchmarks.tasks import Task
 
 
@@ -93,7 +98,7 @@ class DepthSweep(Part):
         curves: dict[str, list[Point]] = {row.label: [] for row in self.rows}
         for comparison in self.comparisons.values():
             for row, case in zip(self.rows, comparison.training(0, device, records), strict=True):
-                found = [record["results"] for record in matching(records, case)] if case else []
+                found = list(outcomes(records, case)) if case else []
                 curves[row.label].append(Point.of(found, case.task.learning_rate if case else nan))
         return curves
 
@@ -103,34 +108,45 @@ class Point:
     """What is known of one engine at one depth; NaN where no record tells.
 
     Attributes:
-        seeds: number of training runs.
-        learning_rate: of all of them.
-        test: score.
-        validation: score.
+        learning_rate: of all training runs.
+        test: score by seed.
+        validation: score by seed.
         drift: the weights' largest seen in any run.
         alignment: each layer's cosine with the true gradient, mean over the runs, by training step.
+        failed: number of runs without results.
     """
 
-    seeds: int
     learning_rate: float
-    test: Estimate
-    validation: Estimate
+    test: Mapping[int, float]
+    validation: Mapping[int, float]
     drift: float
     alignment: Mapping[int, Sequence[float]]
+    failed: int
 
     @classmethod
-    def of(cls, results: Sequence[dict[str, Any]], learning_rate: float) -> Point:
-        """Put the results of some runs together."""
-        probes = [[probe["layers"] for probe in result["fidelity"]] for result in results]
-        steps = [probe["step"] for probe in results[0]["fidelity"]] if results else []
+    def of(cls, records: Sequence[Record], learning_rate: float) -> Point:
+        """Put some runs together."""
+        results = {record["seeds"][0]: record["results"] for record in records if not error_of(record)}
+        probes = [[probe["layers"] for probe in result["fidelity"]] for result in results.values()]
+        steps = [probe["step"] for probe in next(iter(results.values()))["fidelity"]] if results else []
         return cls(
-            seeds=len(results),
             learning_rate=learning_rate,
-            test=Estimate.of([result["test"] for result in results]),
-            validation=Estimate.of([result["validation"] for result in results]),
-            drift=max((loss["drift"] for result in results for loss in result["losses"]), default=nan),
+            test={seed: result["test"] for seed, result in results.items()},
+            validation={seed: result["validation"] for seed, result in results.items()},
+            drift=max((loss["drift"] for result in results.values() for loss in result["losses"]), default=nan),
             alignment=dict(zip(steps, np.mean(probes, axis=0).tolist(), strict=True)) if results else {},
+            failed=len(records) - len(results),
         )
+
+    @property
+    def seeds(self) -> int:
+        """The number of training runs."""
+        return len(self.test) + self.failed
+
+    @property
+    def score(self) -> Estimate:
+        """The test score."""
+        return Estimate.of(list(self.test.values()))
 
     @property
     def cosine(self) -> float:
@@ -146,26 +162,35 @@ class DepthSection(Section):
     part: DepthSweep
     curves: Mapping[str, Sequence[Point]]
     device: str
+    bracket: ClassVar[str] = (
+        "the cosine between each hidden layer's gradient and the true one at the same weights, mean over layers and "
+        "training"
+    )
 
     @property
     def title(self) -> str:
         """Say what was compared."""
-        task, seeds = self.part.task, max(point.seeds for points in self.curves.values() for point in points)
+        task = self.part.task
         options = ", ".join(
             f"{name} {value}" for name, value in task.options.items() if name in ("width", "activation")
         )
         model = f"{task.model} ({options})" if options else task.model
-        return f"{task.name}: {model} by depth, {task.steps} steps, seeds: {seeds}, device: {self.device}"
+        return f"{task.name}: {model} by depth, {task.steps} steps, seeds: {self.seeds}, device: {self.device}"
+
+    @property
+    def seeds(self) -> int:
+        """The number of training runs of an engine at a depth, at most."""
+        return max(point.seeds for points in self.curves.values() for point in points)
 
     @property
     def legend(self) -> str:
         """Say what the signs and columns mean."""
         score, rates = self.part.task.score, ", ".join(f"{rate:g}" for rate in self.part.learning_rates)
         return (
-            f"Columns: hidden layers. Test {score.name} ({score.unit}) ± sample standard deviation over seeds, and in "
-            "brackets the cosine between each hidden layer's gradient and the true one at the same weights, mean over "
-            f"layers and training. Learning rates: of {rates}, for each engine and depth the one that did best on "
-            "validation data, with another seed."
+            f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
+            f"seeds (Student's t, n = {self.seeds}), and in brackets {self.bracket}. In words: differences in test "
+            f"{score.name}, seed by seed, with the same interval. Learning rates: of {rates}, for each engine and "
+            "depth the one that did best on validation data, with another seed."
         )
 
     def cells(self) -> Iterator[list[str]]:
@@ -176,16 +201,48 @@ class DepthSection(Section):
 
     def cell(self, point: Point) -> str:
         """Return the figures of one engine at one depth."""
-        return f"{point.test} [{point.cosine:.2f}]"
+        if point.failed and not point.test:
+            return "failed"
+        if point.test and isnan(point.score.mean):
+            return "diverged"
+        return f"{point.score} [{self.bracketed(point)}]"
+
+    def bracketed(self, point: Point) -> str:
+        """Return what stands in brackets."""
+        return f"{point.cosine:.2f}"
+
+    def verdicts(self) -> list[str]:
+        """Return each engine's distance to the baseline, in words."""
+        return [self._verdict(row) for row in self.part.rows]
+
+    def _verdict(self, row: Row) -> str:
+        reference, score = self._reference(row), self.part.task.score
+        if reference == row:
+            return "the baseline"
+        depths: defaultdict[str, list[str]] = defaultdict(list)
+        for depth, difference in self._differences(row).items():
+            outcome, figures = verdict.change(difference, bool(score.metric().higher_is_better))
+            told = figures and outcome != verdict.SAME
+            depths[outcome].append(f"{depth} ({figures})" if told else str(depth))
+        outcomes = "; ".join(f"{outcome} at {', '.join(found)}" for outcome, found in depths.items())
+        return f"{score.name} beside {reference.label}: {outcomes or 'not compared'}"
+
+    def _differences(self, row: Row) -> dict[int, Estimate]:
+        """Return by depth how much more than its reference's the row's test score is."""
+        curves = self.curves[row.label], self.curves[self._reference(row).label]
+        differences = {
+            depth: paired(own.test, exact.test) for depth, own, exact in zip(self.part.depths, *curves, strict=True)
+        }
+        return {depth: difference for depth, difference in differences.items() if difference.count}
+
+    def _reference(self, row: Row) -> Row:
+        """Return the baseline or, if another row is its engine with the row's own options, that."""
+        baseline, *others = self.part.rows
+        same = (r for r in others if r != row and (r.engine, r.options) == (baseline.engine, row.options))
+        return next(same, baseline)
 
     def remarks(self) -> Iterator[str]:
-        """Yield each engine's distance to the baseline, and where a learning rate beyond the grid may be better."""
-        for row in self.part.rows:
-            reference = self._reference(row)
-            gains = ", ".join(self._gains(row, reference))
-            if gains and reference != row:
-                name = self.part.task.score.name
-                yield f"{row.label} against {reference.label}, test {name} by depth: {gains}."
+        """Yield where a learning rate beyond the grid may be better."""
         lowest, *_, highest = self.part.learning_rates
         edge = [
             f"{label} at {depth} ({point.learning_rate:g})"
@@ -196,58 +253,61 @@ class DepthSection(Section):
         if edge:
             yield f"Best at the edge of the learning rates, maybe better beyond: {', '.join(edge)}."
 
-    def _reference(self, row: Row) -> Row:
-        """Return the baseline or, if there is one with the row's own options, that."""
-        baseline, *others = self.part.rows
-        same = (r for r in others if (r.engine, r.options) == (baseline.engine, row.options))
-        return next(same, baseline)
-
-    def _gains(self, row: Row, reference: Row) -> Iterator[str]:
-        goodness = self.part.task.score.goodness
-        curves = self.curves[row.label], self.curves[reference.label]
-        for depth, own, exact in zip(self.part.depths, *curves, strict=True):
-            if own.seeds and exact.seeds:
-                yield f"{depth}: {goodness(own.test.mean) - goodness(exact.test.mean):+.2f}"
-
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw the score against the depth, and the alignment layer by layer of the deepest network."""
+    def plots(self) -> Plots:
+        """Return what draws the score against the depth, and the alignment layer by layer of the deepest network."""
         activation = self.part.task.options.get("activation", "tanh")
-        top.set_title(f"{self.part.task.name}, {self.part.task.model}, {activation}, {self.device}")
-        _draw_scores(top, self)
-        _draw_alignment(bottom, self)
+        where = f"{self.part.task.name} ({activation}), {self.device}"
+        return {
+            f"{where}: {self.part.task.score.name} against depth": self._draw_scores,
+            f"{where}: gradients layer by layer": self._draw_alignment,
+        }
 
+    def _draw_scores(self, axes: Axes) -> None:
+        for n, (label, points) in enumerate(self.curves.items()):
+            means, margins = [p.score.mean for p in points], [p.score.margin for p in points]
+            axes.errorbar(list(self.part.depths), means, margins, linestyle="-", capsize=3, label=label, **style(n))
+        score = self.part.task.score
+        count_axis(axes, list(self.part.depths), "hidden layers (count)")
+        axes.set_ylabel(f"test {score.name} ({score.unit})")
+        add_legend(axes)
 
-def _draw_scores(axes: Axes, section: DepthSection) -> None:
-    for label, points in section.curves.items():
-        means, spreads = [p.test.mean for p in points], [p.test.spread for p in points]
-        axes.errorbar(list(section.part.depths), means, spreads, fmt="o-", capsize=3, label=label)
-    score = section.part.task.score
-    axes.set_xscale("log")
-    axes.set_xticks(list(section.part.depths), [str(depth) for depth in list(section.part.depths)])
-    axes.minorticks_off()
-    axes.set_xlabel("hidden layers")
-    axes.set_ylabel(f"test {score.name} ({score.unit})")
-    axes.legend(fontsize="small")
+    def _draw_alignment(self, axes: Axes) -> None:
+        """Draw the first engine that is not exact over the training, of the others the end alone."""
+        deepest = {label: points[-1] for label, points in self.curves.items()}
+        inexact = {label: point for label, point in deepest.items() if point.cosine < 1 - 1e-3}
+        followed = next(iter(inexact), None)
+        for n, (label, point) in enumerate(deepest.items()):
+            if label == followed:
+                for color, (step, layers) in zip(_shades(len(point.alignment)), point.alignment.items(), strict=True):
+                    axes.plot(range(1, len(layers) + 1), layers, color=color, label=f"{label}, step {step}")
+            elif label in inexact:
+                *_, layers = point.alignment.values()
+                axes.plot(range(1, len(layers) + 1), layers, "--", color=style(n)["color"], label=f"{label}, last step")
+        axes.set_xlabel(f"layer, of {list(self.part.depths)[-1]} hidden ones and the output (number)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("cosine with the true gradient")
+        axes.set_ylim(-0.3, 1.05)
+        axes.axhline(0.0, color="0.7", zorder=0)
+        add_legend(axes)
 
-
-def _draw_alignment(axes: Axes, section: DepthSection) -> None:
-    """Draw the first engine that is not exact over the training, of the others the end alone."""
-    deepest = {label: points[-1] for label, points in section.curves.items()}
-    inexact = {label: point for label, point in deepest.items() if point.cosine < 1 - 1e-3}
-    followed = next(iter(inexact), None)
-    for n, (label, point) in enumerate(deepest.items()):
-        if label == followed:
-            for color, (step, layers) in zip(_shades(len(point.alignment)), point.alignment.items(), strict=True):
-                axes.plot(range(1, len(layers) + 1), layers, color=color, label=f"{label}, step {step}")
-        elif label in inexact:
-            *_, layers = point.alignment.values()
-            axes.plot(range(1, len(layers) + 1), layers, "--", color=f"C{n}", label=f"{label}, last step")
-    axes.set_xlabel(f"layer, of {list(section.part.depths)[-1]} hidden ones and the output")
-    axes.set_ylabel("cosine with the true gradient")
-    axes.set_ylim(-0.3, 1.05)
-    axes.axhline(0.0, color="0.7", zorder=0)
-    if inexact:
-        axes.legend(fontsize="x-small", ncols=2)
+    def facts(self) -> Iterator[Fact]:
+        """Yield all numbers."""
+        score = self.part.task.score
+        for label, points in self.curves.items():
+            for depth, point in zip(self.part.depths, points, strict=True):
+                where = f"{depth} hidden layers"
+                validation = Estimate.of(list(point.validation.values()))
+                yield Fact.mean(label, where, f"test {score.name}", score.unit, point.score)
+                yield Fact.mean(label, where, f"validation {score.name}", score.unit, validation)
+                seeds = len(point.test)
+                yield Fact(label, where, "cosine with the exact gradient", "1", point.cosine, seeds=seeds)
+                yield Fact(label, where, "largest drift from orthogonality", "1", point.drift, seeds=seeds)
+                yield Fact(label, where, "learning rate", "1", point.learning_rate)
+                yield Fact(label, where, "failed runs", "1", point.failed)
+        for row in self.part.rows:
+            quantity = f"test {score.name}, difference to {self._reference(row).label}"
+            for depth, difference in self._differences(row).items():
+                yield Fact.mean(row.label, f"{depth} hidden layers", quantity, score.unit, difference)
 
 
 def _shades(count: int) -> list[Any]:

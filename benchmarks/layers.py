@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.drawing import add_legend, count_axis, ratio_axis, style
 from gradfree.benchmarks.memory import peak_memory
-from gradfree.benchmarks.part import Part, matching
+from gradfree.benchmarks.part import Part, outcomes
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.speed import interleaved, statistics
+from gradfree.benchmarks.statistics import Spread
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _CELLS: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRUCell, "LSTM": nn.LSTMCell, "RNN": nn.RNNCell}
+_SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
+"""A layer's, with names for people."""
+
+_LOOP = "loop over cells"
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class LayerTiming(LayerCase):
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the plain layer's and peak memory in bytes."""
-        steps = {"plain": Pass(self), "loop over cells": _Loop(self)}
+        steps = {"plain": Pass(self), _LOOP: _Loop(self)}
         steps |= {row.label: Pass(self, row) for row in self.rows}
         if self.layer.cell == "GRU":
             steps[_lean(self.rows)] = Pass(self, self.rows[0], lean=True)
@@ -152,14 +161,14 @@ class LayerTimings(Part):
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the layers that were timed on ``device``."""
-        found = {case.layer: list(matching(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
-        results = {layer: record[0]["results"]["rows"] for layer, record in found.items() if record}
-        return LayerSection(results, self.rows, device, self.threads) if results else None
+        found = {case.layer: list(outcomes(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
+        results = {layer: record[0]["results"].get("rows", []) for layer, record in found.items() if record}
+        return LayerSection(results, self.rows, device, self.threads) if any(results.values()) else None
 
 
 @dataclass(frozen=True)
 class LayerSection(Section):
-    """Times and memory of layers as shares of the plain layer's."""
+    """Times and memory of layers as shares of the plain layer's; layers whose timing failed have no rows."""
 
     results: Mapping[Layer, list[dict[str, Any]]]
     rows: tuple[Row, ...]
@@ -179,47 +188,117 @@ class LayerSection(Section):
             "and in brackets peak memory as a multiple of its. Sizes: sequences, steps, units."
         )
 
+    @property
+    def _labels(self) -> list[str]:
+        known = {label for timed in self._timed.values() for label in timed}
+        return [name for name in (_LOOP, *(r.label for r in self.rows), _lean(self.rows)) if name in known]
+
+    @property
+    def _timed(self) -> dict[Layer, dict[str, _Timed]]:
+        """What is known of each layer, by label."""
+        return {
+            layer: {r["label"]: _Timed.of(r, results[0]) for r in results}
+            for layer, results in self.results.items()
+            if results
+        }
+
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and one row a layer."""
-        labels = ["loop over cells", *(row.label for row in self.rows), _lean(self.rows)]
-        yield ["layer", "plain (ms)", *labels]
-        for layer, results in self.results.items():
-            plain = results[0]
-            figures = {r["label"]: f"{r['ratio']:.2f} [{r['peak_memory'] / plain['peak_memory']:.1f}]" for r in results}
-            yield [str(layer), f"{1e3 * plain['time']:.1f}", *(figures.get(label, "–") for label in labels)]
+        yield ["layer", "plain (ms)", *self._labels]
+        timed = self._timed
+        for layer in self.results:
+            known = timed.get(layer, {})
+            plain = f"{1e3 * known['plain'].time.median:.1f}" if known else "failed"
+            yield [str(layer), plain, *(str(known[label]) if label in known else "–" for label in self._labels)]
+
+    def verdicts(self) -> list[str]:
+        """Return which engine is fastest on each layer, and which are slower than the plain module, in words."""
+        timed = self._timed
+        return [_verdict(timed[layer]) if layer in timed else "failed" for layer in self.results]
 
     def remarks(self) -> Iterator[str]:
-        """Yield where the engines are slower than the plain layer beyond doubt."""
-        for layer, results in self.results.items():
-            slower = [f"{r['label']} ({r['ratio']:.2f}×)" for r in results[2:] if r["ratio_quartiles"][0] > 1]
-            if slower:
-                yield f"Slower than the plain {layer}: {', '.join(slower)}."
+        """Yield how far the rounds are apart."""
+        ratios = {f"{label} on {layer}": t.ratio for layer, ts in self._timed.items() for label, t in ts.items()}
+        yield verdict.steadiness(ratios)
 
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw time and memory against the number of steps, for the sizes that were run at several."""
-        sizes = [(layer.cell, layer.batch, layer.units) for layer in self.results]
-        cell, batch, units = max(sizes, key=sizes.count)
-        swept = sorted((a for a, s in zip(self.results, sizes, strict=True) if s == (cell, batch, units)), key=_steps)
-        for n, label in enumerate(["loop over cells", *(row.label for row in self.rows)]):
-            found = {layer: {r["label"]: r for r in self.results[layer]} for layer in swept}
-            points = [(layer.steps, f[label], f["plain"]) for layer, f in found.items() if label in f]
-            steps = [t for t, *_ in points]
-            top.plot(steps, [r["ratio"] for _, r, _ in points], "o-", label=label, color=f"C{n}")
-            memory = [r["peak_memory"] / plain["peak_memory"] for _, r, plain in points]
-            bottom.plot(steps, memory, "o-", label=label, color=f"C{n}")
-        top.set_title(f"{cell}, {batch} sequences, {units} units, {self.device}, {self.threads} threads")
-        for axes, what in ((top, "time"), (bottom, "peak memory")):
-            axes.axhline(1.0, color="0.7", zorder=0)
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log", base=2)
-            axes.set_xlabel("steps T")
-            axes.set_ylabel(f"{what}, as a multiple of nn.{cell}'s own")
-            axes.legend(fontsize="small")
+    def plots(self) -> Plots:
+        """Return what draws time and memory against steps, batch and units, where several were run."""
+        plots: dict[str, Callable[[Axes], None]] = {}
+        for size, name in _SIZES.items():
+            if swept := _swept(list(self._timed), size):
+                others = ", ".join(f"{getattr(swept[0], other)} {_SIZES[other]}" for other in _SIZES if other != size)
+                where = f"{swept[0].cell}, {others}, {self.device}, {self.threads} threads"
+                plots[f"{where}: time against {name}"] = partial(self._draw_times, swept=swept, size=size)
+                plots[f"{where}: memory against {name}"] = partial(self._draw_memory, swept=swept, size=size)
+        return plots
+
+    def _draw_times(self, axes: Axes, swept: Sequence[Layer], size: str) -> None:
+        for n, label in enumerate(self._labels):
+            points = [(getattr(a, size), self._timed[a][label].ratio) for a in swept if label in self._timed[a]]
+            if points:
+                counts, ratios = zip(*points, strict=True)
+                errors = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
+                medians = [r.median for r in ratios]
+                axes.errorbar(counts, medians, errors, linestyle="-", capsize=3, label=label, **style(n))
+        self._finish(axes, swept, size, "time")
+
+    def _draw_memory(self, axes: Axes, swept: Sequence[Layer], size: str) -> None:
+        for n, label in enumerate(self._labels):
+            points = [(getattr(a, size), self._timed[a][label].memory) for a in swept if label in self._timed[a]]
+            if points:
+                axes.plot(*zip(*points, strict=True), "-", label=label, **style(n))
+        self._finish(axes, swept, size, "peak memory")
+
+    def _finish(self, axes: Axes, swept: Sequence[Layer], size: str, what: str) -> None:
+        count_axis(axes, [getattr(layer, size) for layer in swept], f"{_SIZES[size]} (count)")
+        ratio_axis(axes, f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)")
+        add_legend(axes)
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield all numbers."""
+        for layer, timed in self._timed.items():
+            for label, t in timed.items():
+                yield Fact.median(label, str(layer), "time of forward and backward", "s", t.time)
+                yield Fact.median(label, str(layer), "time of forward and backward", "× plain", t.ratio)
+                yield Fact(label, str(layer), "peak memory", "MiB", t.bytes / 2**20)
+                yield Fact(label, str(layer), "peak memory", "× plain", t.memory)
+
+
+class _Timed(NamedTuple):
+    """What is known of an engine on a layer: seconds, multiples of the plain layer's time and memory, bytes."""
+
+    time: Spread
+    ratio: Spread
+    memory: float
+    bytes: float
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any], plain: Mapping[str, Any]) -> _Timed:
+        time, ratio = (Spread.recorded(result, name) for name in ("time", "ratio"))
+        return cls(time, ratio, result["peak_memory"] / plain["peak_memory"], result["peak_memory"])
+
+    def __str__(self) -> str:
+        return f"{self.ratio.median:.2f} [{self.memory:.1f}]"
+
+
+def _verdict(timed: Mapping[str, _Timed]) -> str:
+    plain, *_ = timed
+    known = {label: t.ratio for label, t in timed.items() if label not in (plain, _LOOP)}
+    fastest = min(known, key=lambda label: known[label].median)
+    words = f"fastest is {fastest}, {verdict.speed(known[fastest], 'the plain layer')}"
+    slower = ", ".join(f"{label} ({ratio.median:.2f}×)" for label, ratio in known.items() if ratio.low > 1)
+    return f"{words}; slower: {slower}" if slower else words
+
+
+def _swept(layers: Sequence[Layer], size: str) -> list[Layer]:
+    """Return the largest number of ``layers`` that differ in ``size`` alone, ascending; none if there are no two."""
+    groups: dict[tuple[Any, ...], list[Layer]] = {}
+    for layer in layers:
+        key = tuple(value for name, value in asdict(layer).items() if name != size)
+        groups.setdefault(key, []).append(layer)
+    largest = max(groups.values(), key=len, default=[])
+    return sorted(largest, key=attrgetter(size)) if len(largest) > 1 else []
 
 
 def _lean(rows: tuple[Row, ...]) -> str:
     return f"{rows[0].label}, lean"
-
-
-def _steps(layer: Layer) -> int:
-    return layer.steps

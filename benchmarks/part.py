@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.failures import FailureSection, error_of
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Section
 
@@ -60,14 +61,34 @@ def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) 
 
 
 def sections(suite: Suite, records: Mapping[str, Record]) -> Iterator[Section]:
-    """Yield a section for each device and part that ``records``, those of this configuration, tell of."""
+    """Yield a section for each device and part that ``records``, those of this configuration, tell of.
+
+    The last one lists the cases that failed, if any.
+    """
     for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
         for part in suite:
             if section := part.section(records, device):
                 yield section
+    if failed := [record for record in belonging(suite, records) if error_of(record)]:
+        yield FailureSection(failed)
+
+
+def belonging(suite: Suite, records: Mapping[str, Record]) -> list[Record]:
+    """Return those of ``records`` that are of this configuration, with whatever seed, on whatever device."""
+    found: dict[str, Record] = {}
+    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
+        for case in cases(suite, 1, device, records):
+            if case is not None:
+                found |= {record["case"]: record for record in outcomes(records, case)}
+    return list(found.values())
+
+
+def outcomes(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
+    """Yield the records of ``case`` for any seed, whether it failed or not."""
+    kind, config = case.kind, case.config
+    return (record for record in records.values() if record["kind"] == kind and record["config"] == config)
 
 
 def matching(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
-    """Yield the records of ``case`` for any seed."""
-    kind, config = case.kind, case.config
-    return (record for record in records.values() if record["kind"] == kind and record["config"] == config)
+    """Yield the records of ``case`` for any seed that has results."""
+    return (record for record in outcomes(records, case) if not error_of(record))

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar
@@ -15,10 +16,11 @@ import torch
 from matplotlib.axes import Axes
 
 from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.drawing import add_legend
 from gradfree.benchmarks.layers import Layer, LayerCase, Pass
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.cells import LinearisedGRU
 from gradfree.recurrent import Layer as RecordedLayer
 from gradfree.time_chain import CellChain
@@ -157,6 +159,7 @@ class PhaseSection(Section):
     device: str
     threads: int
 
+    labels = 2
     legend = (
         "Shares of the plain module's forward and backward pass in the same round, medians. Forward without graph: the "
         "plain module's. Local derivatives: of all steps at once, recomputed gates included. Parameter gradients: the "
@@ -185,23 +188,34 @@ class PhaseSection(Section):
             largest = [f"{r['label']} {max(PHASES, key=r['phases'].__getitem__)}" for r in results[2:]]
             yield f"Most of {layer} is, for {', '.join(largest)}."
 
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw the phases of the first and of the last engine as stacked bars."""
+    def plots(self) -> Plots:
+        """Return what draws the phases of the first and of the last engine."""
         _, _, *labels = (r["label"] for r in next(iter(self.results.values())))
-        for axes, label in ((top, labels[0]), (bottom, labels[-1])):
-            shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
-            bottoms = [0.0] * len(shares)
-            for n, phase in enumerate((*PHASES, _REST)):
-                heights = [share[phase] for share in shares]
-                if any(heights):
-                    axes.bar(range(len(shares)), heights, bottom=bottoms, label=phase, color=f"C{n}")
-                bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
-            axes.set_xticks(range(len(shares)), map(str, self.results), rotation=20, ha="right", fontsize="small")
-            axes.set_ylim(top=1.6 * max(bottoms))  # Room for the legend.
-            axes.set_title(f"{label}, {self.device}, {self.threads} threads")
-            axes.set_xlabel("layer (sequences, steps, units)")
-            axes.set_ylabel("time, as a multiple of nn.GRU's own")
-            axes.legend(fontsize="small", loc="upper right", ncols=2)
+        return {
+            f"{label}, {self.device}, {self.threads} threads: where the time goes": partial(self._draw, label=label)
+            for label in (labels[0], labels[-1])
+        }
+
+    def _draw(self, axes: Axes, label: str) -> None:
+        """Draw stacked bars."""
+        shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
+        layers, start = list(map(str, self.results)), [0.0] * len(shares)
+        for n, phase in enumerate((*PHASES, _REST)):
+            lengths = [share[phase] for share in shares]
+            if any(lengths):
+                axes.barh(layers, lengths, left=start, label=phase, color=f"C{n}")
+            start = [low + length for low, length in zip(start, lengths, strict=True)]
+        axes.invert_yaxis()
+        axes.set_ylabel("layer (sequences, steps, units)")
+        axes.set_xlabel("time, as a multiple of nn.GRU's own (×)")
+        add_legend(axes)
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield all numbers."""
+        for layer, results in self.results.items():
+            for r in results:
+                for phase, share in r["phases"].items():
+                    yield Fact(r["label"], str(layer), f"time of {phase}", "× plain", share)
 
 
 def _figure(phases: Mapping[str, float], phase: str, known: bool) -> str:

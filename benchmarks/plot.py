@@ -1,23 +1,48 @@
-"""A report's picture."""
+"""The plots of a report, each by itself or all in one picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradfree.benchmarks.section import Section
 
-_COLUMNS = 4
+_WIDTH, _HEIGHT = 7.5, 4.2
+"""Of a plot, in inches."""
+_FEW = 8
+"""Plots up to which two stand side by side; of more, four."""
 
 
-def save_plot(sections: Sequence[Section], path: Path) -> None:
-    """Draw two plots a section, one above the other, and some sections side by side."""
-    columns = min(len(sections), _COLUMNS)
-    rows = ceil(len(sections) / columns)
-    figure = Figure(figsize=(6 * columns, 8 * rows), layout="constrained")
-    for section, panel in zip(sections, figure.subfigures(rows, columns, squeeze=False).flat, strict=False):
-        section.draw(*panel.subplots(2))
-    figure.savefig(path, dpi=120)
+def save_plots(sections: Sequence[Section], path: Path) -> None:
+    """Draw all plots of some sections, two or four side by side."""
+    plots = [plot for section in sections for plot in section.plots().items()]
+    columns = 2 if len(plots) <= _FEW else 4
+    rows = max(1, ceil(len(plots) / columns))
+    figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, (title, draw) in zip(grid, plots, strict=False):
+        _draw(axes, title, draw)
+    for axes in grid[len(plots) :]:
+        axes.set_axis_off()
+    figure.savefig(path, dpi=100)
+
+
+def svg(title: str, draw: Callable[[Axes], None]) -> bytes:
+    """Return one plot as SVG: the same everywhere, as letters are drawn, and whenever, as nothing in it is random."""
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    _draw(figure.subplots(), title, draw)
+    file = BytesIO()
+    with rc_context({"svg.hashsalt": title, "svg.fonttype": "path"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _draw(axes: Axes, title: str, draw: Callable[[Axes], None]) -> None:
+    draw(axes)
+    axes.set_title(title, fontsize="medium", loc="left")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -11,12 +11,15 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.drawing import add_legend, ratio_axis, style
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.scan_methods import ANY_FACTORS, CONSTANT_FACTORS
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.speed import interleaved, statistics
+from gradfree.benchmarks.statistics import Spread
 
 _RUNS = 10
 _TARGET = 3.0
@@ -125,6 +128,7 @@ class ScanSection(Section):
     device: str
     threads: int
 
+    labels = 2
     legend = (
         "Time as a multiple of copying the terms (empty_like and copy_), median of interleaved rounds. Sizes: steps, "
         "sequences, units; float32. Factors: one a unit, or one a unit, sequence and step."
@@ -145,7 +149,7 @@ class ScanSection(Section):
             yield [operands.size, operands.kind, copy, *(figures.get(label, "–") for label in labels)]
 
     def remarks(self) -> Iterator[str]:
-        """Yield where the engines' scan takes more copies than it should."""
+        """Yield where the engines' scan takes more copies than it should, and how far the rounds are apart."""
         slow = [
             f"{operands.size}, {operands.kind} ({r['ratio']:.1f})"
             for operands, results in self.results.items()
@@ -154,24 +158,40 @@ class ScanSection(Section):
         ]
         if slow:
             yield f"gradfree's takes more than {_TARGET:.0f} copies at {'; '.join(slow)}."
+        yield verdict.steadiness(
+            {
+                f"{r['label']} at {operands.size}, {operands.kind}": Spread.recorded(r, "ratio")
+                for operands, results in self.results.items()
+                for r in results
+            }
+        )
 
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw the time against the size, by the number of elements."""
-        for axes, constant in ((top, True), (bottom, False)):
-            swept = sorted((a for a in self.results if a.constant == constant), key=_elements)
-            for n, label in enumerate(list(CONSTANT_FACTORS)[1:]):
-                ratios = {a: r["ratio"] for a in swept for r in self.results[a] if r["label"] == label}
-                if ratios:
-                    axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "o-", label=label, color=f"C{n}")
-            axes.axhline(1.0, color="0.7", zorder=0)
-            axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0, label=f"{_TARGET:.0f} copies")
-            axes.set_xticks(range(len(swept)), [a.size for a in swept], rotation=20, ha="right", fontsize="small")
-            axes.set_yscale("log")
-            axes.set_ylim(top=10 * axes.get_ylim()[1])  # Room for the legend.
-            axes.set_title(f"factors {'constant' if constant else 'of each step'}, {self.device}")
-            axes.set_xlabel("size (steps, sequences, units), by number of elements")
-            axes.set_ylabel("time, in copies of the terms")
-            axes.legend(fontsize="small", loc="upper right", ncols=2)
+    def plots(self) -> Plots:
+        """Return what draws the time against the size, by the number of elements."""
+        return {
+            f"factors {kind}, {self.device}: time against size": partial(self._draw, swept=swept)
+            for constant, kind in ((True, "constant"), (False, "of each step"))
+            if (swept := sorted((a for a in self.results if a.constant == constant), key=_elements))
+        }
+
+    def _draw(self, axes: Axes, swept: Sequence[Operands]) -> None:
+        for n, label in enumerate(list(CONSTANT_FACTORS)[1:]):
+            ratios = {a: r["ratio"] for a in swept for r in self.results[a] if r["label"] == label}
+            if ratios:
+                axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "-", label=label, **style(n))
+        axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0, label=f"{_TARGET:.0f} copies")
+        axes.set_xticks(range(len(swept)), [a.size for a in swept], rotation=20, ha="right", fontsize="small")
+        axes.set_xlabel("size (steps, sequences, units), by number of elements")
+        ratio_axis(axes, "time, in copies of the terms (×)")
+        add_legend(axes)
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield all numbers."""
+        for operands, results in self.results.items():
+            where = f"{operands.size}, factors {operands.kind}"
+            for r in results:
+                yield Fact.median(r["label"], where, "time", "s", Spread.recorded(r, "time"))
+                yield Fact.median(r["label"], where, "time", "× copy", Spread.recorded(r, "ratio"))
 
 
 def _elements(operands: Operands) -> int:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
-from gradfree.benchmarks.part import Suite, cases, sections
-from gradfree.benchmarks.plot import save_plot
+from gradfree.benchmarks.compare import compare as compare_records
+from gradfree.benchmarks.compare import environment_changes, read_records
+from gradfree.benchmarks.part import Suite, cases
+from gradfree.benchmarks.publication import publish
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.report import markdown, terminal_table
+from gradfree.benchmarks.report import Report, print_section
 from gradfree.benchmarks.runner import count_finished, run_cases
 from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
@@ -48,7 +51,7 @@ def run(suite: str, out: Path | None, seeds: int, device: str, jobs: int, data: 
 
 
 def report(suite: str, out: Path | None) -> None:
-    """Print the tables and write them and the plot."""
+    """Print the tables and write the report's files."""
     comparisons, file = _open(suite, out)
     _show(comparisons, file)
 
@@ -59,17 +62,21 @@ def _open(suite: str, out: Path | None) -> tuple[Suite, RecordFile]:
     return SUITES[suite], RecordFile((out or Path("results", suite)) / "records.jsonl")
 
 
+def compare(a: Path, b: Path) -> None:
+    """Print what two sets of records have in common and in what they differ."""
+    console, before, after = Console(), read_records(a), read_records(b)
+    console.print(Text(f"a: {a}\nb: {b}\n"))
+    for section in compare_records(before, after):
+        print_section(section, console)
+    for change in environment_changes(before, after):
+        console.print(Text(change, "bold yellow"))
+
+
 def _show(comparisons: Suite, file: RecordFile) -> None:
-    parts = list(sections(comparisons, file.read()))
-    if not parts:
+    report = Report.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
+    if not report.sections:
         raise UsageError(f"{file.path} has no results of this suite; `gradfree bench run` makes them.")
     console = Console()
-    for section in parts:
-        console.print(terminal_table(section))
-        for remark in section.remarks():
-            console.print(remark)
-        console.print()
-    folder = file.path.parent
-    (folder / "report.md").write_text(markdown(parts), encoding="utf-8")
-    save_plot(parts, folder / "report.png")
-    console.print(f"Table: {folder / 'report.md'}  Plot: {folder / 'report.png'}  Records: {file.path}")
+    report.print(console)
+    files = publish(report, file.path.parent)
+    console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))

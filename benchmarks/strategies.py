@@ -18,12 +18,14 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Split
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.speed import statistics
+from gradfree.benchmarks.statistics import Spread
 from gradfree.benchmarks.tasks import Task
 from gradfree.lightning import EngineStrategy
 
@@ -181,29 +183,31 @@ class StrategySection(Section):
             yield [row["label"], f"{1e3 * row['time']:.2f}", f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"]
 
     def remarks(self) -> Iterator[str]:
-        """Yield which strategies cost what Lightning's own does, or less."""
+        """Yield which strategies cost what Lightning's own does."""
         _, *engines = self.results
         near = [row["label"] for row in engines if abs(row["ratio"] - 1) <= _MARGIN]
-        less = [f"{row['label']} ({row['ratio']:.2f}×)" for row in engines if row["ratio"] < 1 - _MARGIN]
         if near:
             yield f"Within {100 * _MARGIN:.0f} % of Lightning's own step: {', '.join(near)}."
-        if less:
-            yield f"Faster than that: {', '.join(less)}."
 
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw the medians with their quartiles, and the times round by round."""
-        labels, ratios = [row["label"] for row in self.results], [row["ratio"] for row in self.results]
-        spread = [
-            [row["ratio"] - row["ratio_quartiles"][0] for row in self.results],
-            [row["ratio_quartiles"][1] - row["ratio"] for row in self.results],
-        ]
-        top.barh(labels, ratios, xerr=spread, capsize=3)
-        top.axvline(1.0, color="0.7", zorder=0)
-        top.invert_yaxis()
-        top.set_title(f"Trainer(strategy=...), {self.task.name}, {self.device}")
-        top.set_xlabel('time of a step, as a multiple of "auto"\'s')
+    def verdicts(self) -> list[str]:
+        """Return how each strategy's speed compares to Lightning's own, in words."""
+        baseline, *others = self.results
+        return ["the baseline", *(verdict.speed(Spread.recorded(row, "ratio"), baseline["label"]) for row in others)]
+
+    def plots(self) -> Plots:
+        """Return what draws the medians with their quartiles."""
+        return {f"Trainer(strategy=...), {self.task.name}, {self.device}": self._draw_ratios}
+
+    def _draw_ratios(self, axes: Axes) -> None:
+        ratios = [Spread.recorded(row, "ratio") for row in self.results]
+        spread = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
+        axes.barh([row["label"] for row in self.results], [r.median for r in ratios], xerr=spread, capsize=3)
+        axes.axvline(1.0, color="0.7", zorder=0)
+        axes.invert_yaxis()
+        axes.set_xlabel(f'time of a step, as a multiple of "{_AUTO}"\'s (×)')
+        axes.set_ylabel("strategy")
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield the medians."""
         for row in self.results:
-            bottom.plot(range(1, 1 + len(row["times"])), [1e3 * time for time in row["times"]], label=row["label"])
-        bottom.set_xlabel("round")
-        bottom.set_ylabel("time of a step (ms)")
-        bottom.legend(fontsize="small")
+            yield Fact.median(row["label"], "", "step time", f"× {_AUTO}", Spread.recorded(row, "ratio"))

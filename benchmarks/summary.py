@@ -2,64 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
-from math import isnan, nan
-from statistics import fmean, stdev
+from math import isnan
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
+from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.drawing import add_legend, style
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Section
+from gradfree.benchmarks.row_summary import RowSummary
+from gradfree.benchmarks.section import Fact, Plots, Section
+from gradfree.benchmarks.statistics import Estimate, Spread, paired, pareto_front
 from gradfree.benchmarks.tasks import Task
-
-_MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Mean and sample standard deviation; NaN where there are too few values."""
-
-    mean: float
-    spread: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """Estimate from ``values``, one a seed."""
-        return cls(_mean(values), stdev(values) if len(values) > 1 else nan)
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.spread:.2f}"
-
-
-@dataclass(frozen=True)
-class RowSummary:
-    """What is known of one engine on one task; NaN where no record tells.
-
-    Attributes:
-        row: the engine.
-        learning_rate: that it was trained with.
-        validation: score.
-        test: score.
-        cosine: of its gradients and exact ones, mean over training steps and seeds.
-        ratio: of its step time to the baseline's, median.
-        ratio_quartiles: likewise.
-        memory: peak of a step, in bytes.
-    """
-
-    row: Row
-    learning_rate: float
-    validation: Estimate
-    test: Estimate
-    cosine: float
-    ratio: float
-    ratio_quartiles: tuple[float, float]
-    memory: float
 
 
 @dataclass(frozen=True)
@@ -79,9 +39,13 @@ class Summary(Section):
     @property
     def legend(self) -> str:
         """Say what the signs and columns mean."""
+        baseline, name = self.rows[0], self.task.score.name
+        absolute = "" if isnan(baseline.time.median) else f" ({_milliseconds(baseline.time)})"
         legend = (
-            "±: sample standard deviation over seeds. ×: as a multiple of the first row's, for one training step. "
-            "Cosine: between the engine's gradient and exact backpropagation's, mean over the training."
+            f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self.seeds}). ×: as a multiple of "
+            f"the first row's, for one training step{absolute}; median and quartiles of interleaved rounds. Cosine: "
+            "between the engine's gradient and exact backpropagation's, mean over the training. In words: difference "
+            f"in test {name} to the first row's, seed by seed."
         )
         if self.grid:
             legend += f" Rate: the learning rate of {self._rates} that did best on validation data, with another seed."
@@ -102,59 +66,131 @@ class Summary(Section):
         yield [
             "engine",
             f"test {score.name} ({score.unit})",
-            f"validation {score.name}",
             "step time (×)",
+            "quartiles",
             "peak memory (MiB)",
             "peak memory (×)",
             "cosine",
             *(["rate"] if self.grid else []),
         ]
-        baseline = self.rows[0]
         for row in self.rows:
-            figures = [f"{row.ratio:.2f}", f"{row.memory / _MIB:.1f}", f"{row.memory / baseline.memory:.2f}"]
-            cells = [str(row.test), str(row.validation), *figures, f"{row.cosine:.3f}"]
-            if self.grid:
-                cells.append(f"{row.learning_rate:g}")
-            yield [row.row.label, *(cell.replace("nan", "–") for cell in cells)]
+            ratio, memory = row.ratio, row.memory / self.rows[0].memory
+            cells = [
+                str(row.score),
+                f"{ratio.median:.2f}",
+                f"{ratio.low:.2f}–{ratio.high:.2f}",
+                f"{row.mebibytes:.1f}",
+                f"{memory:.2f}",
+                f"{row.cosine:.3f}",
+                *([f"{row.learning_rate:g}"] if self.grid else []),
+            ]
+            if row.test and isnan(row.score.mean):
+                cells[0] = "diverged"
+            elif row.errors and not row.test:
+                cells[0] = "failed"
+            yield [row.label, *(cell.replace("nan–nan", "–").replace("nan", "–") for cell in cells)]
+
+    def verdicts(self) -> list[str]:
+        """Return speed, memory and score of each row beside the baseline's, in words."""
+        return [self._verdict(row) for row in self.rows]
+
+    def _verdict(self, row: RowSummary) -> str:
+        baseline = self.rows[0]
+        if row is baseline:
+            return "; ".join(filter(None, ["the baseline", row.failures]))
+        speed = verdict.speed(row.ratio, baseline.label)
+        memory = f"{row.memory / baseline.memory:.2f}"
+        if memory not in ("nan", "1.00"):
+            speed += f" at {memory}× the memory"
+        score = self.task.score
+        parts = [f"{speed}, {verdict.score(score.name, self.difference(row), self.higher_is_better)}", row.failures]
+        return "; ".join(filter(None, parts))
+
+    def difference(self, row: RowSummary) -> Estimate:
+        """Return how much more than the baseline's the row's test score is, seed by seed."""
+        return paired(row.test, self.rows[0].test)
+
+    @cached_property
+    def higher_is_better(self) -> bool:
+        """Whether a higher score is."""
+        return bool(self.task.score.metric().higher_is_better)
+
+    @cached_property
+    def front(self) -> list[RowSummary]:
+        """The rows on the Pareto front of step time and test score, by time."""
+        goodness = self.task.score.goodness
+        return [self.rows[n] for n in pareto_front([(r.ratio.median, goodness(r.score.mean)) for r in self.rows])]
 
     def remarks(self) -> Iterator[str]:
-        """Yield which engines cost more time than the baseline, and which train as well."""
-        baseline, *others = self.rows
-        name, score = baseline.row.label, self.task.score
-        # Between the quartiles of the ratio it is anyone's guess.
-        slower = [f"{r.row.label} ({r.ratio:.2f}×)" for r in others if r.ratio_quartiles[0] > 1]
-        faster = [f"{r.row.label} ({r.ratio:.2f}×)" for r in others if r.ratio_quartiles[1] < 1]
-        if slower:
-            yield f"Slower than {name} per step: {', '.join(slower)}."
-        if faster:
-            yield f"Faster than {name} per step: {', '.join(faster)}."
+        """Yield the Pareto front, and which engines may do better at another learning rate."""
+        if self.front:
+            front = ", ".join(row.label for row in self.front)
+            yield f"Pareto front of step time and test {self.task.score.name}, fastest first: {front}."
         ends = self.grid[:1] + self.grid[-1:]
-        edge = [f"{r.row.label} ({r.learning_rate:g})" for r in self.rows if r.learning_rate in ends]
+        edge = [f"{r.label} ({r.learning_rate:g})" for r in self.rows if r.learning_rate in ends]
         if edge:
             yield f"Best at the edge of the learning rates {self._rates}, maybe better beyond: {', '.join(edge)}."
-        if isnan(baseline.validation.spread):
-            return
-        level = f"{name}'s validation {score.name} ({baseline.validation} {score.unit})"
-        equal = [r.row.label for r in others if self._as_good(r)]
-        worse = [r.row.label for r in others if r.row.label not in equal]
-        if equal:
-            yield f"Within one spread of {level}, or better: {', '.join(equal)}."
-        if worse:
-            yield f"Worse than {level} by more than its spread: {', '.join(worse)}."
-
-    def _as_good(self, row: RowSummary) -> bool:
-        baseline, goodness = self.rows[0].validation, self.task.score.goodness
-        return goodness(baseline.mean) - goodness(row.validation.mean) <= baseline.spread
 
     @property
     def _rates(self) -> str:
         return ", ".join(f"{rate:g}" for rate in self.grid)
 
-    def draw(self, top: Axes, bottom: Axes) -> None:
-        """Draw the score against the step time, and the gradients' distance in angle against k."""
-        top.set_title(f"{self.task.name}, {self.task.model}, {self.seeds} seeds, {self.device}")
-        _draw_scores(top, self)
-        _draw_cosines(bottom, self)
+    def plots(self) -> Plots:
+        """Return what draws the score against the step time, and the gradients' distance in angle against k."""
+        where, plots = f"{self.task.name}, {self.device}", dict[str, Callable[[Axes], None]]()
+        if self.front:
+            plots[f"{where}: {self.task.score.name} against step time"] = self._draw_scores
+        if any(row.row.engine != "backprop" and not isnan(row.cosine) for row in self.rows):
+            plots[f"{where}: gradients against iterations"] = self._draw_cosines
+        return plots
+
+    def _draw_scores(self, axes: Axes) -> None:
+        baseline, score = self.rows[0], self.task.score
+        axes.axhspan(
+            baseline.score.low, baseline.score.high, color="0.93", zorder=0, label=f"{baseline.label}'s interval"
+        )
+        for i, (label, rows) in enumerate(_series(self.rows).items()):
+            _draw_points(axes, rows, label, i)
+        front = [row.ratio.median for row in self.front], [row.score.mean for row in self.front]
+        axes.step(*front, where="post", color="0.5", linestyle=":", zorder=1)
+        axes.plot(*front, "o", markersize=13, markerfacecolor="none", markeredgecolor="0.5", label="Pareto front")
+        better = "higher" if self.higher_is_better else "lower"
+        axes.set_xlabel(f"step time, as a multiple of {baseline.label}'s (×)")
+        axes.set_ylabel(f"test {score.name} ({score.unit}), {better} is better")
+        axes.margins(0.1)
+        add_legend(axes)
+
+    def _draw_cosines(self, axes: Axes) -> None:
+        """Draw engines with iterations as lines, others as levels; backprop is exact: no place on a log axis."""
+        for i, (label, rows) in enumerate(_series(self.rows).items()):
+            points = [(k, 1 - r.cosine) for r in rows if (k := _iterations(r)) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), "-", label=label, **style(i))
+            elif rows[0].row.engine != "backprop":
+                axes.axhline(1 - rows[0].cosine, linestyle="--", label=label, color=style(i)["color"])
+        axes.set_yscale("log")
+        axes.set_xlabel("iterations k (count)")
+        axes.set_ylabel("1 − cosine of the gradient and the exact one")
+        axes.set_xticks(sorted({k for row in self.rows if (k := _iterations(row)) is not None}))
+        add_legend(axes)
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield all numbers."""
+        name, unit, baseline = self.task.score.name, self.task.score.unit, self.rows[0]
+        for row in self.rows:
+            label = row.label
+            validation = Estimate.of(list(row.validation.values()))
+            yield Fact.mean(label, "", f"test {name}", unit, row.score)
+            yield Fact.mean(label, "", f"test {name}, difference to {baseline.label}", unit, self.difference(row))
+            yield Fact.mean(label, "", f"validation {name}", unit, validation)
+            yield Fact.median(label, "", "step time", "s", row.time)
+            yield Fact.median(label, "", "step time", f"× {baseline.label}", row.ratio)
+            yield Fact(label, "", "peak memory", "MiB", row.mebibytes)
+            yield Fact(label, "", "peak memory", f"× {baseline.label}", row.memory / baseline.memory)
+            yield Fact(label, "", "cosine with the exact gradient", "1", row.cosine, seeds=len(row.test))
+            yield Fact(label, "", "learning rate", "1", row.learning_rate)
+            yield Fact(label, "", "on the Pareto front", "1", float(row in self.front))
+            yield Fact(label, "", "failed runs", "1", len(row.errors))
 
 
 def summarise(
@@ -172,7 +208,7 @@ def summarise(
         rows: the engines.
         grid: the learning rates that each row's own was chosen from; empty if it was not.
         learning_rates: of each row's training runs; NaN if yet to be chosen.
-        runs: the records of each row's training runs.
+        runs: the records of each row's training runs, failed ones too.
         speed: the record of their costs, if there is one.
     """
     found = [*speed, *chain(*runs)]
@@ -184,76 +220,36 @@ def summarise(
         grid=grid,
         device=found[0]["config"]["device"],
         seeds=max(map(len, runs)),
-        rows=tuple(map(_row_summary, rows, learning_rates, runs, costs)),
+        rows=tuple(map(RowSummary.of, rows, learning_rates, runs, costs)),
         environment=found[0]["environment"],
     )
 
 
-def _row_summary(row: Row, learning_rate: float, runs: Sequence[Record], cost: dict[str, Any] | None) -> RowSummary:
-    results = [run["results"] for run in runs]
-    probes = [probe for result in results for probe in result["fidelity"]]
-    return RowSummary(
-        row=row,
-        learning_rate=learning_rate,
-        validation=Estimate.of([result["validation"] for result in results]),
-        test=Estimate.of([result["test"] for result in results]),
-        cosine=_mean([probe["cosine"] for probe in probes]),
-        ratio=cost["ratio"] if cost else nan,
-        ratio_quartiles=tuple(cost["ratio_quartiles"]) if cost else (nan, nan),
-        memory=cost["peak_memory"] if cost else nan,
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else nan
-
-
-def _draw_scores(axes: Axes, summary: Summary) -> None:
-    baseline, score = summary.rows[0], summary.task.score
-    low, high = baseline.test.mean - baseline.test.spread, baseline.test.mean + baseline.test.spread
-    axes.axhspan(low, high, color="0.93", label=f"{baseline.row.label}, mean ± spread over seeds")
-    for i, (label, rows) in enumerate(_series(summary).items()):
-        _draw_points(axes, rows, label, f"C{i}")
-    better = "higher" if score.metric().higher_is_better else "lower"
-    axes.set_xlabel(f"step time, as a multiple of {baseline.row.label}'s")
-    axes.set_ylabel(f"test {score.name} ({score.unit}), {better} is better")
-    axes.margins(x=0.1)
-    axes.legend()
-
-
-def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, color: str) -> None:
-    times, scores = [r.ratio for r in rows], [r.test.mean for r in rows]
-    time_errors = np.abs(np.transpose([r.ratio_quartiles for r in rows]) - times)
-    axes.plot(times, scores, color=color, alpha=0.3)
-    axes.errorbar(times, scores, [r.test.spread for r in rows], time_errors, "o", capsize=3, color=color, label=label)
+def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, n: int) -> None:
+    times, scores = [r.ratio.median for r in rows], [r.score.mean for r in rows]
+    time_errors = np.abs(np.transpose([(r.ratio.low, r.ratio.high) for r in rows]) - times)
+    axes.plot(times, scores, color=style(n)["color"], alpha=0.3)
+    margins = [r.score.margin for r in rows]
+    axes.errorbar(times, scores, margins, time_errors, linestyle="", capsize=3, label=label, **style(n))
     for r in rows:
         if (k := _iterations(r)) is not None:
-            axes.annotate(f"k={k}", (r.ratio, r.test.mean), (6, 6), textcoords="offset points")
+            axes.annotate(
+                f"k={k}", (r.ratio.median, r.score.mean), (7, 5), textcoords="offset points", fontsize="small"
+            )
 
 
-def _draw_cosines(axes: Axes, summary: Summary) -> None:
-    """Draw engines with iterations as lines, others across all k; backprop is exact and has no place on a log axis."""
-    for i, (label, rows) in enumerate(_series(summary).items()):
-        points = [(k, 1 - r.cosine) for r in rows if (k := _iterations(r)) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), "o-", color=f"C{i}", label=label)
-        elif rows[0].row.engine != "backprop":
-            axes.axhline(1 - rows[0].cosine, color=f"C{i}", linestyle="--", label=label)
-    axes.set_yscale("log")
-    axes.set_xlabel("iterations k")
-    axes.set_ylabel("1 − cosine of the gradient and the exact one")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize="small")
-
-
-def _series(summary: Summary) -> dict[str, list[RowSummary]]:
+def _series(rows: Sequence[RowSummary]) -> dict[str, list[RowSummary]]:
     """Return the rows that make one line, by its label: an engine at several k, or any other row by itself."""
     series: dict[str, list[RowSummary]] = {}
-    for r in summary.rows:
-        label = r.row.label if _iterations(r) is None else f"{r.row.engine} with k iterations"
+    for r in rows:
+        label = r.label if _iterations(r) is None else f"{r.row.engine} with k iterations"
         series.setdefault(label, []).append(r)
     return series
 
 
 def _iterations(r: RowSummary) -> int | None:
     return r.row.options.get("iterations")
+
+
+def _milliseconds(time: Spread) -> str:
+    return f"{1e3 * time.median:.1f} ms, quartiles {1e3 * time.low:.1f} and {1e3 * time.high:.1f}"

@@ -4,14 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from matplotlib.figure import Figure
+from report_records import drawn, failed, markdown
 from tiny_suite import fake
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.benchmarks import costs
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.costs import Network, StepCosts
-from gradfree.benchmarks.report import markdown
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
 FOTON = Row("foton", "foton", {})
@@ -69,27 +68,47 @@ def test_activation_memory_grows_with_depth_unless_it_is_streamed():
 def fakes():
     step, *measured = PART.timing("cpu")
     phases = {"backprop": [0.001, 0.002, 0.0], "foton": [0.002, 0.002, 0.001], "foton streaming": [0.003, 0.002, 0.0]}
-    rows = [{"label": label, "phases": own, "ratio": sum(own) / 0.003} for label, own in phases.items()]
+    rows = [
+        {
+            "label": label,
+            "phases": own,
+            "time": sum(own),
+            "time_quartiles": [sum(own), sum(own)],
+            "ratio": sum(own) / 0.003,
+            "ratio_quartiles": [sum(own) / 0.004, sum(own) / 0.002],
+        }
+        for label, own in phases.items()
+    ]
     memory = {"backprop": [MIB, 2 * MIB, 4 * MIB], "foton": [2 * MIB, 4 * MIB, 8 * MIB], "foton streaming": [MIB] * 3}
     return dict([fake(step, {"rows": rows}), *(fake(c, {"activations": memory[c.row.label]}) for c in measured)])
 
 
 def test_the_section_shows_phases_and_memory():
     section = PART.section(fakes(), "cpu")
-    text = markdown([section])
-    assert "| foton | 2.0 | 2.0 | 1.0 | 1.67 | 2.0 | 4.0 | 8.0 |" in text
+    text = markdown(section)
+    assert "| foton | 2.0 | 2.0 | 1.0 | 1.67 | 1.25–2.50 | 2.0 | 4.0 | 8.0 |" in text
     assert list(section.remarks()) == [
         "Retraction's share of a step: foton 20 %.",
         "Activation memory at depth 16 as a multiple of that at depth 4: backprop 4.00, foton 4.00, "
         "foton streaming 1.00.",
     ]
-    top, bottom = Figure().subplots(2)
-    section.draw(top, bottom)
-    assert [bar.get_width() for bar in top.containers[2]] == pytest.approx([0, 1, 0])
-    lines = {line.get_label(): line.get_xydata().tolist() for line in bottom.get_lines()}
+    assert section.verdicts()[1] == "1.67× slower than backprop"
+    phases = drawn(section, "cpu, 1 threads")
+    assert [bar.get_width() for bar in phases.containers[2]] == pytest.approx([0, 1, 0])
+    lines = {
+        line.get_label(): line.get_xydata().tolist() for line in drawn(section, "memory against depth").get_lines()
+    }
     assert lines["foton"] == [[4, 2], [8, 4], [16, 8]]
+    facts = {(f.subject, f.setting, f.quantity, f.unit): f.value for f in section.facts()}
+    assert facts["foton", "8 layers of 16, batch 512", "peak activation memory", "MiB"] == 4
+    assert facts["foton", "3 layers of 16, batch 8", "time of retraction", "s"] == 0.001
 
 
-def test_there_is_no_section_before_all_is_measured():
+def test_memory_that_was_not_measured_or_failed_is_left_open():
     assert PART.section({}, "cpu") is None
-    assert PART.section(dict(list(fakes().items())[:-1]), "cpu") is None
+    *_, last = PART.timing("cpu")
+    for records in dict(list(fakes().items())[:-1]), fakes() | dict([failed(last)]):
+        section = PART.section(records, "cpu")
+        assert "| foton streaming | 3.0 | 2.0 | 0.0 | 1.67 | 1.25–2.50 | – | – | – |" in markdown(section)
+        assert "foton streaming" not in list(section.remarks())[-1]
+        assert len(drawn(section, "memory against depth").get_lines()) == 2

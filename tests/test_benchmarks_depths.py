@@ -1,8 +1,10 @@
 """Runs looked at layer by layer, sweeps over depth and cadence: what is run, and what becomes of the figures."""
 
+import math
+
 import pytest
 import torch
-from matplotlib.figure import Figure
+from report_records import drawn, failed, markdown
 from tiny_suite import TASK, fake, points
 
 from gradfree.benchmarks.cadence import Cadences
@@ -10,13 +12,12 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.depths import DepthSweep
 from gradfree.benchmarks.layerwise import LayerwiseTraining
 from gradfree.benchmarks.part import cases
-from gradfree.benchmarks.report import markdown
 from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.tasks import SGDTask
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
-FOTON = Row("foton", "foton", {"orthogonalize_every": 4, "orthogonalize_steps": 2})
+FOTON = Row("foton", "foton", {"orthogonalize_every": 4})
 ORTHOGONAL = SGDTask(
     name="points",
     data=points,
@@ -93,21 +94,56 @@ def test_every_row_is_tried_and_trained_at_every_depth():
 
 def test_the_table_has_a_column_for_each_depth():
     section = SWEEP.section(trained(), "cpu")
-    text = markdown([section])
+    text = markdown(section)
     assert "points: orthogonal_mlp by depth, 8 steps, seeds: 2, device: cpu" in text
     assert "| engine | 2 | 3 |" in text
-    assert "| backprop | 21.50 ± 0.71 [1.00] | 31.50 ± 0.71 [1.00] |" in text
-    assert "| foton | 20.50 ± 0.71 [0.55] | 30.50 ± 0.71 [0.55] |" in text
-    remarks = list(section.remarks())
-    assert remarks[0] == "foton against backprop, test accuracy by depth: 2: -1.00, 3: -1.00."
-    assert "maybe better beyond: backprop at 2 (0.1)" in remarks[1]
+    # Two seeds that differ by 1: Student's t, 12.706, times half of that.
+    assert "| backprop | 21.50 ± 6.35 [1.00] | 31.50 ± 6.35 [1.00] |" in text
+    assert "| foton | 20.50 ± 6.35 [0.55] | 30.50 ± 6.35 [0.55] |" in text
+    assert section.verdicts() == [
+        "the baseline",
+        "accuracy beside backprop: worse at 2 (-1.00 ± 0.00), 3 (-1.00 ± 0.00)",
+    ]
+    (remark,) = section.remarks()
+    assert "maybe better beyond: backprop at 2 (0.1)" in remark
+    facts = {(f.subject, f.setting, f.quantity): f.value for f in section.facts()}
+    assert facts["foton", "3 hidden layers", "test accuracy"] == 30.5
+    assert facts["foton", "2 hidden layers", "cosine with the exact gradient"] == pytest.approx(0.55)
+    assert facts["foton", "3 hidden layers", "test accuracy, difference to backprop"] == -1
+    assert facts["foton", "2 hidden layers", "largest drift from orthogonality"] == 2e-3
+
+
+def test_failed_runs_count_as_missing():
+    records, (_, lost) = trained(), SWEEP.comparisons[2].training(1, "cpu", tried(best=0.1))
+    section = SWEEP.section(records | dict([failed(lost)]), "cpu")
+    assert "| foton | 20.00 ± – [0.50] | 30.50 ± 6.35 [0.55] |" in markdown(section)
+    assert section.verdicts()[1] == (
+        "accuracy beside backprop: one seed: no interval at 2 (-1.00); worse at 3 (-1.00 ± 0.00)"
+    )
+    first = next(case for case in SWEEP.comparisons[2].training(0, "cpu", records) if case.row == FOTON)
+    section = SWEEP.section(records | dict([failed(lost), failed(first)]), "cpu")
+    assert "| foton | failed | 30.50 ± 6.35 [0.55] |" in markdown(section)
+    section.plots()
+
+
+def test_a_run_that_diverged_is_called_so():
+    records = trained()
+    (lost,) = (record for name, record in records.items() if "points_2/foton/cpu/seed 1" in name)
+    lost["results"]["test"] = math.nan
+    section = SWEEP.section(records, "cpu")
+    assert "| foton | diverged | 30.50 ± 6.35 [0.55] |" in markdown(section)
+    assert section.verdicts()[1] == (
+        "accuracy beside backprop: not comparable, as a run diverged at 2; worse at 3 (-1.00 ± 0.00)"
+    )
 
 
 def test_the_plots_show_scores_by_depth_and_alignment_by_layer():
-    top, bottom = Figure().subplots(2)
-    SWEEP.section(trained(), "cpu").draw(top, bottom)
-    assert [container.get_label() for container in top.containers] == ["backprop", "foton"]
-    lines = {line.get_label(): line.get_xydata().tolist() for line in bottom.get_lines()}
+    section = SWEEP.section(trained(), "cpu")
+    scores = drawn(section, "accuracy against depth")
+    assert [container.get_label() for container in scores.containers] == ["backprop", "foton"]
+    assert [container.lines[0].get_xydata().tolist() for container in scores.containers][1] == [[2, 20.5], [3, 30.5]]
+    alignment = drawn(section, "gradients layer by layer")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in alignment.get_lines()}
     assert lines["foton, step 7"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
     assert not any("backprop" in label for label in lines)
 
@@ -117,22 +153,32 @@ def test_what_is_not_known_yet_is_left_open():
     assert SWEEP.section(tried(best=0.1), "cpu") is None
     two = {name: record for name, record in trained().items() if "points_3" not in name}
     section = SWEEP.section(two, "cpu")
-    assert "| foton | 20.50 ± 0.71 [0.55] | – ± – [–] |" in markdown([section])
-    section.draw(*Figure().subplots(2))
+    assert "| foton | 20.50 ± 6.35 [0.55] | – ± – [–] |" in markdown(section)
+    assert section.verdicts()[1] == "accuracy beside backprop: worse at 2 (-1.00 ± 0.00)"
+    drawn(section, "accuracy against depth")
+    drawn(section, "gradients layer by layer")
 
 
 def test_a_cadence_shows_drift_in_place_of_alignment():
-    paced = (Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
-    rows = (*paced, Row("foton", "foton", {}))
+    rows = tuple(Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
+    rows += (Row("foton as it drifts", "foton", {}),)
     part = Cadences(ORTHOGONAL, DEPTHS, rows, (0.1, 0.3))
     section = part.section(trained(part), "cpu")
-    text = markdown([section])
-    assert "| foton every 4 | 20.50 ± 0.71 [2.0e-03] | 30.50 ± 0.71 [2.0e-03] |" in text
-    assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. Learning rates" in section.legend
-    top, bottom = Figure().subplots(2)
-    section.draw(top, bottom)
-    curve, own = [[1, 2e-3], [4, 2e-3]], [[0, 2e-3], [1, 2e-3]]
-    assert [line.get_xydata().tolist() for line in bottom.get_lines()] == [curve, own, curve, own]
+    text = markdown(section)
+    assert section.verdicts() == [
+        "the baseline",
+        "accuracy beside foton every 1: the same with every seed at 2, 3",
+        "accuracy beside foton every 1: the same with every seed at 2, 3",
+    ]
+    assert "| foton every 4 | 20.50 ± 6.35 [2.0e-03] | 30.50 ± 6.35 [2.0e-03] |" in text
+    assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. In words" in section.legend
+    drift = drawn(section, "drift against cadence")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in drift.get_lines()}
+    assert lines["2 hidden layers"] == lines["3 hidden layers"] == [[1, 2e-3], [4, 2e-3]]
+    # A row without a cadence is a level.
+    assert lines["foton as it drifts, 3"] == [[0, 2e-3], [1, 2e-3]]
+    scores = drawn(section, "accuracy against cadence")
+    assert scores.containers[1].lines[0].get_xydata().tolist() == [[1, 30.5], [4, 30.5]]
     assert part.section({}, "cpu") is None
 
 
@@ -150,3 +196,18 @@ def test_every_depth_of_the_suite_is_that_of_its_network(part):
         with torch.device("meta"):
             model = comparison.task.create_model(0)
         assert sum(p.dim() > 1 for p in model.parameters()) == depth + 1
+
+
+def test_a_row_is_set_against_the_baseline_with_its_own_options_if_there_is_one():
+    exact, foton = (
+        tuple(Row(f"{name}{t}", engine, {"temperature": t} if t > 1 else {}) for t in (1, 4))
+        for name, engine in (("exact", "orthogonal_backprop"), ("foton", "foton"))
+    )
+    part = DepthSweep(ORTHOGONAL, DEPTHS, (*exact, *foton, PLAIN), (0.1, 0.3))
+    assert [words.partition(":")[0] for words in part.section(trained(part), "cpu").verdicts()] == [
+        "the baseline",
+        "accuracy beside exact1",
+        "accuracy beside exact1",
+        "accuracy beside exact4",
+        "accuracy beside exact1",
+    ]

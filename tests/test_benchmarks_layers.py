@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from matplotlib.figure import Figure
+from report_records import TRACEBACK, drawn, markdown, table_rows
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.layers import Layer, LayerTiming, LayerTimings, Pass, _Loop
-from gradfree.benchmarks.report import markdown
 
 BACKPROP = Row("backprop", "backprop", {})
 HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
@@ -48,10 +47,17 @@ def test_a_timing_names_its_rows_and_sets_them_against_the_plain_layer():
     assert all(row["peak_memory"] > 0 and len(row["times"]) == len(rows[0]["times"]) for row in rows)
 
 
-def fake(layer, **ratios):
-    timing = next(t for t in PART.timing("cpu") if t.layer == layer)
+def fake(layer, part=PART, **ratios):
+    timing = next(t for t in part.timing("cpu") if t.layer == layer)
     rows = [
-        {"label": label, "time": ratio / 1e3, "ratio": ratio, "ratio_quartiles": [ratio, ratio], "peak_memory": 100}
+        {
+            "label": label,
+            "time": ratio / 1e3,
+            "time_quartiles": [0.9 * ratio / 1e3, 1.05 * ratio / 1e3],
+            "ratio": ratio,
+            "ratio_quartiles": [0.9 * ratio, 1.05 * ratio],
+            "peak_memory": 100,
+        }
         for label, ratio in ratios.items()
     ]
     return {timing.id: {"kind": timing.kind, "config": timing.config, "results": {"rows": rows}}}
@@ -64,12 +70,49 @@ def test_the_section_shows_every_layer_and_says_where_an_engine_is_slower():
     records |= fake(long, **{"plain": 1.0, "loop over cells": 3.0, "backprop": 0.5, "highway_bp k=0": 0.25})
     records |= fake(plain_rnn, **{"plain": 1.0, "loop over cells": 3.0, "backprop": 0.75})
     section = PART.section(records, "cpu")
-    text = markdown([section])
+    text = markdown(section)
     assert "| GRU (2, 4, 3) | 1.0 | 2.00 [1.0] | 1.50 [1.0] | 0.50 [1.0] | 1.25 [1.0] |" in text
     assert "| RNN (2, 4, 3) | 1.0 | 3.00 [1.0] | 0.75 [1.0] | – | – |" in text
-    assert list(section.remarks()) == ["Slower than the plain GRU (2, 4, 3): backprop (1.50×), backprop, lean (1.25×)."]
-    top, bottom = Figure().subplots(2)
-    section.draw(top, bottom)
-    lines = {line.get_label(): list(line.get_xydata().flatten()) for line in top.get_lines()}
-    assert lines["highway_bp k=0"] == [4, 0.5, 8, 0.25]
+    assert section.verdicts() == [
+        "fastest is highway_bp k=0, 2.00× faster than the plain layer; "
+        "slower: backprop (1.50×), backprop, lean (1.25×)",
+        "fastest is highway_bp k=0, 4.00× faster than the plain layer",
+        "fastest is backprop, 1.33× faster than the plain layer",
+    ]
+    assert list(section.remarks()) == ["Quartiles are within 10 % of the median."]
+    facts = {(f.subject, f.setting, f.quantity, f.unit): (f.value, f.low) for f in section.facts()}
+    assert facts["backprop", "GRU (2, 4, 3)", "time of forward and backward", "× plain"] == (1.5, 1.35)
+    assert facts["plain", "GRU (2, 8, 3)", "time of forward and backward", "s"][0] == 1e-3
     assert PART.section({}, "cpu") is None
+
+
+def test_time_and_memory_are_drawn_against_what_was_swept():
+    part = LayerTimings((*LAYERS, Layer("GRU", 6, 8, 3)), PART.rows, threads=1)
+    records = {}
+    for timing, ratio in zip(part.timing("cpu"), (0.5, 0.25, 1.0, 0.125), strict=True):
+        records |= fake(timing.layer, part, **{"plain": 1.0, "backprop": ratio})
+    section = part.section(records, "cpu")
+    assert list(section.plots()) == [
+        f"GRU, {others}, cpu, 1 threads: {what} against {swept}"
+        for others, swept in (("2 sequences, 3 units", "steps"), ("8 steps, 3 units", "sequences"))
+        for what in ("time", "memory")
+    ]
+    for swept, points in ("steps", [[4, 0.5], [8, 0.25]]), ("sequences", [[2, 0.25], [6, 0.125]]):
+        (line,) = drawn(section, f"time against {swept}").containers
+        assert line.get_label() == "backprop"
+        assert line.lines[0].get_xydata().tolist() == points
+        axes = drawn(section, f"memory against {swept}")
+        assert axes.get_lines()[0].get_xydata().tolist() == [[x, 1.0] for x, _ in points]
+        assert axes.get_xlabel() == f"{swept} (count)"
+
+
+def test_a_layer_that_failed_is_a_row_without_figures():
+    small, long, _ = LAYERS
+    (name, record), *_ = fake(long, plain=1.0).items()
+    records = fake(small, plain=1.0, backprop=0.5) | {name: {**record, "results": {}, "error": TRACEBACK}}
+    section = PART.section(records, "cpu")
+    assert table_rows(markdown(section)) == [
+        ["GRU (2, 4, 3)", "1.0", "0.50 [1.0]"],
+        ["GRU (2, 8, 3)", "failed", "–"],
+    ]
+    assert section.verdicts()[1] == "failed"

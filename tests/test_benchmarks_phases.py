@@ -1,11 +1,10 @@
 """Phases of recurrent layers: what is timed, and what becomes of the figures."""
 
-from matplotlib.figure import Figure
+from report_records import drawn, markdown
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.layers import Layer
 from gradfree.benchmarks.phases import PHASES, PhaseTiming, PhaseTimings
-from gradfree.benchmarks.report import markdown
 
 ROWS = (Row("backprop", "backprop", {}), Row("highway_bp k=1", "highway_bp", {"iterations": 1}))
 PART = PhaseTimings((Layer("GRU", 2, 6, 3), Layer("GRU", 64, 2, 128)), ROWS, threads=1)
@@ -42,14 +41,17 @@ def test_the_section_shows_every_phase_and_names_the_largest():
     first, second = PART.timing("cpu")
     records = fake(first, 0.5, forward=0.375, scan=0.125) | fake(second, 0.75, forward=0.25, pulls=0.5)
     section = PART.section(records, "cpu")
-    text = markdown([section])
+    text = markdown(section)
     assert "| GRU (2, 6, 3) | forward without graph | 0.25 | – | – | – | – | – | – | – |" in text
     assert "| GRU (2, 6, 3) | backprop | 0.50 | 0.38 | – | – | 0.12 | – | – | – |" in text
     assert list(section.remarks()) == [
         "Most of GRU (2, 6, 3) is, for backprop forward, highway_bp k=1 forward.",
         "Most of GRU (64, 2, 128) is, for backprop pulls, highway_bp k=1 pulls.",
     ]
-    top, bottom = Figure().subplots(2)
-    section.draw(top, bottom)
-    assert [text.get_text() for text in bottom.get_legend().get_texts()] == ["forward", "scan", "pulls"]
+    axes = drawn(section, "highway_bp k=1, cpu, 1 threads: where the time goes")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "scan", "pulls"]
+    assert [bar.get_width() for bar in axes.containers[2]] == [0, 0.5]
+    assert [bar.get_x() for bar in axes.containers[2]] == [0.5, 0.25]
+    facts = {(f.subject, f.setting, f.quantity): f.value for f in section.facts()}
+    assert facts["backprop", "GRU (64, 2, 128)", "time of pulls"] == 0.5
     assert PART.section({}, "cpu") is None

@@ -2,82 +2,88 @@
 
 import io
 from dataclasses import replace
+from math import nan
 
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
+from report_records import RECORDS, TRAININGS, drawn, failed, markdown, table_rows, trained
 from rich.console import Console
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, fake, speed, training
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
 
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.part import sections
-from gradfree.benchmarks.plot import save_plot
+from gradfree.benchmarks.part import belonging, sections
+from gradfree.benchmarks.plot import save_plots
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.report import markdown, terminal_table
+from gradfree.benchmarks.report import print_section
+from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.suites import SUITES
 from gradfree.cli import main
 
-MIB = 2**20
-
-
-def trained(row, validation, test, cosine=1.0, task=TASK, device="cpu"):
-    for seed, (v, t) in enumerate(zip(validation, test, strict=True)):
-        probes = [{"step": 0, "cosine": cosine, "relative_error": 1 - cosine}]
-        results = {"losses": [], "fidelity": probes, "validation": v, "test": t}
-        yield fake(training(row, task=task, seed=seed, device=device), results)
-
-
-def timed(**figures):
-    rows = [
-        {"label": label, "ratio": ratio, "ratio_quartiles": [ratio - 0.01, ratio + 0.01], "peak_memory": mib * MIB}
-        for label, (ratio, mib) in figures.items()
-    ]
-    return fake(speed(), {"rows": rows})
-
-
-TRAININGS = [
-    *trained(PLAIN, [96, 97, 98], [95, 96, 97]),
-    *trained(CHAIN, [96, 97, 97], [96, 96, 96]),
-    *trained(HIGHWAY, [90, 91, 92], [80, 90, 100], cosine=0.75),
-]
-RECORDS = dict([*TRAININGS, timed(backprop=(1.0, 4), chain=(1.25, 5), highway=(0.5, 10))])
+# Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
 FIGURES = [
-    ["backprop", "96.00 ± 1.00", "97.00 ± 1.00", "1.00", "4.0", "1.00", "1.000"],
-    ["backprop via chain", "96.00 ± 0.00", "96.67 ± 0.58", "1.25", "5.0", "1.25", "1.000"],
-    ["highway_bp k=1", "90.00 ± 10.00", "91.00 ± 1.00", "0.50", "10.0", "2.50", "0.750"],
+    ["backprop", "96.00 ± 2.48", "1.00", "0.99–1.01", "4.0", "1.00", "1.000"],
+    ["backprop via chain", "96.00 ± 0.00", "1.25", "1.24–1.26", "5.0", "1.25", "1.000"],
+    ["highway_bp k=1", "90.00 ± 24.84", "0.50", "0.49–0.51", "10.0", "2.50", "0.750"],
+]
+WORDS = [
+    "backprop: the baseline.",
+    "backprop via chain: 1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 2.48 (no difference seen).",
+    "highway_bp k=1: 2.00× faster than backprop at 2.50× the memory, accuracy -6.00 ± 22.36 (no difference seen).",
+    "Pareto front of step time and test accuracy, fastest first: highway_bp k=1, backprop.",
 ]
 
 
-def table_rows(text):
-    """The cells of a Markdown table, without its head."""
-    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")][2:]
+def bullets(text):
+    return [line[2:] for line in text.splitlines() if line.startswith("- ")]
+
+
+def printed(section, width=80):
+    console = Console(width=width, file=io.StringIO())
+    print_section(section, console)
+    return console.file.getvalue()
 
 
 def test_the_table_has_the_figures():
-    text = markdown(list(sections(SUITE, RECORDS)))
+    text = markdown(*sections(SUITE, RECORDS))
     assert table_rows(text) == FIGURES
     assert "points: residual_mlp, 7 steps, seeds: 3, device: cpu, threads: 1" in text
 
 
+def test_the_legend_tells_the_interval_the_number_of_seeds_and_the_baselines_time():
+    (summary,) = sections(SUITE, RECORDS)
+    assert "±: 95 % confidence interval of the mean over seeds (Student's t, n = 3)." in summary.legend
+    assert "for one training step (10.0 ms, quartiles 9.9 and 10.1)" in summary.legend
+
+
 def test_the_terminal_shows_every_figure_in_eighty_columns():
     (summary,) = sections(SUITE, RECORDS)
-    console = Console(width=80, file=io.StringIO())
-    console.print(terminal_table(summary))
-    printed = console.file.getvalue()
+    text = printed(summary)
     for row in FIGURES:
-        assert any(line.split() == " ".join(row).split() for line in printed.splitlines())
-    assert "…" not in printed
-    assert summary.legend.split()[-1] in printed
+        assert any(line.split() == " ".join(row).split() for line in text.splitlines())
+    assert "…" not in text
+    assert summary.legend.split()[-1] in text
+    assert " ".join(text.split()).endswith(WORDS[-1])
+
+
+class Wide(Section):
+    title, legend, labels = "wide", "", 2
+
+    def cells(self):
+        yield ["layer", "engine", *(f"figure {n}" for n in range(20))]
+        yield ["GRU [b]", "dsf", *(f"{n}.25 [1.5]" for n in range(20))]
+
+
+def test_a_table_that_is_wider_than_the_terminal_goes_on_below_with_the_same_labels():
+    text = printed(Wide())
+    rows = [line.split() for line in text.splitlines() if "dsf" in line]
+    assert len(rows) > 2
+    assert all(row[:3] == ["GRU", "[b]", "dsf"] for row in rows)
+    assert [figure for row in rows for figure in row[3::2]] == [f"{n}.25" for n in range(20)]
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_sentences_follow_from_the_figures():
-    (summary,) = sections(SUITE, RECORDS)
-    assert list(summary.remarks()) == [
-        "Slower than backprop per step: backprop via chain (1.25×).",
-        "Faster than backprop per step: highway_bp k=1 (0.50×).",
-        "Within one spread of backprop's validation accuracy (97.00 ± 1.00 %), or better: backprop via chain.",
-        "Worse than backprop's validation accuracy (97.00 ± 1.00 %) by more than its spread: highway_bp k=1.",
-    ]
+    assert bullets(markdown(*sections(SUITE, RECORDS)))[: len(WORDS)] == WORDS
 
 
 def test_perplexity_is_better_when_lower():
@@ -87,52 +93,99 @@ def test_perplexity_is_better_when_lower():
     suite = (replace(SUITE[0], task=task),)
     records = dict(
         [
-            *trained(PLAIN, [10, 11, 12], [10, 11, 12], task=task),
-            *trained(CHAIN, [12.1, 12.1, 12.1], [9, 9, 9], task=task),
-            *trained(HIGHWAY, [9, 9, 9], [12, 12, 12], task=task),
+            *trained(PLAIN, [9, 9, 9], [10, 11, 12], task=task),
+            *trained(CHAIN, [9, 9, 9], [12.1, 13.1, 14.1], task=task),
+            *trained(HIGHWAY, [9, 9, 9], [9, 10, 11], task=task),
         ]
     )
     (summary,) = sections(suite, records)
-    assert list(summary.remarks()) == [
-        "Within one spread of backprop's validation perplexity (11.00 ± 1.00 per character), or better: "
-        "highway_bp k=1.",
-        "Worse than backprop's validation perplexity (11.00 ± 1.00 per character) by more than its spread: "
-        "backprop via chain.",
+    assert summary.verdicts() == [
+        "the baseline",
+        "not timed, perplexity +2.10 ± 0.00 (worse)",
+        "not timed, perplexity -1.00 ± 0.00 (better)",
     ]
 
 
-def test_a_ratio_within_the_noise_is_called_neither_slower_nor_faster():
-    records = dict([*TRAININGS, timed(backprop=(1.0, 4), chain=(1.005, 4), highway=(0.995, 4))])
-    (summary,) = sections(SUITE, records)
-    assert not any("per step" in remark for remark in summary.remarks())
-
-
 def test_what_was_not_measured_is_shown_as_a_dash():
-    text = markdown(list(sections(SUITE, dict(trained(PLAIN, [97], [96])))))
-    assert table_rows(text)[0] == ["backprop", "96.00 ± –", "97.00 ± –", "–", "–", "–", "1.000"]
-    assert table_rows(text)[1] == ["backprop via chain", "– ± –", "– ± –", "–", "–", "–", "–"]
+    text = markdown(*sections(SUITE, dict(trained(PLAIN, [97], [96]))))
+    assert table_rows(text)[0] == ["backprop", "96.00 ± –", "–", "–", "–", "–", "1.000"]
+    assert table_rows(text)[1] == ["backprop via chain", "– ± –", "–", "–", "–", "–", "–"]
+    assert "backprop via chain: not timed, accuracy not compared." in bullets(text)
+
+
+def test_a_run_that_diverged_is_called_so():
+    records = RECORDS | dict(trained(CHAIN, [nan, 97, 97], [nan, 96, 96]))
+    (summary,) = sections(SUITE, records)
+    assert table_rows(markdown(summary))[1][1] == "diverged"
+    assert "accuracy not comparable, as a run diverged" in summary.verdicts()[1]
+    assert [row.label for row in summary.front] == ["highway_bp k=1", "backprop"]
+
+
+def test_failed_runs_count_as_missing_and_are_told():
+    some = RECORDS | dict([failed(training(CHAIN, seed=1))])
+    summary, failures = sections(SUITE, some)
+    assert table_rows(markdown(summary))[1][:2] == ["backprop via chain", "96.00 ± 0.00"]
+    # The seeds that are left differ by 1 and by -1: t is 12.706.
+    assert summary.verdicts()[1] == (
+        "1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 12.71 (no difference seen); "
+        "failed with 1 of 3 seeds: RuntimeError: out of | memory"
+    )
+    assert table_rows(markdown(failures).replace(r"\|", "/")) == [
+        ["training/points/backprop via chain/cpu/seed 1", "RuntimeError: out of / memory"]
+    ]
+
+    whole = RECORDS | dict(failed(training(CHAIN, seed=seed)) for seed in range(3))
+    summary, _ = sections(SUITE, whole)
+    assert table_rows(markdown(summary))[1][:3] == ["backprop via chain", "failed", "1.25"]
+    assert "failed with 3 of 3 seeds" in summary.verdicts()[1]
+    assert summary.seeds == 3
+
+
+def test_a_failed_timing_leaves_the_scores():
+    summary, failures = sections(SUITE, dict([*TRAININGS, failed(speed())]))
+    assert table_rows(markdown(summary))[2] == ["highway_bp k=1", "90.00 ± 24.84", "–", "–", "–", "–", "0.750"]
+    assert table_rows(markdown(failures))[0][0] == "speed/points/all rows/cpu/seed 0"
+
+
+def test_a_report_of_nothing_but_failures(tmp_path):
+    records = dict([failed(training(PLAIN)), failed(speed())])
+    summary, failures = sections(SUITE, records)
+    assert table_rows(markdown(summary))[0] == ["backprop", "failed", "–", "–", "–", "–", "–"]
+    assert summary.verdicts()[0] == "the baseline; failed with 1 of 1 seeds: RuntimeError: out of | memory"
+    assert len(table_rows(markdown(failures))) == 2
+    assert "out of | memory" in " ".join(printed(failures).split())
+    save_plots([summary, failures], tmp_path / "report.png")
 
 
 def test_records_of_another_configuration_do_not_count():
     stale = dict(trained(HIGHWAY, [50, 50, 50], [50, 50, 50], task=replace(TASK, steps=8)))
+    stale |= dict([failed(training(HIGHWAY, task=replace(TASK, steps=8), seed=9))])
     assert list(sections(SUITE, RECORDS | stale)) == list(sections(SUITE, RECORDS))
     assert list(sections(SUITE, stale)) == []
+    assert belonging(SUITE, RECORDS | stale) == list(RECORDS.values())
 
 
 def test_devices_are_not_mixed():
     other = dict(trained(PLAIN, [50, 50], [50, 50], device="cuda"))
     cpu, cuda = sections(SUITE, RECORDS | other)
-    assert (cpu.device, cpu.rows[0].test.mean) == ("cpu", 96)
-    assert (cuda.device, cuda.rows[0].test.mean) == ("cuda", 50)
+    assert (cpu.device, cpu.rows[0].score.mean) == ("cpu", 96)
+    assert (cuda.device, cuda.rows[0].score.mean) == ("cuda", 50)
 
 
-@pytest.mark.parametrize("records", [RECORDS, dict(TRAININGS), dict(trained(PLAIN, [97], [96]))])
-def test_the_plot_is_drawn_from_whatever_there_is(records, tmp_path):
-    save_plot(list(sections(SUITE, records)), tmp_path / "report.png")
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+def test_the_score_is_drawn_against_the_time_with_intervals_and_front():
+    (section,) = sections(SUITE, RECORDS)
+    axes = drawn(section, "accuracy against step time")
+    bars = {c.get_label(): [line.get_segments()[0].tolist() for line in c.lines[2]] for c in axes.containers}
+    (low, right), (bottom, top) = bars["highway_bp with k iterations"]
+    assert [low, right] == [[0.49, 90], [0.51, 90]]
+    assert [bottom[1], top[1]] == pytest.approx([90 - 24.84, 90 + 24.84], abs=0.01)
+    (front,) = (line for line in axes.get_lines() if line.get_label() == "Pareto front")
+    assert front.get_xydata().tolist() == [[0.5, 90], [1.0, 96]]
+    assert axes.get_xlabel() == "step time, as a multiple of backprop's (×)"
+    assert axes.get_ylabel() == "test accuracy (%), higher is better"
 
 
-def test_the_lower_plot_shows_how_the_angle_shrinks_with_k():
+def test_the_gradients_plot_shows_how_the_angle_shrinks_with_k():
     """An engine with iterations is a line, any other a level; backprop, without any angle, is left out."""
     gate = Row("dsf gate", "dsf", {"feedback": "gate"})
     more = Row("highway_bp k=3", "highway_bp", {"iterations": 3})
@@ -140,27 +193,53 @@ def test_the_lower_plot_shows_how_the_angle_shrinks_with_k():
     cosines = [1.0, 1.0, 0.5, 0.75, 0.875]
     records = dict(r for row, cosine in zip(part.rows, cosines, strict=True) for r in trained(row, [97], [96], cosine))
     (section,) = sections((part,), records)
-    top, bottom = Figure().subplots(2)
-    section.draw(top, bottom)
-    lines = {line.get_label(): line.get_xydata().tolist() for line in bottom.get_lines()}
+    axes = drawn(section, "gradients against iterations")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
     assert lines == {"dsf gate": [[0, 0.5], [1, 0.5]], "highway_bp with k iterations": [[1, 0.25], [3, 0.125]]}
-    assert bottom.get_yscale() == "log"
+    assert axes.get_yscale() == "log"
 
 
-@pytest.mark.parametrize(("count", "shape"), [(1, (6, 8)), (4, (24, 8)), (5, (24, 16)), (8, (24, 16))])
-def test_many_sections_are_drawn_in_rows(count, shape, tmp_path):
+def test_without_timing_there_is_no_plot_against_time():
+    (section,) = sections(SUITE, dict(TRAININGS))
+    assert list(section.plots()) == ["points, cpu: gradients against iterations"]
+
+
+@pytest.mark.parametrize(("count", "shape"), [(1, (2, 1)), (5, (4, 3))])
+def test_the_picture_has_all_plots_in_rows(count, shape, tmp_path):
     (section,) = sections(SUITE, RECORDS)
-    save_plot([section] * count, tmp_path / "report.png")
+    assert len(section.plots()) == 2
+    save_plots([section] * count, tmp_path / "report.png")
     height, width, _ = imread(tmp_path / "report.png").shape
-    assert (width, height) == tuple(120 * inches for inches in shape)
+    assert (width, height) == (750 * shape[0], 420 * shape[1])
 
 
 def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "tiny", SUITE)
     file = RecordFile(tmp_path / "records.jsonl")
-    for record in RECORDS.values():
+    for record in dict([*RECORDS.items(), failed(training(CHAIN, seed=3))]).values():
         file.append(record)
     main(["bench", "report", "--suite", "tiny", "--out", str(tmp_path)])
-    assert "97.00 ± 1.00" in capsys.readouterr().out
-    assert table_rows((tmp_path / "report.md").read_text(encoding="utf-8")) == FIGURES
-    assert (tmp_path / "report.png").exists()
+    assert "96.00 ± 2.48" in capsys.readouterr().out
+    assert table_rows((tmp_path / "report.md").read_text(encoding="utf-8"))[:3] == FIGURES
+    written = {path.suffix: path.stat().st_size for path in tmp_path.glob("report.*")}
+    assert written.keys() == {".html", ".md", ".png", ".csv", ".parquet"}
+    assert all(written.values())
+
+
+def test_every_number_is_told_with_its_unit_and_interval():
+    (section,) = sections(SUITE, RECORDS)
+    facts = {(f.subject, f.quantity, f.unit): (f.value, f.low, f.high, f.seeds) for f in section.facts()}
+    label = "highway_bp k=1"
+    value, low, high, seeds = facts[label, "test accuracy, difference to backprop", "%"]
+    assert (value, seeds) == (-6, 3)
+    assert (low, high) == pytest.approx((-28.36, 16.36), abs=0.01)
+    assert facts[label, "step time", "s"][:3] == (0.005, 0.0049, 0.0051)
+    assert facts[label, "step time", "× backprop"][:3] == (0.5, 0.49, 0.51)
+    assert facts[label, "peak memory", "MiB"][0] == 10
+    assert facts[label, "peak memory", "× backprop"][0] == 2.5
+    assert facts[label, "validation accuracy", "%"][0] == 91
+    assert facts[label, "cosine with the exact gradient", "1"][0] == 0.75
+    assert facts[label, "on the Pareto front", "1"][0] == 1
+    assert facts["backprop via chain", "on the Pareto front", "1"][0] == 0
+    assert facts[label, "learning rate", "1"][0] == TASK.learning_rate
+    assert facts[label, "failed runs", "1"][0] == 0

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from matplotlib.figure import Figure
+from report_records import drawn, markdown
 from test_time_scan import loop
 
 from gradfree.benchmarks import scans
-from gradfree.benchmarks.report import markdown
 from gradfree.benchmarks.scan_methods import ANY_FACTORS, CONSTANT_FACTORS
 from gradfree.benchmarks.scans import Operands, ScanTiming, ScanTimings
 
@@ -47,7 +46,16 @@ def test_a_timing_leaves_out_methods_that_fail(monkeypatch):
 
 
 def fake(case, **ratios):
-    rows = [{"label": label, "time": ratio * 1e-5, "ratio": ratio} for label, ratio in ratios.items()]
+    rows = [
+        {
+            "label": label,
+            "time": ratio * 1e-5,
+            "time_quartiles": [ratio * 0.8e-5, ratio * 1e-5],
+            "ratio": ratio,
+            "ratio_quartiles": [0.8 * ratio, ratio],
+        }
+        for label, ratio in ratios.items()
+    ]
     return {case.id: {"kind": case.kind, "config": case.config, "results": {"rows": rows}}}
 
 
@@ -56,13 +64,16 @@ def test_the_section_shows_every_size_and_says_where_the_scan_is_slow():
     records = fake(first, copy=1.0, gradfree=2.5, loop=4.0, FFT=30.0)
     records |= fake(second, copy=1.0, gradfree=3.5, loop=5.0, doubling=6.0)
     section = PART.section(records, "cpu")
-    text = markdown([section])
+    text = markdown(section)
     assert "| (8, 1, 2) | constant | 10 | 2.5 | 4.0 | – | – | 30.0 |" in text
     assert "| (8, 1, 2) | of each step | 10 | 3.5 | 5.0 | 6.0 | – | – |" in text
-    assert list(section.remarks()) == ["gradfree's takes more than 3 copies at (8, 1, 2), of each step (3.5)."]
-    top, bottom = Figure().subplots(2)
-    section.draw(top, bottom)
-    lines = {line.get_label(): list(line.get_ydata()) for line in bottom.get_lines()}
+    slow, unsteady = section.remarks()
+    assert slow == "gradfree's takes more than 3 copies at (8, 1, 2), of each step (3.5)."
+    assert "but for 8 of 8 timings, most of all" in unsteady
+    axes = drawn(section, "factors of each step, cpu: time against size")
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert lines["gradfree"] == [3.5]
-    assert top.get_xticklabels()[0].get_text() == "(8, 1, 2)"
+    assert axes.get_xticklabels()[0].get_text() == "(8, 1, 2)"
+    facts = {(f.subject, f.setting, f.unit): (f.value, f.low) for f in section.facts()}
+    assert facts["gradfree", "(8, 1, 2), factors constant", "× copy"] == (2.5, 2.0)
     assert PART.section({}, "cpu") is None

@@ -5,13 +5,14 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
+from report_records import markdown, rounds
 from rich.console import Console
 from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
 
 from gradfree.benchmarks.part import cases, sections
-from gradfree.benchmarks.plot import save_plot
+from gradfree.benchmarks.plot import save_plots
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.report import markdown, terminal_table
+from gradfree.benchmarks.report import print_section
 from gradfree.benchmarks.runner import run_cases
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.tasks import PYDOC, WIKITEXT2, Score
@@ -95,7 +96,7 @@ def table(text):
 def test_the_report_shows_the_rates_and_the_runs_at_them():
     records = TRIED | reported() | reported(HIGH, score=90.0)
     (section,) = sections((TUNED,), records)
-    head, _, plain, highway = table(markdown([section]))
+    head, _, plain, highway = table(markdown(section))
     assert (head[-1], plain[-1], highway[-1]) == ("rate", "0.01", "0.1")
     assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
     assert section.seeds == 2
@@ -108,13 +109,13 @@ def test_the_terminal_shows_a_table_with_rates_in_eighty_columns():
     runs = [case for seed in range(2) for case in part.training(seed, "cpu", trials)]
     results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}]}
     trained = dict(fake(run, {**results, "validation": 180.0 + run.seed, "test": 160.0 + run.seed}) for run in runs)
-    cost = {"ratio": 1.5, "ratio_quartiles": [1.4, 1.6], "peak_memory": 200 * 2**20}
+    cost = rounds("", 1.5, 200)
     (timing,) = part.timing("cpu")
     (section,) = sections((part,), dict([*trials.items(), *trained.items(), fake(timing, {"rows": [cost] * 9})]))
     console = Console(width=80, file=io.StringIO())
-    console.print(terminal_table(section))
+    print_section(section, console)
     printed = [line.split() for line in console.file.getvalue().splitlines()]
-    figures = f"160.50 ± 0.71 180.50 ± 0.71 1.50 200.0 1.00 0.500 {part.learning_rates[0]:g}".split()
+    figures = f"160.50 ± 6.35 1.50 1.49–1.51 200.0 1.00 0.500 {part.learning_rates[0]:g}".split()
     assert ["backprop", "via", "chain", *figures] in printed
     assert ["highway_bp", "k=0", *figures] in printed
 
@@ -122,8 +123,8 @@ def test_the_terminal_shows_a_table_with_rates_in_eighty_columns():
 def test_without_a_choice_there_is_no_column_of_rates():
     part = replace(TUNED, learning_rates=())
     (section,) = sections((part,), TRIED | reported())
-    assert table(markdown([section]))[0][-1] == "cosine"
-    assert "ate" not in section.legend.split("mean over the training.")[1]
+    assert table(markdown(section))[0][-1] == "cosine"
+    assert "Rate" not in section.legend
     assert not any("edge" in remark for remark in section.remarks())
 
 
@@ -140,10 +141,10 @@ def test_a_report_before_all_rates_are_chosen(tmp_path):
     incomplete = {name: TRIED[name] for name in list(TRIED)[:3]}
     assert list(sections((TUNED,), incomplete)) == []
     (section,) = sections((TUNED,), incomplete | reported())
-    *_, plain, highway = table(markdown([section]))
+    *_, plain, highway = table(markdown(section))
     assert plain[-1] == "0.01"
-    assert highway[1:] == ["– ± –", "– ± –", "–", "–", "–", "–", "–"]
-    save_plot([section], tmp_path / "report.png")
+    assert highway[1:] == ["– ± –", "–", "–", "–", "–", "–", "–"]
+    save_plots([section], tmp_path / "report.png")
 
 
 @pytest.mark.slow

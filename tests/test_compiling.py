@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from chains import assert_equal_gradients, gradients
 from lightning_runs import REGISTERED, fresh, is_bare, over, quiet, trainer
 from plain_modules import Classifier, Net, weights
 
 import gradfree
+from gradfree.testing.chains import assert_equal_gradients, gradients
 
 pytestmark = [quiet, pytest.mark.slow]
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from chains import gradients, layered_model, plain_model
 from test_fidelity import Sequences
 from torch import nn
 
 import gradfree
 from gradfree.orthogonality import drift
+from gradfree.testing.chains import gradients, layered_model, plain_model
 
 SWEEPING = {"highway_bp": "iterations", "fixed_point": "iterations", "dsf": "iterations", "truncated": "window"}
 
