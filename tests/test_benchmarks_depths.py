@@ -17,7 +17,7 @@ from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.tasks import SGDTask
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
-FOTON = Row("foton", "foton", {"orthogonalize_every": 4})
+FOTON = Row("foton", "foton", {"orthogonalize_every": 4, "orthogonalize_steps": 2})
 ORTHOGONAL = SGDTask(
     name="points",
     data=points,
