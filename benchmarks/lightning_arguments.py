@@ -35,7 +35,7 @@ def expanded(arguments: Sequence[str]) -> list[str]:
                 options.append(next(words, ""))
         elif word in ("-c", "--config"):
             plain += [word, _config(next(words, ""))]
-        elif word == "--model.net":
+        elif word in ("--model.net", "--model.net.help"):
             plain += [word, _network(next(words, ""))]
         else:
             plain.append(word)
@@ -43,7 +43,9 @@ def expanded(arguments: Sequence[str]) -> list[str]:
 
 
 def _words(argument: str) -> list[str]:
-    return argument.split("=", 1) if re.match(r"(-c|--config|--engine|--model\.net)=", argument) else [argument]
+    return (
+        argument.split("=", 1) if re.match(r"(-c|--config|--engine|--model\.net(\.help)?)=", argument) else [argument]
+    )
 
 
 def _strategy(engine: str, has_options: bool) -> list[str]:

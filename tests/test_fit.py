@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -162,6 +163,19 @@ def test_a_killed_run_goes_on_to_the_last_bit(name, every, kill, first, tmp_path
     assert resumed == {step: loss for step, loss in whole.items() if step >= first}
 
 
+def test_validation_leaves_the_training_as_it_is(tmp_path):
+    """Dropout draws the same numbers whether the epochs of two batches end in validation or not."""
+    run = ["--config", "pydoc_gru_dsf", *RUN["pydoc_gru_dsf"], "--trainer.max_steps=6", "--trainer.max_epochs=3"]
+    run += [
+        "--trainer.limit_train_batches=2",
+        "--trainer.val_check_interval=1.0",
+        "--trainer.check_val_every_n_epoch=1",
+    ]
+    without, validated = (logged(tmp_path / name, *run, f"--trainer.limit_val_batches={name}") for name in ("0", "1"))
+    assert validated == without
+    assert len(validated) == 6
+
+
 def test_test_scores_the_last_checkpoint(tmp_path, capsys):
     logged(tmp_path, "--config", "digits_foton", "--trainer.max_steps=20", "--checkpoint.every_n_train_steps=10")
     main(["test", "--config", "digits_foton", "--ckpt_path", "last", *QUIET, "--trainer.logger=false"])
@@ -204,6 +218,17 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, message, tmp_path, mon
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+def test_a_missing_package_of_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "gradfree.benchmarks.data", raising=False)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", "digits_highway_bp", *QUIET])
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"gradfree: error: sklearn.* is not installed. Do: pip install 'gradfree\[bench\]'", last)
+
+
 class Broken(torch.nn.Module):
     def __init__(self):
         raise ValueError("on purpose")
@@ -235,6 +260,7 @@ def test_parts_that_nobody_has_put_together_before(tmp_path):
         (["--model.net=gpt"], ["--model.net", "gradfree.models.gpt.GPT"]),
         (["--model.net", "GPT"], ["--model.net", "gradfree.models.gpt.GPT"]),
         (["--model.net", "other.Net"], ["--model.net", "other.Net"]),
+        (["--model.net.help", "gpt"], ["--model.net.help", "gradfree.models.gpt.GPT"]),
         (["-c", "digits_foton.yaml"], ["-c", str(CONFIGS["digits_foton"])]),
     ],
 )
@@ -247,6 +273,19 @@ def test_an_engines_options_may_come_before_it():
     name = ["--trainer.strategy.init_args.engine", "dsf"]
     options = ["--trainer.strategy.dict_kwargs.feedback", "gate"]
     assert expanded(["--engine.feedback", "gate", "--engine", "dsf_ddp"]) == [*kind, *name, *options]
+
+
+def test_the_commands_of_the_page_are_understood(capsys):
+    """Every `gradfree fit` of docs/fit.md, parsed to the end; and the page lists what comes with gradfree."""
+    page = (Path(__file__).parents[1] / "docs" / "fit.md").read_text(encoding="utf-8")
+    shown = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).replace("\\\n", "")
+    commands = [shlex.split(line)[2:] for line in shown.splitlines() if line.startswith("gradfree fit")]
+    assert len(commands) == 5
+    for arguments in commands:
+        printed(capsys, *arguments)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == list(CONFIGS)
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert contains(yaml.safe_load(CONFIGS["digits_highway_bp"].read_text()), yaml.safe_load(example))
 
 
 def test_a_file_of_ones_own_comes_before_a_configuration_of_that_name(tmp_path):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.text import Perplexity
 
 
@@ -47,6 +46,14 @@ class _Predictor(pl.LightningModule):
         return logits, F.cross_entropy(logits.movedim(-1, 1), targets)
 
 
+class _Accuracy(MeanMetric):
+    """Share of the targets, class indices (B,), that logits (B, classes) get right; any number of classes."""
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:  # type: ignore[override]
+        """Add a batch."""
+        super().update((logits.argmax(1) == targets).float())
+
+
 class Classifier(_Predictor):
     """Trains a network to classify, by the mean cross-entropy; the optimizer is the command line's, or a subclass's.
 
@@ -58,7 +65,7 @@ class Classifier(_Predictor):
     """
 
     def __init__(self, net: nn.Module):
-        super().__init__(net, "accuracy", MulticlassAccuracy(average="micro"))
+        super().__init__(net, "accuracy", _Accuracy())
 
 
 class LanguageModel(_Predictor):
