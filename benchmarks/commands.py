@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from gradfree.benchmarks.extra import needs_extra
 from gradfree.cli import UsageError
 
 
@@ -67,8 +68,6 @@ COMMANDS: dict[str, Any] = {
 
 def _session() -> ModuleType:
     """Import what needs the extra's packages."""
-    try:
+    with needs_extra():
         from gradfree.benchmarks import session
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[bench]'") from error
     return session

@@ -45,7 +45,7 @@ class Stored(ABC):
         """
         root = os.environ.get(DATA_ROOT)
         if not root:
-            problem = f"neither --data nor the environment variable {DATA_ROOT} names the folder of the sets, say DATA"
+            problem = f"neither {DATA_ROOT} nor `gradfree bench run --data` names the folder of the sets, say DATA"
             raise self._missing(problem, Path("DATA", self.name))
         folder = Path(root, self.name)
         if not any(folder.rglob("*.parquet")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jsonargparse import auto_cli
 
@@ -31,18 +32,26 @@ def models() -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args``, by default the process's own.
 
-    A command is a function, its options are the function's parameters; packages add commands, or nested dicts of
-    them, by the entry-point group ``gradfree.commands``.
+    A command is a function, its options are the function's parameters, or, if it takes ``*arguments``, its own
+    business; packages add commands, or nested dicts of them, by the entry-point group ``gradfree.commands``.
     """
     added = {name: entry.load() for name, entry in entries(COMMANDS).items()}
     commands = {"engines": engines, "models": models, **added}
+    given = sys.argv[1:] if args is None else list(args)
     try:
-        auto_cli(commands, None if args is None else list(args), prog="gradfree", description=description)
+        if given and _reads_itself(commands.get(given[0])):
+            commands[given[0]](*given[1:])
+        else:
+            auto_cli(commands, given, prog="gradfree", description=description)
     except UsageError as error:
         print(f"gradfree: error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _reads_itself(command: Any) -> bool:
+    return callable(command) and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(command).parameters.values())
 
 
 def _list(group: str) -> None:

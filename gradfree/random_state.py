@@ -24,12 +24,16 @@ class RandomState:
         own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
         return cls(device, torch.get_rng_state(), own)
 
+    def restore(self) -> None:
+        """Go back to this state."""
+        torch.set_rng_state(self.cpu)
+        if self.own is not None:
+            torch.get_device_module(self.device).set_rng_state(self.own, self.device)
+
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Go back to this state inside the block, and forward again behind it."""
         devices = [] if self.own is None else [self.device]
         with torch.random.fork_rng(devices, device_type="cuda" if self.own is None else self.device.type):
-            torch.set_rng_state(self.cpu)
-            if self.own is not None:
-                torch.get_device_module(self.device).set_rng_state(self.own, self.device)
+            self.restore()
             yield

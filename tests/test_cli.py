@@ -37,11 +37,12 @@ def test_a_line_says_what_the_engine_is(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], ["engines", "models", "bench", "Compare engines"]),
+        ([], ["engines", "models", "bench", "Compare engines", "fit", "Train a model with an engine"]),
         (["bench"], ["run", "report"]),
         (["bench", "run"], ["--suite", "--out", "--seeds", "--device {cpu,cuda}", "--jobs", "results/<suite>"]),
         (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
         (["bench", "report"], ["--suite", "--out"]),
+        (["fit"], ["--engine", "highway_bp", "digits_highway_bp", "PyDoc", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
 )
 def test_help(args, words, capsys):

@@ -12,7 +12,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from gradfree.engine import Engine
 from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
 from gradfree.lightning.carriers import with_engine
+from gradfree.lightning.modules import Classifier, LanguageModel
 from gradfree.lightning.names import register_engines
+from gradfree.lightning.resuming import RandomStates, ResumableLoader
 
 EngineStrategy = with_engine(SingleDeviceStrategy)
 """Trains with an engine on the one device that the Trainer picks."""
@@ -37,4 +39,14 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
 
 register_engines()
 
-__all__ = ["EngineDDPStrategy", "EngineFigures", "EngineStrategy", "GradientFidelity", "engine_strategy"]
+__all__ = [
+    "Classifier",
+    "EngineDDPStrategy",
+    "EngineFigures",
+    "EngineStrategy",
+    "GradientFidelity",
+    "LanguageModel",
+    "RandomStates",
+    "ResumableLoader",
+    "engine_strategy",
+]

@@ -82,6 +82,8 @@ def test_wheel(environment, tmp_path):
         assert "site-packages" in use(environment, tmp_path).parts
         engines = run(environment.parent / "gradfree", "engines", cwd=tmp_path)
         assert "highway_bp" in engines
+        fit = [environment.parent / "gradfree", "fit", "--config", "digits_highway_bp", "--print_config"]
+        assert "PreActResNet" in run(*fit, cwd=tmp_path)
     finally:
         run(environment, "-m", "pip", "uninstall", "--quiet", "--yes", "gradfree")
 
