@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from jsonargparse import auto_cli
+from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
 
 from gradfree import __doc__ as description
 from gradfree.registry import ENGINES, MODELS, entries
@@ -16,6 +17,21 @@ COMMANDS = "gradfree.commands"
 
 class UsageError(Exception):
     """What the user asked for cannot be done; the message is all that they are shown."""
+
+
+class _Parser(ArgumentParser):
+    """A parser with ``--dry-run`` for ``dry_run``, and switches for what is true or false: ``--retry``, ``--no-retry``.
+
+    ``--dry_run`` and ``--retry=true``, as in a configuration file, will do.
+    """
+
+    def add_argument(self, *names: str, **settings: Any) -> Any:
+        if names[0].startswith("--"):
+            names = tuple(dict.fromkeys([name.replace("_", "-") for name in names] + list(names)))
+        if settings.get("type") is bool:
+            del settings["type"]
+            settings.update(action=ActionYesNo(no_prefix="no-"), nargs="?")
+        return super().add_argument(*names, **settings)
 
 
 def engines() -> None:
@@ -37,7 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
     added = {name: entry.load() for name, entry in entries(COMMANDS).items()}
     commands = {"engines": engines, "models": models, **added}
     try:
-        auto_cli(commands, None if args is None else list(args), prog="gradfree", description=description)
+        listed = None if args is None else list(args)
+        auto_cli(commands, listed, prog="gradfree", description=description, parser_class=_Parser)
     except UsageError as error:
         print(f"gradfree: error: {error}", file=sys.stderr)
         sys.exit(2)
