@@ -19,6 +19,7 @@ def run(
     device: str = "cpu",
     jobs: int = os.cpu_count() or 1,
     data: str | None = None,
+    executor: Literal["local", "ray"] = "local",
     shard: str = "1/1",
     resume: bool = True,
     retry: bool = False,
@@ -40,6 +41,7 @@ def run(
         jobs: training runs at a time; as many as cores if not given.
         data: folder of the data sets that "text" needs, one folder each; $GRADFREE_DATA if not given. Or, for a model
             of your own, module:function.
+        executor: what runs the cases: processes on this machine, or Ray, one slot a case.
         shard: the share of the cases to run, "2/4" for the second of four; each share has a file of its own.
         resume: go on where records are there already; --no-resume refuses to.
         retry: run cases that failed again.
@@ -51,7 +53,7 @@ def run(
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
     session = _extra("session")
-    manner = session.Manner(jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
+    manner = session.Manner(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
     session.run(suite, Sweep(**axes), out, seeds, device, shard, data, manner)
 
 

@@ -23,7 +23,7 @@ from gradfree.benchmarks.runner import count_finished, finished_in, run_cases
 from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.sweep import suite_of
-from gradfree.benchmarks.workers import Workers
+from gradfree.benchmarks.workers import Executor, Workers
 from gradfree.cli import UsageError
 from gradfree.names import no_such
 
@@ -37,13 +37,15 @@ class Manner:
     """How a run goes about its cases.
 
     Attributes:
-        jobs: cases at a time.
+        executor: "local" or "ray".
+        jobs: cases at a time, where this machine runs them.
         resume: whether records may be there already.
         retry: whether cases that failed are run again.
         dry: whether to only say what would be run.
         listing: whether to only list the cases.
     """
 
+    executor: str
     jobs: int
     resume: bool
     retry: bool
@@ -103,13 +105,23 @@ def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
         return
     _make(file.path.parent)
     try:
-        run_cases(plan.cases, file, Workers(manner.jobs), manner.retry)
+        run_cases(plan.cases, file, _executor(manner), manner.retry)
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
     if any(sections(plan.suite, known := file.read())):
         _show(plan.suite, file)
     _refuse_failures(list(plan.cases(known)), known)
+
+
+def _executor(manner: Manner) -> Executor:
+    if manner.executor == "local":
+        return Workers(manner.jobs)
+    try:
+        from gradfree.benchmarks.ray_workers import RayWorkers
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[ray]'") from error
+    return RayWorkers()
 
 
 def _state(case: Case | None, records: Mapping[str, Record]) -> str:

@@ -222,3 +222,25 @@ def test_two_runs_do_not_write_to_one_file(tmp_path, capsys):
         run(tmp_path)
     assert "another run is writing to" in capsys.readouterr().err
     assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_ray_gives_the_records_that_this_machine_gives(tmp_path, monkeypatch):
+    """A process of its own for each case, and a failure that is one case's alone."""
+    ray = pytest.importorskip("ray")
+    from gradfree.benchmarks.ray_workers import RayWorkers
+
+    file = RecordFile(tmp_path / "records.jsonl")
+    lost = [training(task=replace(TASK, data=data, name=data.__name__)) for data in (failing, killed)]
+    littering = [training(task=replace(TASK, data=littered), seed=seed) for seed in range(2)]
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
+    try:
+        run_cases(lambda records: [*lost, *littering, training()], file, RayWorkers())
+    finally:
+        ray.shutdown()
+    records = file.read()
+    assert ["error" in records[case.id] for case in (*lost, *littering)] == [True, True, False, False]
+    assert records[lost[0].id]["error"].endswith("OSError: no such points")
+    assert records[training().id]["environment"]["threads"] == 1
+    run_cases(lambda records: [training()], RecordFile(tmp_path / "local.jsonl"), Workers(1))
+    (here,) = RecordFile(tmp_path / "local.jsonl").read().values()
+    assert records[here["case"]]["results"] == here["results"]
