@@ -39,10 +39,12 @@ def test_a_line_says_what_the_engine_is(capsys):
     [
         ([], ["engines", "models", "bench", "Compare engines"]),
         (["bench"], ["run", "report"]),
-        (["bench", "run"], ["--suite", "--out", "--seeds", "--device {cpu,cuda}", "--jobs", "results/<suite>"]),
+        (["bench", "run"], ["--suite", "--out", "--seeds", "--device", "--jobs", "results/<suite>"]),
         (["bench", "run"], ["--shard", "--resume", "--no-resume", "--retry", "--dry-run", "--list"]),
         (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
+        (["bench", "run"], ["--tasks", "--engines", "--batch-size", "--learning-rates", "--config", "--executor"]),
         (["bench", "report"], ["--suite", "--out"]),
+        (["check"], ["model", "--data", "--loss", "--chains", "--device {cpu,cuda}"]),
     ],
 )
 def test_help(args, words, capsys):
