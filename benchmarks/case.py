@@ -6,10 +6,14 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 from gradfree import Engine, create_engine
+
+ADDED = {"omit_default": True}
+"""Metadata of a dataclass field that came after records had been written: at its default it is not in a case's
+:attr:`Case.config`, so that cases keep their ids."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Case(ABC):
     @property
     def config(self) -> dict[str, Any]:
         """All that the results depend on but the seed, as JSON has it; functions by name."""
-        config = json.loads(json.dumps(asdict(self), default=_qualified_name))
+        config = json.loads(json.dumps(_plain(self), default=_qualified_name))
         del config["seed"]
         return config
 
@@ -73,6 +77,16 @@ class Case(ABC):
         """Name the case for people and, by a hash of :attr:`config`, beyond doubt."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.kind}/{self.topic}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses as dicts, without the fields that :data:`ADDED` leaves out."""
+    if is_dataclass(value):
+        kept = [f for f in fields(value) if not (f.metadata == ADDED and getattr(value, f.name) == f.default)]
+        return {f.name: _plain(getattr(value, f.name)) for f in kept}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _qualified_name(function: Any) -> str:

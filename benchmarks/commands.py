@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from gradfree.benchmarks.axes import Sweep
 from gradfree.benchmarks.extra import needs_extra
 from gradfree.cli import UsageError
 
 
 def run(
-    suite: str = "quick",
+    suite: str | None = None,
     out: Path | None = None,
     seeds: int = 3,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: str = "cpu",
     jobs: int = os.cpu_count() or 1,
-    data: Path | None = None,
+    data: str | None = None,
+    executor: Literal["local", "ray"] = "local",
+    shard: str = "1/1",
+    resume: bool = True,
+    retry: bool = False,
+    dry_run: bool = False,
+    list: bool = False,
+    **axes: Any,
 ) -> None:
-    """Train with every engine of a suite, time the steps, and report.
+    """Train with the engines of a suite, or with those that are named, time the steps, and report.
 
-    Records are kept as they come. Started again, the command does only what is missing.
+    Records are kept as they come. Started again, the command does only what is missing. A case that fails has a record
+    with its error, and the run goes on.
 
     Args:
-        suite: the comparisons to make. "quick" takes two to three minutes on two cores, "rnn" twenty, "scan" one,
-            "lightning" two, "text" an hour.
-        out: folder for records, table and plot; results/<suite> if not given.
+        suite: the comparisons to make, "quick" if nothing is named. "quick" takes two to three minutes on two cores,
+            "rnn" twenty, "scan" one, "lightning" two, "text" an hour.
+        out: folder for records and report; results/<suite>, or results/sweep, if not given.
         seeds: training runs for each engine and task.
-        device: where to train.
+        device: where to train: cpu, cuda, or both, separated by a comma.
         jobs: training runs at a time; as many as cores if not given.
-        data: folder of the data sets that "text" needs, one folder each; $GRADFREE_DATA if not given.
+        data: folder of the data sets that "text" needs, one folder each; $GRADFREE_DATA if not given. Or, for a model
+            of your own, module:function.
+        executor: what runs the cases: processes on this machine, or Ray, one slot a case.
+        shard: the share of the cases to run, "2/4" for the second of four; each share has a file of its own.
+        resume: go on where records are there already; --no-resume refuses to.
+        retry: run cases that failed again.
+        dry_run: check everything and say what would be run.
+        list: list all cases and whether they are done.
+        **axes: what :class:`~gradfree.benchmarks.axes.Sweep` has.
     """
     for option, value in ("seeds", seeds), ("jobs", jobs):
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
-    _session().run(suite, out, seeds, device, jobs, data)
+    session = _extra("session")
+    manner = session.Manner(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
+    session.run(suite, Sweep(**axes), out, seeds, device, shard, data, manner)
 
 
 def report(suite: str = "quick", out: Path | None = None) -> None:
@@ -45,7 +65,28 @@ def report(suite: str = "quick", out: Path | None = None) -> None:
         suite: the comparisons to show.
         out: folder of the records, and for the report; results/<suite> if not given.
     """
-    _session().report(suite, out)
+    _extra("session").report(suite, out)
+
+
+def check(
+    model: str,
+    data: str | None = None,
+    loss: str | None = None,
+    chains: list[str] | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+) -> None:
+    """Tell for every engine whether it can train a model of yours, how good its gradients are and what a step costs.
+
+    Args:
+        model: module:function, which builds it.
+        data: module:function, which returns batches of inputs and targets, as for `gradfree bench run`. The function
+            "loader" of the model's module if not given.
+        loss: module:function, called with outputs and targets. If not given, cross-entropy for targets of whole numbers
+            and the squared error for others.
+        chains: module paths of the chains, if they cannot be found without help.
+        device: where to measure.
+    """
+    _extra("checking").check(model, data, loss, chains, device)
 
 
 def compare(a: Path, b: Path) -> None:
@@ -55,7 +96,7 @@ def compare(a: Path, b: Path) -> None:
         a: folder or file of records.
         b: another.
     """
-    _session().compare(a, b)
+    _extra("session").compare(a, b)
 
 
 COMMANDS: dict[str, Any] = {
@@ -66,8 +107,7 @@ COMMANDS: dict[str, Any] = {
 }
 
 
-def _session() -> ModuleType:
-    """Import what needs the extra's packages."""
+def _extra(name: str) -> ModuleType:
+    """Import a module that needs the extra's packages."""
     with needs_extra():
-        from gradfree.benchmarks import session
-    return session
+        return importlib.import_module(f"gradfree.benchmarks.{name}")

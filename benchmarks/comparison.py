@@ -15,7 +15,7 @@ from gradfree.benchmarks.speed import Speed
 from gradfree.benchmarks.stored import Stored
 from gradfree.benchmarks.summary import summarise
 from gradfree.benchmarks.tasks import Task
-from gradfree.benchmarks.training import Training, Trial
+from gradfree.benchmarks.training import TimedTraining, TimedTrial, Training, Trial
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Comparison(Part):
     learning_rates: tuple[float, ...] = ()
     trained: ClassVar[type[Training]] = Training
 
+    @property
+    def tries(self) -> int:
+        """How many trials each row's training waits for."""
+        return len(self.learning_rates)
+
     def check(self) -> None:
         """Raise a UsageError if the data are not there."""
         if isinstance(self.task.data, Stored):
@@ -48,7 +53,8 @@ class Comparison(Part):
         """Yield one training run of each row; ``None`` where the learning rate is yet to be chosen."""
         for row in self.rows:
             task = self._tuned(row, device, records)
-            yield self.trained(task=task, row=row, device=device, seed=seed) if task else None
+            trained = self.trained if self.task.seconds is None else TimedTraining
+            yield trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that measures the rows' cost."""
@@ -64,7 +70,8 @@ class Comparison(Part):
 
     def _trials(self, row: Row, device: str) -> list[Trial]:
         tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]
-        return [Trial(task=task, row=row, device=device) for task in tasks]
+        trial = Trial if self.task.seconds is None else TimedTrial
+        return [trial(task=task, row=row, device=device) for task in tasks]
 
     def _tuned(self, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
         """Return the task at the row's learning rate, if that is known."""
@@ -74,4 +81,5 @@ class Comparison(Part):
         if not all(trial.id in records for trial in trials):
             return None
         goodness = self.task.score.goodness
-        return max(trials, key=lambda trial: goodness(records[trial.id]["results"]["validation"])).task
+        # A trial that failed is worth as little as one that diverged.
+        return max(trials, key=lambda trial: goodness(records[trial.id]["results"].get("validation", nan))).task

@@ -68,6 +68,11 @@ class DepthSweep(Part):
         """Whether the data are stored ones."""
         return isinstance(self.task.data, Stored)
 
+    @property
+    def tries(self) -> int:
+        """How many trials each training run waits for."""
+        return len(self.learning_rates)
+
     def check(self) -> None:
         """Raise a UsageError if the data are not there."""
         Comparison(self.task, self.rows).check()

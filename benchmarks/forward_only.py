@@ -61,22 +61,22 @@ ORTHOGONAL_DIGITS = SGDTask(
 _RELU_DIGITS = replace(
     ORTHOGONAL_DIGITS, name="digits_relu", options={**ORTHOGONAL_DIGITS.options, "activation": "relu"}
 )
-_MNIST = replace(
+MNIST = replace(
     ORTHOGONAL_DIGITS,
     name="mnist",
     data=Images("mnist", column="image", train=20000, validation=2000),
     options={"in_features": 784, "num_classes": 10, "width": 128},
     steps=600,
 )
-_LENET = replace(_MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
-_CIFAR = replace(
-    _MNIST,
+_LENET = replace(MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
+CIFAR10 = replace(
+    MNIST,
     name="cifar10",
     data=Images("cifar10", column="img", train=20000, validation=2000),
     options={"in_features": 3072, "num_classes": 10, "width": 128},
     steps=400,
 )
-_CONVNET = replace(_CIFAR, name="cifar10_conv", model="orthogonal_convnet", options={})
+_CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})
 
 
 def _mlps(*depths: int) -> dict[int, dict[str, int]]:
@@ -84,14 +84,14 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(_MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
+    DepthSweep(MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
     DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
-    DepthSweep(_CIFAR, _mlps(5, 20), _ROWS, _RATES),
+    DepthSweep(CIFAR10, _mlps(5, 20), _ROWS, _RATES),
     DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, _ROWS, _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*_ROWS, FA), _RATES),
     DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(), BACKPROP, DFA, PEPITA), _RATES),
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
-    Cadences(_MNIST, _mlps(20), _CADENCES, _RATES),
+    Cadences(MNIST, _mlps(20), _CADENCES, _RATES),
     StepCosts(
         timed=Network(depth=20, width=512, batch=256),
         small=Network(depth=0, width=64, batch=2048),

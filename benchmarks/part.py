@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 from gradfree.benchmarks.case import Case
 from gradfree.benchmarks.failures import FailureSection, error_of
@@ -18,6 +18,11 @@ class Part(ABC):
     def optional(self) -> bool:
         """Whether a run leaves the part out where nobody names a folder of data sets."""
         return False
+
+    @property
+    def tries(self) -> int:
+        """How many trials each training case waits for: the first case for the first so many, and so on."""
+        return 0
 
     def check(self) -> None:
         """Raise a UsageError if something that the cases need is not there."""
@@ -51,13 +56,23 @@ def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) 
 
     ``None`` stands for a case that is not settled before ``records``, by case id, has all trials.
     """
-    for part in suite:
-        yield from part.trials(device)
+    return (case for _, case in grouped_cases(suite, seeds, device, records))
+
+
+def grouped_cases(
+    suite: Suite, seeds: int, device: str, records: Mapping[str, Record]
+) -> Iterator[tuple[Hashable, Case | None]]:
+    """Yield all cases as :func:`cases` does, each after its group: those that must see each other's records."""
+    for p, part in enumerate(suite):
+        for n, case in enumerate(part.trials(device)):
+            yield (p, n // part.tries), case
     for seed in range(seeds):
-        for part in suite:
-            yield from part.training(seed, device, records)
-    for part in suite:
-        yield from part.timing(device)
+        for p, part in enumerate(suite):
+            for n, awaited in enumerate(part.training(seed, device, records)):
+                yield (p, n) if part.tries else (p, n, seed), awaited
+    for p, part in enumerate(suite):
+        for n, case in enumerate(part.timing(device)):
+            yield (p, n, "timing"), case
 
 
 def sections(suite: Suite, records: Mapping[str, Record]) -> Iterator[Section]:

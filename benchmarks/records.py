@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypedDict
+
+from filelock import FileLock, Timeout
 
 from gradfree.benchmarks.case import Case
 from gradfree.benchmarks.environment import environment
@@ -15,9 +20,7 @@ from gradfree.cli import UsageError
 SCHEMA = 1
 
 
-class Record(TypedDict):
-    """A finished case. JSON as Python writes it: numbers may be NaN and Infinity."""
-
+class _Finished(TypedDict):
     schema: int
     case: str
     kind: str
@@ -28,9 +31,34 @@ class Record(TypedDict):
     timestamp: str
 
 
+class Record(_Finished, total=False):
+    """A finished case. JSON as Python writes it: numbers may be NaN and Infinity.
+
+    A case that failed has no ``results`` but an ``error``, whose last line says what it was.
+    """
+
+    error: str
+
+
 def measure(case: Case) -> Record:
     """Run ``case`` and return its record."""
-    results = case.run()
+    return _record(case, case.run())
+
+
+def attempt(case: Case) -> Record:
+    """Run ``case`` and return its record, with the traceback if it raises."""
+    try:
+        return measure(case)
+    except Exception:
+        return failure(case, traceback.format_exc().strip())
+
+
+def failure(case: Case, error: str) -> Record:
+    """Return the record of a case that failed."""
+    return Record(**_record(case, {}), error=error)
+
+
+def _record(case: Case, results: dict[str, Any]) -> Record:
     return Record(
         schema=SCHEMA,
         case=case.id,
@@ -44,46 +72,115 @@ def measure(case: Case) -> Record:
 
 
 class RecordFile:
-    """A file of records that survives being killed at any moment: only what was not finished is lost."""
+    """A file of records that survives being killed at any moment: only what was not finished is lost.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Several processes may work on one folder if each has a file of its own: all read what the others have finished.
+
+    Args:
+        path: the file, say ``records.jsonl``.
+        share: if not empty, what tells this process's file from the others': ``records-<share>.jsonl``.
+    """
+
+    def __init__(self, path: Path, share: str = ""):
+        self.path = path.with_stem(f"{path.stem}-{share}") if share else path
+        self._whole = path
 
     def read(self) -> dict[str, Record]:
-        """Return the records of this schema by case id; an unfinished last line does not count.
+        """Return the records of all processes by case id; an unfinished last line does not count.
+
+        Where a case has several, the last one that did not fail counts.
 
         Raises:
-            UsageError: a line is no record.
+            UsageError: a line is no record, or one that only a newer gradfree can read.
         """
-        if not self.path.exists():
-            return {}
-        *lines, _ = self.path.read_bytes().split(b"\n")
         records: dict[str, Record] = {}
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-                current = record["schema"] == SCHEMA
-            except (ValueError, TypeError, KeyError) as error:
-                raise UsageError(f"{self.path}, line {number} is no record: delete the line.") from error
-            if current:
-                records[record["case"]] = record
+        others = self._whole.parent.glob(f"{self._whole.stem}-*{self._whole.suffix}")
+        for path in [self._whole, *sorted(others)]:
+            for record in _read(path):
+                if "error" not in record or "error" in records.get(record["case"], record):
+                    records[record["case"]] = record
         return records
 
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep other processes from writing to this file.
+
+        Raises:
+            UsageError: another one is at it.
+        """
+        with ExitStack() as stack:
+            # Some file systems of clusters know no locks.
+            with suppress(NotImplementedError):
+                try:
+                    stack.enter_context(FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0))
+                except Timeout:
+                    raise UsageError(
+                        f"another run is writing to {self.path}. Wait for it, name another folder by --out, or divide "
+                        "the cases between them by --shard."
+                    ) from None
+            yield
+
     def append(self, record: Record) -> None:
-        """Add ``record`` and wait until the disk has it."""
+        """Add ``record`` and wait until the disk has it.
+
+        Raises:
+            UsageError: it cannot be written, say because the disk is full; the file is as before.
+        """
         line = json.dumps(record).encode() + b"\n"
-        self._drop_unfinished_line()
-        # One write to a file in append mode: all of the line or, if killed, a line without end.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, line)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            self._drop_unfinished_line()
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UsageError(
+                f"{self.path} cannot be written: {error.strerror}. It has all cases that were finished before "
+                f"{record['case']!r}; when this is put right, the same command does the rest."
+            ) from error
 
     def _drop_unfinished_line(self) -> None:
-        if not self.path.exists():
+        if not self.path.is_file() or not self.path.stat().st_size:
             return
-        content = self.path.read_bytes()
-        if not content.endswith(b"\n"):
-            os.truncate(self.path, content.rfind(b"\n") + 1)
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() == b"\n":
+                return
+            file.seek(0)
+            finished = file.read().rfind(b"\n") + 1
+        os.truncate(self.path, finished)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Write ``line`` to a file in append mode: all of it or, if killed, a line without end."""
+    end = os.fstat(descriptor).st_size
+    try:
+        while line:
+            line = line[os.write(descriptor, line) :]
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, end)
+        raise
+
+
+def _read(path: Path) -> Iterator[Record]:
+    """Yield the records in ``path``, none if there is no such file."""
+    if not path.exists():
+        return
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            schema, known = record["schema"], isinstance(record["case"], str) and isinstance(record["results"], dict)
+        except (ValueError, TypeError, KeyError):
+            schema = known = False
+        if type(schema) is int and schema > SCHEMA:
+            raise UsageError(
+                f"{path}, line {number} was written by a newer gradfree: its schema is {schema}, this one knows "
+                f"{SCHEMA}. Use that gradfree, or name another folder by --out; the file stays as it is."
+            )
+        if not known or schema != SCHEMA:
+            raise UsageError(f"{path}, line {number} is no record: delete the line.")
+        yield record

@@ -4,62 +4,163 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.text import Text
 
+from gradfree.benchmarks.axes import Sweep
+from gradfree.benchmarks.case import Case
 from gradfree.benchmarks.compare import compare as compare_records
 from gradfree.benchmarks.compare import environment_changes, read_records
-from gradfree.benchmarks.part import Suite, cases
+from gradfree.benchmarks.own import is_reference
+from gradfree.benchmarks.part import Suite, sections
+from gradfree.benchmarks.plan import Plan, Shard
 from gradfree.benchmarks.publication import publish
-from gradfree.benchmarks.records import RecordFile
+from gradfree.benchmarks.records import Record, RecordFile
 from gradfree.benchmarks.report import Report, print_section
-from gradfree.benchmarks.runner import count_finished, run_cases
+from gradfree.benchmarks.runner import count_finished, finished_in, run_cases
 from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
+from gradfree.benchmarks.sweep import suite_of
+from gradfree.benchmarks.workers import Executor, Workers
 from gradfree.cli import UsageError
+from gradfree.names import no_such
+
+RECORDS = "records.jsonl"
+_SWEEP = Path("results", "sweep")
+_DEVICES = ("cpu", "cuda")
 
 
-def run(suite: str, out: Path | None, seeds: int, device: str, jobs: int, data: Path | None) -> None:
+@dataclass(frozen=True)
+class Manner:
+    """How a run goes about its cases.
+
+    Attributes:
+        executor: "local" or "ray".
+        jobs: cases at a time, where this machine runs them.
+        resume: whether records may be there already.
+        retry: whether cases that failed are run again.
+        dry: whether to only say what would be run.
+        listing: whether to only list the cases.
+    """
+
+    executor: str
+    jobs: int
+    resume: bool
+    retry: bool
+    dry: bool
+    listing: bool
+
+
+def run(
+    suite: str | None,
+    sweep: Sweep,
+    out: Path | None,
+    seeds: int,
+    device: str,
+    shard: str,
+    data: str | None,
+    manner: Manner,
+) -> None:
     """Run the cases that have no record yet, then report."""
-    if data is not None:
+    loader = data if data is not None and is_reference(data) else None
+    if data is not None and not loader:
         # The workers inherit it.
-        os.environ[DATA_ROOT] = str(data)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
-    comparisons, file = _open(suite, out)
-    comparisons = tuple(part for part in comparisons if os.environ.get(DATA_ROOT) or not part.optional)
+        os.environ[DATA_ROOT] = data
+    devices, share = _devices(device), Shard.parse(shard)
+    if loader and not sweep.named:
+        raise UsageError(f"--data {loader} is for a model of your own: --model module:function.")
+    if sweep.named and suite:
+        raise UsageError(f"--suite {suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
+    comparisons, folder = _open(suite or "quick", out) if not sweep.named else (suite_of(sweep, loader), out or _SWEEP)
+    comparisons = tuple(part for part in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not part.optional)
     for part in comparisons:
         part.check()
+    _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner)
+
+
+def _devices(names: str) -> tuple[str, ...]:
+    for name in (devices := tuple(names.split(","))):
+        if name not in _DEVICES:
+            raise UsageError(no_such("device", name, _DEVICES))
+    if "cuda" in devices and not torch.cuda.is_available():
+        raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
+    return devices
+
+
+def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
+    listed = list(plan.cases(known := file.read()))
+    if manner.listing:
+        print("\n".join(_state(case, known) for case in listed))
+        return
+    if known and not manner.resume:
+        raise UsageError(f"{file.path.parent} has {len(known)} records; name another --out, or leave out --no-resume.")
+    finished = finished_in(known, manner.retry)
+    if skipped := count_finished(listed, finished):
+        print(f"{skipped} of {len(listed)} cases are in {file.path} already: skipped.")
+    if manner.dry:
+        print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
+        print("\n".join(_state(case, known) for case in listed if case is None or case.id not in finished))
+        return
+    _make(file.path.parent)
     try:
-        file.path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {file.path.parent}: {error.strerror}.") from error
-    wanted = partial(cases, comparisons, seeds, device)
-    listed = list(wanted(known := file.read()))
-    if finished := count_finished(listed, known):
-        print(f"{finished} of {len(listed)} cases are in {file.path} already: skipped.")
-    try:
-        run_cases(wanted, file, jobs)
+        run_cases(plan.cases, file, _executor(manner), manner.retry)
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
-    _show(comparisons, file)
+    if any(sections(plan.suite, known := file.read())):
+        _show(plan.suite, file)
+    _refuse_failures(list(plan.cases(known)), known)
+
+
+def _executor(manner: Manner) -> Executor:
+    if manner.executor == "local":
+        return Workers(manner.jobs)
+    try:
+        from gradfree.benchmarks.ray_workers import RayWorkers
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[ray]'") from error
+    return RayWorkers()
+
+
+def _state(case: Case | None, records: Mapping[str, Record]) -> str:
+    """Return a case's line of the list."""
+    if case is None:
+        return "waiting  a training run whose learning rate is yet to be chosen"
+    if case.id not in records:
+        return f"missing  {case.id}"
+    return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}.") from error
+
+
+def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]) -> None:
+    """End with an error if a case failed, once everything else is done."""
+    errors = {c.id: records[c.id]["error"].splitlines()[-1] for c in cases if c and "error" in records.get(c.id, {})}
+    if errors:
+        lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
+        raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
 
 
 def report(suite: str, out: Path | None) -> None:
     """Print the tables and write the report's files."""
-    comparisons, file = _open(suite, out)
-    _show(comparisons, file)
+    comparisons, folder = _open(suite, out)
+    _show(comparisons, RecordFile(folder / RECORDS))
 
 
-def _open(suite: str, out: Path | None) -> tuple[Suite, RecordFile]:
+def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
     if suite not in SUITES:
-        raise UsageError(f"no suite is called {suite!r}; there are: {', '.join(SUITES)}.")
-    return SUITES[suite], RecordFile((out or Path("results", suite)) / "records.jsonl")
+        raise UsageError(no_such("suite", suite, SUITES))
+    return SUITES[suite], out or Path("results", suite)
 
 
 def compare(a: Path, b: Path) -> None:

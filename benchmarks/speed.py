@@ -11,9 +11,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.data import Split
-from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.tasks import Task
+from gradfree.benchmarks.trainee import Trainee
 
 _ROUNDS = 9
 _STEPS = 3
@@ -44,7 +43,7 @@ class Speed(Case):
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the baseline and peak memory in bytes."""
-        trainees = [_Trainee(self, row) for row in self.rows]
+        trainees = [Trainee(self.task, row, self.device, self.seed) for row in self.rows]
         times = interleaved([trainee.step for trainee in trainees])
         return {
             "rows": [
@@ -52,29 +51,6 @@ class Speed(Case):
                 for row, trainee, own in zip(self.rows, trainees, times, strict=True)
             ]
         }
-
-
-class _Trainee:
-    """A model in training with one row's engine, on one batch over and over."""
-
-    def __init__(self, case: Speed, row: Row):
-        self.task = case.task
-        self.device = case.device
-        self.model = self.task.create_model(case.seed).to(case.device)
-        self.optimizer, _ = self.task.create_optimizer(self.model)
-        batch = next(self.task.batches(self.task.data().train, case.seed))
-        self.batch = Split(*(x.to(case.device) for x in batch))
-        row.create_engine().attach(self.model)
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.task.loss(self.model(self.batch.inputs), self.batch.targets).backward()
-        self.optimizer.step()
-
-    def peak_memory(self) -> int:
-        """Return the peak of one step that starts without gradients."""
-        self.optimizer.zero_grad()
-        return peak_memory(self.step, self.device)
 
 
 def interleaved(steps: Sequence[Callable[[], object]], runs: int = _STEPS) -> list[list[float]]:

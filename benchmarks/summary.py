@@ -56,7 +56,7 @@ class Summary(Section):
         """Say what was compared."""
         task = self.task
         return (
-            f"{task.name}: {task.model}, {task.steps} steps, seeds: {self.seeds}, "
+            f"{task.name}: {task.model}, {task.budget}, seeds: {self.seeds}, "
             f"device: {self.environment['device']}, threads: {self.environment['threads']}"
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Any
 
@@ -15,10 +16,13 @@ from torchmetrics import MeanSquaredError, Metric
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity
 
-from gradfree import create_model
+from gradfree import Engine, create_model
+from gradfree.attaching import Handle
+from gradfree.benchmarks.case import ADDED
 from gradfree.benchmarks.data import CONTEXT, Data, Split, digits, pydoc
 from gradfree.benchmarks.synthetic import BLANK, COPYING_VOCABULARY, Synthetic, adding_pixels, copying, parity_pixels
 from gradfree.benchmarks.text import Text
+from gradfree.registry import MODELS, lookup
 
 _CHUNK = 32
 """Examples scored at a time: the logits of a word model are large."""
@@ -42,10 +46,14 @@ class Score:
 
     @torch.no_grad()
     def of(self, model: nn.Module, split: Split) -> float:
-        """Return the score of ``model``, in evaluation mode, on ``split``."""
+        """Return the score of ``model``, in evaluation mode, on ``split``; the model is left as it was."""
         metric = self.metric().to(split.inputs.device)
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
         for inputs, targets in zip(split.inputs.split(_CHUNK), split.targets.split(_CHUNK), strict=True):
             metric.update(model(inputs), targets)
+        for module, training in modes.items():
+            module.training = training
         return self.factor * metric.compute().item()
 
     def goodness(self, value: float) -> float:
@@ -69,6 +77,10 @@ class Task:
         learning_rate: at its highest.
         batch_size: examples a step.
         steps: of training.
+        seconds: of training in place of ``steps``: as many steps as each engine takes in that time.
+        evaluations: how often the validation score is taken on the way.
+        dtype: of weights and inputs; torch's default if not given.
+        chains: module paths of the model's chains; found automatically if not given.
     """
 
     name: str
@@ -80,11 +92,41 @@ class Task:
     learning_rate: float
     batch_size: int
     steps: int
+    seconds: float | None = field(default=None, metadata=ADDED, kw_only=True)
+    evaluations: int = field(default=0, metadata=ADDED, kw_only=True)
+    dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
+    chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
+
+    @property
+    def budget(self) -> str:
+        """How long the training is, for people."""
+        return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
+
+    @property
+    def known_options(self) -> list[str]:
+        """The names of the model's options."""
+        return list(inspect.signature(lookup(MODELS, self.model)).parameters)
 
     def create_model(self, seed: int) -> nn.Module:
         """Return the model as initialised for ``seed``."""
         torch.manual_seed(seed)
+        return self.build().to(dtype=self._dtype)
+
+    def build(self) -> nn.Module:
+        """Return a new model."""
         return create_model(self.model, **self.options)
+
+    def attach(self, engine: Engine, model: nn.Module) -> Handle:
+        """Put ``engine`` on the model's chains."""
+        return engine.attach(model, self.chains)
+
+    def on(self, device: str, split: Split) -> Split:
+        """Return ``split`` on ``device``, in the task's dtype."""
+        return Split(*(x.to(device, self._dtype if x.is_floating_point() else None) for x in split))
+
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        return None if self.dtype is None else getattr(torch, self.dtype)
 
     def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, OneCycleLR]:
         """Return the optimizer and its learning rate schedule."""

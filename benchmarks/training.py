@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import nn
 
 from gradfree import Fidelity
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.data import Data, Split
+from gradfree.benchmarks.data import Data
 from gradfree.benchmarks.tasks import Task
+from gradfree.benchmarks.trainee import Trainee
 from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
@@ -40,12 +41,12 @@ class Training(Case):
     def run(self) -> dict[str, Any]:
         """Train; return the loss now and then, the gradients' fidelity, and the scores at the end."""
         task, engine = self.task, self.row.create_engine()
-        data = Data(*(Split(*(x.to(self.device) for x in split)) for split in task.data()))
+        data = Data(*(task.on(self.device, split) for split in task.data()))
         model = task.create_model(self.seed).to(self.device)
         optimizer, schedule = task.create_optimizer(model)
-        losses, fidelity = [], []
+        losses, fidelity, curve = [], [], []
         # From the first step to the last: engines keep running means, feedback and the count of steps.
-        with engine.attach(model) as handle:
+        with task.attach(engine, model) as handle:
             for step, batch in enumerate(task.batches(data.train, self.seed)):
                 optimizer.zero_grad()
                 loss = task.loss(model(batch.inputs), batch.targets)
@@ -56,9 +57,10 @@ class Training(Case):
                 schedule.step()
                 if step in _spread(_LOSSES, task.steps):
                     losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
-        model.eval()
+                if step in _spread(task.evaluations, task.steps):
+                    curve.append({"step": step, "validation": task.score.of(model, data.validation)})
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
-        return {"losses": losses, "fidelity": fidelity, **scores}
+        return {"losses": losses, "fidelity": fidelity, **scores} | ({"curve": curve} if curve else {})
 
     def probed(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return what to keep of the gradients' fidelity at one step."""
@@ -83,6 +85,31 @@ class Trial(Training):
         return f"{self.row.label} at {self.task.learning_rate:g}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedTraining(Training):
+    """A training run of as many steps as fit into the task's seconds; evaluations and the like do not count."""
+
+    kind: ClassVar[str] = "timed training"
+    # Others beside it would take part of its time.
+    alone: ClassVar[bool] = True
+
+    def run(self) -> dict[str, Any]:
+        """Time a step, then train; return what other training runs do, and how many steps it came to."""
+        trainee = Trainee(self.task, self.row, self.device, self.seed)
+        steps = max(1, int((self.task.seconds or 0.0) / trainee.step_time()))
+        planned = replace(self, task=replace(self.task, steps=steps))
+        return {"steps": steps, **super(TimedTraining, planned).run()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTrial(Trial, TimedTraining):
+    """A training run of so many seconds that tries a learning rate."""
+
+    kind: ClassVar[str] = "timed trial"
+
+
 def _spread(count: int, steps: int) -> set[int]:
     """Return ``count`` steps from the first to the last, evenly spaced; all if there are fewer."""
+    if count < 2:
+        return {steps - 1} if count else set()
     return {round(i * (steps - 1) / (count - 1)) for i in range(count)}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jsonargparse import auto_cli
+from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
 
 from gradfree import __doc__ as description
 from gradfree.registry import ENGINES, MODELS, entries
@@ -17,6 +17,21 @@ COMMANDS = "gradfree.commands"
 
 class UsageError(Exception):
     """What the user asked for cannot be done; the message is all that they are shown."""
+
+
+class _Parser(ArgumentParser):
+    """A parser with ``--dry-run`` for ``dry_run``, and switches for what is true or false: ``--retry``, ``--no-retry``.
+
+    ``--dry_run`` and ``--retry=true``, as in a configuration file, will do.
+    """
+
+    def add_argument(self, *names: str, **settings: Any) -> Any:
+        if names[0].startswith("--"):
+            names = tuple(dict.fromkeys([name.replace("_", "-") for name in names] + list(names)))
+        if settings.get("type") is bool:
+            del settings["type"]
+            settings.update(action=ActionYesNo(no_prefix="no-"), nargs="?")
+        return super().add_argument(*names, **settings)
 
 
 def engines() -> None:
@@ -42,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if given and _reads_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
-            auto_cli(commands, given, prog="gradfree", description=description)
+            auto_cli(commands, given, prog="gradfree", description=description, parser_class=_Parser)
     except UsageError as error:
         print(f"gradfree: error: {error}", file=sys.stderr)
         sys.exit(2)

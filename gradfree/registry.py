@@ -10,6 +10,7 @@ from torch import nn
 
 from gradfree import checkout
 from gradfree.engine import Engine
+from gradfree.names import no_such
 
 ENGINES = "gradfree.engines"
 MODELS = "gradfree.models"
@@ -30,7 +31,7 @@ def lookup(group: str, name: str) -> Any:
     known = entries(group)
     if name not in known:
         what = group.removeprefix("gradfree.").removesuffix("s")
-        raise ValueError(f"no {what} is called {name!r}; there are: {', '.join(known)}.")
+        raise ValueError(no_such(what, name, known))
     return known[name].load()
 
 

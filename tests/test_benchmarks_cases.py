@@ -1,7 +1,7 @@
 """What a case measures, and that its name stands for all it depends on."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
 
+from gradfree.benchmarks.case import ADDED
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import pydoc
 from gradfree.benchmarks.memory import peak_memory
@@ -126,6 +127,19 @@ def test_whatever_changes_the_results_changes_the_name(other):
 def test_a_record_written_yesterday_is_found_today():
     """Another digest means that users' records are run again: right if the meaning of a case has changed."""
     assert training(HIGHWAY).id == "training/points/highway_bp k=1/cpu/seed 0/d9db34ef"
+
+
+def test_a_field_that_is_added_later_changes_no_name_but_by_its_value():
+    @dataclass(frozen=True)
+    class LaterTask(type(TASK)):
+        schedule: str = field(default="one cycle", metadata=ADDED)
+
+    settings = {f.name: getattr(TASK, f.name) for f in fields(TASK)}
+    case = training(HIGHWAY, task=LaterTask(**settings))
+    assert (case.id, case.config) == (training(HIGHWAY).id, training(HIGHWAY).config)
+    other = training(HIGHWAY, task=LaterTask(**settings, schedule="constant"))
+    assert other.id != case.id
+    assert other.config["task"]["schedule"] == "constant"
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)

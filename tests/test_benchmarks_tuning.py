@@ -11,12 +11,13 @@ from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
 
 from gradfree.benchmarks.part import cases, sections
 from gradfree.benchmarks.plot import save_plots
-from gradfree.benchmarks.records import RecordFile
+from gradfree.benchmarks.records import RecordFile, failure
 from gradfree.benchmarks.report import print_section
 from gradfree.benchmarks.runner import run_cases
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.tasks import PYDOC, WIKITEXT2, Score
 from gradfree.benchmarks.training import Trial
+from gradfree.benchmarks.workers import Workers
 from gradfree.cli import main
 
 LOW, MIDDLE, HIGH = TUNED.learning_rates
@@ -47,6 +48,13 @@ def test_a_diverged_trial_is_not_chosen(part):
     assert rates(part, tried(part, backprop=[nan, 1, nan], highway_bp=[1, nan, nan])) == [MIDDLE, LOW]
     worst = -inf if part is TUNED else inf
     assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
+
+
+def test_a_failed_trial_is_not_chosen():
+    failed = {name: failure(case, "out of memory") for case in TUNED.trials("cpu") if (name := case.id) in TRIED}
+    best = list(TRIED)[1]
+    assert rates(TUNED, TRIED | {best: failed[best]}) == [HIGH, HIGH]
+    assert None not in rates(TUNED, failed)
 
 
 def test_a_row_waits_for_all_of_its_trials():
@@ -195,5 +203,5 @@ def test_cases_that_must_run_alone_come_last_and_one_by_one(tmp_path, monkeypatc
     order = []
     monkeypatch.setattr(RecordFile, "append", lambda self, record: order.append(record["kind"]))
     wanted = [*TUNED.timing("cpu"), training(PLAIN), training(HIGHWAY)]
-    run_cases(lambda records: wanted, RecordFile(tmp_path / "records.jsonl"), jobs=2)
+    run_cases(lambda records: wanted, RecordFile(tmp_path / "records.jsonl"), Workers(2))
     assert order == ["training", "training", "speed"]

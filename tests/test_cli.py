@@ -39,9 +39,12 @@ def test_a_line_says_what_the_engine_is(capsys):
     [
         ([], ["engines", "models", "bench", "Compare engines", "fit", "Train a model with an engine"]),
         (["bench"], ["run", "report"]),
-        (["bench", "run"], ["--suite", "--out", "--seeds", "--device {cpu,cuda}", "--jobs", "results/<suite>"]),
+        (["bench", "run"], ["--suite", "--out", "--seeds", "--device", "--jobs", "results/<suite>"]),
+        (["bench", "run"], ["--shard", "--resume", "--no-resume", "--retry", "--dry-run", "--list"]),
         (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
+        (["bench", "run"], ["--tasks", "--engines", "--batch-size", "--learning-rates", "--config", "--executor"]),
         (["bench", "report"], ["--suite", "--out"]),
+        (["check"], ["model", "--data", "--loss", "--chains", "--device {cpu,cuda}"]),
         (["fit"], ["--engine", "highway_bp", "digits_highway_bp", "PyDoc", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
 )
@@ -54,7 +57,10 @@ def test_help(args, words, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--suite", "slow"], "no suite is called 'slow'; there are: quick"),
+        (["--suite", "quik"], "no suite is called 'quik'; there are: quick"),
+        (["--suite", "quik"], "Did you mean 'quick'?"),
+        (["--shard", "0/4"], "--shard counts from 1: 1/4, 2/4, 3/4 and 4/4, say, not 0/4"),
+        (["--shard", "half"], "--shard counts from 1"),
         (["--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--jobs", "-1"], "--jobs must be at least 1, not -1"),
         (["--seeds", "many"], "many"),

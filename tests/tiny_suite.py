@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+from dataclasses import replace
 
 import torch
 from torchmetrics.classification import BinaryAccuracy
@@ -33,6 +37,25 @@ def failing():
     raise OSError("no such points")
 
 
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaving():
+    sys.exit(7)
+
+
+def points_if_there():
+    return points() if os.environ["POINTS"] else failing()
+
+
+def littered():
+    """Fail where it was called before, in the same process."""
+    assert not hasattr(sys, "litter")
+    sys.litter = True
+    return points()
+
+
 TASK = Task(
     name="points",
     data=points,
@@ -61,6 +84,11 @@ def speed(rows=(PLAIN, CHAIN, HIGHWAY)):
 
 def tiny_cases(seeds=1):
     return list(cases(SUITE, seeds, "cpu", {}))
+
+
+def many_cases():
+    """Thirty that take next to no time."""
+    return [training(row, replace(TASK, steps=2), seed) for seed in range(10) for row in (PLAIN, CHAIN, HIGHWAY)]
 
 
 def fake(case, results):

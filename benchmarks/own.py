@@ -1,0 +1,271 @@
+"""Models and data of the user's own, named as ``module:function``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric, Metric
+
+from gradfree.benchmarks.data import Data, Split
+from gradfree.benchmarks.tasks import Score, Task, cross_entropy
+from gradfree.cli import UsageError
+from gradfree.names import no_such
+
+_SPLITS = ("train", "validation", "test")
+_AT_ONCE = 256
+_STEPS = 200
+_BATCH_SIZE = 32
+_LEARNING_RATE = 1e-3
+
+
+def is_reference(name: str) -> bool:
+    """Tell whether ``name`` is a ``module:function``, not a registered name or a folder."""
+    return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None and not Path(name).exists()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A function by its name.
+
+    Attributes:
+        name: ``module:function``; the module may lie in the current folder.
+        source: digest of the module's file: records of another version are not this one's.
+    """
+
+    name: str
+    source: str
+
+    @classmethod
+    def to(cls, name: str) -> Reference:
+        """Find the function.
+
+        Raises:
+            UsageError: there is none.
+        """
+        module = _module(name)
+        file = getattr(module, "__file__", None)
+        reference = cls(name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else "")
+        try:
+            reference.load()
+        except AttributeError:
+            known = [n for n, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
+            raise UsageError(no_such(f"function of {module.__name__}", name.partition(":")[2], known)) from None
+        return reference
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function."""
+        function: Callable[..., Any] = reduce(getattr, self.name.partition(":")[2].split("."), _module(self.name))
+        return function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.load()(*args, **kwargs)
+
+    def result(self, **options: Any) -> Any:
+        """Return what the function makes of ``options``.
+
+        Raises:
+            UsageError: it raises.
+        """
+        try:
+            return self.load()(**options)
+        except Exception as error:
+            raise UsageError(f"{self.name} fails: {type(error).__name__}: {error}") from error
+
+
+def _module(name: str) -> Any:
+    # A command has its own folder on the path, not the one that it is called from.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    module = name.partition(":")[0]
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise UsageError(f"{name}: the module {module} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class OwnTask(Task):
+    """A training job with a model that a function builds.
+
+    Attributes:
+        builder: returns a new model when called with the options.
+    """
+
+    builder: Reference = field(kw_only=True)
+
+    @property
+    def known_options(self) -> list[str]:
+        """The names of the builder's parameters."""
+        return list(inspect.signature(self.builder.load()).parameters)
+
+    def build(self) -> nn.Module:
+        """Return a new model.
+
+        Raises:
+            UsageError: the builder returns none.
+        """
+        model = self.builder.result(**self.options)
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"{self.builder.name} returns a {type(model).__name__}, not an nn.Module.")
+        return model
+
+
+def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None, chains: Sequence[str] | None) -> Task:
+    """Return the training job of a model and data of the user's own; what is not said is guessed from the targets.
+
+    Args:
+        model: what builds it, ``module:function``.
+        options: of the builder.
+        data: what returns them, as :class:`Loaded` has it.
+        loss: ``module:function``; if not given, cross-entropy for targets of whole numbers, else the squared error.
+        chains: module paths; found automatically if not given.
+
+    Raises:
+        UsageError: something is not there or not of the kind.
+    """
+    loaded = Loaded(Reference.to(data))
+    classes = not loaded().train.targets.is_floating_point()
+    function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
+    if loss is not None:
+        function = Reference.to(loss)
+    by_classes = loss is None and classes
+    return OwnTask(
+        name=model,
+        data=loaded,
+        model=model,
+        options=options,
+        loss=function,
+        score=Score("accuracy", "%", Accuracy, 100.0) if by_classes else Score("loss", "mean", LossMetric(function)),
+        learning_rate=_LEARNING_RATE,
+        batch_size=_BATCH_SIZE,
+        steps=_STEPS,
+        chains=None if chains is None else tuple(chains),
+        builder=Reference.to(model),
+    )
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared error.
+
+    Raises:
+        ValueError: the shapes differ; torch would broadcast them.
+    """
+    if outputs.shape != targets.shape:
+        raise ValueError(f"the model's outputs are {tuple(outputs.shape)}, the targets {tuple(targets.shape)}.")
+    return nn.functional.mse_loss(outputs, targets)
+
+
+class Accuracy(MeanMetric):
+    """Share of the examples whose class has the largest logit; classes come last."""
+
+    higher_is_better = True  # type: ignore[assignment]
+
+    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add logits (B, ..., classes) and class indices (B, ...)."""
+        super().update((preds.argmax(-1) == target).double())
+
+
+class MeanLoss(MeanMetric):
+    """Mean of a loss over examples."""
+
+    higher_is_better = False  # type: ignore[assignment]
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.loss = loss
+
+    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add outputs and targets."""
+        super().update(self.loss(preds, target).double(), len(target))
+
+
+@dataclass(frozen=True)
+class LossMetric:
+    """Makes a :class:`MeanLoss`; has a name that tells the loss."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self) -> Metric:
+        """Return a new metric."""
+        return MeanLoss(self.loss)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Examples that a function returns.
+
+    Attributes:
+        loader: returns one source of examples, of which a tenth each is held out for validation and test; or two or
+            three, in a tuple or by their names: train, validation, and test. A source is a pair of tensors, inputs and
+            targets, a data set of such pairs or an iterable of batches of them, a ``DataLoader``, say.
+    """
+
+    loader: Reference
+
+    def __call__(self) -> Data:
+        """Return the examples, all in memory.
+
+        Raises:
+            UsageError: the loader returns something else.
+        """
+        return _load(self.loader)
+
+
+@cache
+def _load(loader: Reference) -> Data:
+    given = loader.result()
+    if isinstance(given, Mapping):
+        given = tuple(given[name] for name in _SPLITS if name in given)
+    several = isinstance(given, tuple) and not _is_pair(given)
+    splits = [_split(source, loader.name) for source in given] if several else _hold_out(_split(given, loader.name))
+    if len(splits) == 2:
+        splits = [*splits, splits[1]]
+    if len(splits) != len(_SPLITS) or not all(len(split.inputs) for split in splits):
+        raise UsageError(f"{loader.name} must return one to three sources of examples, none of them empty.")
+    return Data(*splits)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, Tensor) for x in value)
+
+
+def _split(source: Any, name: str) -> Split:
+    if _is_pair(source):
+        return Split(*source)
+    batches: Iterable[Any] = source
+    if isinstance(source, Dataset) and not isinstance(source, DataLoader):
+        batches = DataLoader(source, _AT_ONCE)
+    found = []
+    for batch in batches:
+        if not _is_pair(batch):
+            raise UsageError(f"{name} has a batch that is {_described(batch)}, not two tensors: inputs and targets.")
+        found.append(batch)
+    if not found:
+        raise UsageError(f"{name} has no batch.")
+    return Split(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {', '.join(type(item).__name__ for item in value)}"
+    return f"a {type(value).__name__}"
+
+
+def _hold_out(split: Split) -> list[Split]:
+    order = torch.randperm(len(split.inputs), generator=torch.Generator().manual_seed(0))
+    tenth = max(1, len(order) // 10)
+    parts = order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth]
+    return [Split(split.inputs[part], split.targets[part]) for part in parts]

@@ -1,0 +1,80 @@
+"""A user's model and data, in a module of their own."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x))
+
+
+class Model(nn.Module):
+    def __init__(self, depth, outputs):
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.blocks = nn.Sequential(*(Block(8) for _ in range(depth)))
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)))
+
+
+def build(depth=4):
+    return Model(depth, 3)
+
+
+def build_regression():
+    return Model(3, 1)
+
+
+def inputs():
+    return torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+
+
+def loader():
+    x = inputs()
+    return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=16)
+
+
+def pair():
+    x = inputs()
+    return x, x[:, :3].argmax(1)
+
+
+def named():
+    x, y = pair()
+    return {"train": (x[:20], y[:20]), "validation": TensorDataset(x[20:30], y[20:30]), "test": [(x[30:], y[30:])]}
+
+
+def two():
+    return pair(), pair()
+
+
+def regression():
+    x = inputs()
+    return x, x.sum(1, keepdim=True)
+
+
+def loss(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+
+def bad_batches():
+    return [{"x": 1}]
+
+
+def nothing():
+    return []
+
+
+def broken():
+    raise OSError("no such disk")
+
+
+not_a_function = 7
