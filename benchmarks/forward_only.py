@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gradfree.benchmarks.cadence import Cadences
 from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.costs import Network, StepCosts
 from gradfree.benchmarks.data import digits
 from gradfree.benchmarks.depths import DepthSweep
@@ -82,6 +83,13 @@ _CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", opt
 def _mlps(*depths: int) -> dict[int, dict[str, int]]:
     return {depth: {"depth": depth} for depth in depths}
 
+
+QUICK = Comparison(
+    replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 10}),
+    (BACKPROP, *(row for row in _orthogonal(16.0) if row.options), DFA, PEPITA),
+    learning_rates=(0.3, 1.0, 3.0),
+)
+"""The shortest comparison that shows what each is like."""
 
 FORWARD_ONLY: Suite = (
     DepthSweep(MNIST, _mlps(5, 20, 50), _ROWS, _RATES),

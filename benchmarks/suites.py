@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
-from gradfree.benchmarks.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS, QUICK
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.phases import PhaseTimings
@@ -90,6 +90,7 @@ SUITES: dict[str, Suite] = {
         Comparison(DIGITS, _BACKPROP_IN_DEPTH + _highway(0, 1, 2, 3, 4, 6)),
         Comparison(PYDOC, _BACKPROP_IN_DEPTH + _highway(0, 1, 2, 4)),
         Comparison(replace(PYDOC_GRU, steps=250), (*_BACKPROP, *_DSF, *_highway(0, 1))),
+        QUICK,
     ),
     "rnn": (
         LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
