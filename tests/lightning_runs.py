@@ -3,7 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from plain_modules import KINDS, Classifier, Net
+from plain_modules import KINDS, Net, PlainModule
 
 import gradfree
 import gradfree.lightning
@@ -41,7 +41,7 @@ def strategy(engine, **options):
     return gradfree.lightning.EngineStrategy(engine, **options)
 
 
-def fresh(kind, make=Classifier, **options):
+def fresh(kind, make=PlainModule, **options):
     """Return a module in float32, the same at every call."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)

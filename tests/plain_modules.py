@@ -44,7 +44,7 @@ class Net(nn.Module):
         return self.head(x)
 
 
-class Classifier(pl.LightningModule):
+class PlainModule(pl.LightningModule):
     """What anyone would write."""
 
     def __init__(self, kind, lr=0.1, batch_size=8, saves_memory=False):

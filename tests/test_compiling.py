@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lightning_runs import REGISTERED, fresh, is_bare, over, quiet, trainer
-from plain_modules import Classifier, Net, weights
+from plain_modules import Net, PlainModule, weights
 
 import gradfree
 from gradfree.testing.chains import assert_equal_gradients, gradients
@@ -63,7 +63,7 @@ def test_lightning_modules_may_compile_their_nets(tmp_path, engine, kind):
 def test_lightning_modules_may_be_compiled_whole(tmp_path, engine, kind):
     """Trained by Lightning alone first; without self.log, which torch 2.12 and 2.13 fail to compile."""
 
-    class Silent(Classifier):
+    class Silent(PlainModule):
         def training_step(self, batch, index):
             return self.loss(batch)
 

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-class Classifier(pl.LightningModule):
+class ResidualClassifier(pl.LightningModule):
     """Knows nothing of gradfree."""
 
     def __init__(self, dropout=0.5):
@@ -57,7 +57,7 @@ def trainer(tmp_path, **options):
 def fit(tmp_path, strategy, **options):
     """Return the weights after two epochs."""
     torch.manual_seed(0)
-    model = Classifier()
+    model = ResidualClassifier()
     trainer(tmp_path, strategy=strategy, **options).fit(model, loader(), loader())
     assert all(model.attached) == (strategy not in ("auto", "backprop"))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.net.modules())
@@ -109,11 +109,11 @@ def test_every_engine_is_a_strategy_in_every_namespace(namespace):
 def test_pytorch_lightning_trains_too(tmp_path):
     """The older name's Trainer and modules, which are other classes than lightning.pytorch's."""
     older = pytest.importorskip("pytorch_lightning")
-    members = {name: Classifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
+    members = {name: ResidualClassifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
 
     def __init__(self):
         older.LightningModule.__init__(self)
-        self.net = Classifier().net
+        self.net = ResidualClassifier().net
         self.attached = []
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -193,7 +193,9 @@ def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
 def test_lightning_cli_takes_engines(tmp_path, arguments):
     from lightning.pytorch.cli import LightningCLI
 
-    cli = LightningCLI(Classifier, run=False, save_config_callback=None, args=[*arguments, "--trainer.accelerator=cpu"])
+    cli = LightningCLI(
+        ResidualClassifier, run=False, save_config_callback=None, args=[*arguments, "--trainer.accelerator=cpu"]
+    )
     assert cli.trainer.strategy.engine == gradfree.create_engine(
         "dsf" if "dsf" in arguments[-1] else "highway_bp", **({"iterations": 4} if len(arguments) == 3 else {})
     )
@@ -209,14 +211,14 @@ def test_either_may_be_imported_first(first):
 
 def test_checkpoints_are_those_of_an_ordinary_run(tmp_path):
     torch.manual_seed(0)
-    model = Classifier()
+    model = ResidualClassifier()
     run = trainer(tmp_path, strategy="highway_bp", enable_checkpointing=True)
     run.fit(model, loader())
     checkpoint = torch.load(run.checkpoint_callback.best_model_path, weights_only=True)
-    Classifier().load_state_dict(checkpoint["state_dict"])
+    ResidualClassifier().load_state_dict(checkpoint["state_dict"])
 
 
-class Recurrent(Classifier):
+class Recurrent(ResidualClassifier):
     """Takes its images as sequences, so that DSF has a gate to remember."""
 
     def __init__(self):
@@ -254,7 +256,7 @@ def test_what_an_engine_remembers_is_in_the_checkpoint(tmp_path):
 
 
 def test_validation_and_prediction_need_no_chain(tmp_path):
-    class NoChain(Classifier):
+    class NoChain(ResidualClassifier):
         def __init__(self):
             super().__init__()
             self.net = nn.Linear(8, 3)
@@ -265,7 +267,7 @@ def test_validation_and_prediction_need_no_chain(tmp_path):
 
 
 def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
-    class Failing(Classifier):
+    class Failing(ResidualClassifier):
         def training_step(self, batch, index):
             raise ArithmeticError("on purpose")
 
@@ -293,7 +295,7 @@ def test_the_strategy_takes_the_trainers_device(monkeypatch):
 def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
     strategy = gradfree.lightning.EngineStrategy("highway_bp", chains=["blocks"])
     with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
-        trainer(tmp_path, strategy=strategy).fit(Classifier(), loader())
+        trainer(tmp_path, strategy=strategy).fit(ResidualClassifier(), loader())
     fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
 
 
@@ -327,7 +329,7 @@ CALLBACKS = [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigur
 @pytest.mark.parametrize("callback", CALLBACKS)
 def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
     with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
-        trainer(tmp_path, callbacks=[callback()]).fit(Classifier(), loader())
+        trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
     with pytest.raises(ValueError, match=f"{callback.__name__}: every_n_steps must be at least 1, not 0"):
         callback(every_n_steps=0)
 
@@ -358,7 +360,7 @@ def test_engine_figures_are_logged_now_and_then_and_change_nothing(tmp_path, opt
 
 
 def test_engine_figures_stop_asking_when_the_backward_pass_fails(tmp_path):
-    class Failing(Classifier):
+    class Failing(ResidualClassifier):
         def training_step(self, batch, index):
             loss = super().training_step(batch, index)
             loss.register_hook(lambda grad: 1 / 0)

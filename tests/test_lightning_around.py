@@ -5,14 +5,15 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
 from lightning_runs import REGISTERED, RUNS, fresh, is_bare, over, quiet, strategy, trainer
-from plain_modules import Classifier, Net, weights
+from plain_modules import Net, PlainModule, weights
 from torch import nn
 
 import gradfree
 
 pytestmark = quiet
 
-LAYERWISE = {key: run for key, run in REGISTERED.items() if key.endswith("layers")}
+# Backprop takes nothing apart: it leaves chains in depth to autograd.
+LAYERWISE = {key: run for key, run in REGISTERED.items() if key.endswith("layers") and key != "backprop, layers"}
 
 
 class Snapshots(pl.Callback):
@@ -57,7 +58,7 @@ class Adversaries(pl.LightningModule):
             optimizer.step()
             self.untoggle_optimizer(optimizer)
 
-    train_dataloader = Classifier.train_dataloader
+    train_dataloader = PlainModule.train_dataloader
 
     @property
     def hparams(self):
@@ -151,7 +152,7 @@ def test_stochastic_weight_averaging_averages(tmp_path, engine, kind):
 def test_stochastic_weight_averaging_counts_batch_statistics_anew(tmp_path):
     """It runs one more epoch without a backward pass, which an exact engine must survive unchanged."""
 
-    class Normalised(Classifier):
+    class Normalised(PlainModule):
         def __init__(self, kind):
             super().__init__(kind)
             self.net.stem = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
@@ -184,7 +185,7 @@ class Thawing(BaseFinetuning):
 
 @over(RUNS)
 def test_parts_of_a_chain_may_be_frozen_and_thawed(tmp_path, engine, kind):
-    class Frozen(Classifier):
+    class Frozen(PlainModule):
         def configure_optimizers(self):
             return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], 0.1)
 
@@ -220,7 +221,7 @@ def test_checkpointing_inside_blocks_trains_the_same(tmp_path, engine, kind, pre
 def test_nets_that_are_built_when_training_begins(tmp_path, engine, kind):
     """In configure_model, as for models that are too large to be built before; and under anomaly detection."""
 
-    class Late(Classifier):
+    class Late(PlainModule):
         def __init__(self, kind):
             super().__init__(kind)
             self.built, self.net = self.net, None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning_runs import REGISTERED, RUNS, WITH_STATE, fresh, over, quiet, strategy, trainer
-from plain_modules import Classifier, weights
+from plain_modules import PlainModule, weights
 from torch import nn
 
 pytestmark = quiet
@@ -87,7 +87,7 @@ def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precisi
     assert not torch.equal(expected.float(), before)
 
 
-class Manual(Classifier):
+class Manual(PlainModule):
     """Optimizes by hand; its backward pass runs inside the step, so under autocast."""
 
     automatic_optimization = False
@@ -115,7 +115,7 @@ def test_manual_optimization_trains_as_automatic_does(tmp_path, engine, kind, pr
 def test_a_step_that_the_scaler_skips_leaves_no_trace(tmp_path, engine, kind):
     """The scale overflows: neither weights nor what the engine remembers take part in such steps."""
 
-    class Watched(Classifier):
+    class Watched(PlainModule):
         history = ()
 
         def on_train_batch_start(self, *args):

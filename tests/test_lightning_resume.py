@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
 from lightning_runs import RUNS, WITH_STATE, fresh, is_bare, over, quiet, strategy, trainer
-from plain_modules import Classifier, weights
+from plain_modules import PlainModule, weights
 
 pytestmark = quiet
 
@@ -43,7 +43,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, engine, kind, precisio
     saving = ModelCheckpoint(tmp_path, filename="half")
     run = trainer(tmp_path, engine, callbacks=[saving], enable_checkpointing=True, **half_precision(precision))
     run.fit(fresh(kind))
-    resumed, second = Classifier(kind), strategy(engine)
+    resumed, second = PlainModule(kind), strategy(engine)
     trainer(tmp_path, strategy=second, max_epochs=3, **half_precision(precision)).fit(
         resumed, ckpt_path=tmp_path / "half.ckpt"
     )
@@ -109,9 +109,9 @@ LOADING = """
 import sys
 sys.modules["gradfree"] = None  # An import of it raises ImportError.
 import torch
-from plain_modules import Classifier, weights
+from plain_modules import PlainModule, weights
 for path in sys.argv[1:]:
-    module = Classifier.load_from_checkpoint(path)
+    module = PlainModule.load_from_checkpoint(path)
     torch.save((dict(module.hparams), weights(module)), path + ".loaded")
 """
 
