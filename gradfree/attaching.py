@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chain import ChainError
+from gradfree.scan import average_means
 from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
@@ -64,6 +65,16 @@ class Handle:
         for path, kept in self._memory.items():
             kept.clear()
             kept.update(state.get(path, {}))
+
+    def average_over_ranks(self) -> None:
+        """Replace the running means that the engine keeps by those over all ranks of ``torch.distributed``.
+
+        For data parallel training, behind each step of the optimizer and on every rank: each batch moves the means of
+        its own rank. Lightning's strategies do it. The group must be there; nothing waits for the device.
+        """
+        for path, kept in self._memory.items():
+            parameters = (p for block in self.chains[path].blocks.values() for p in block.parameters())
+            average_means(kept, next((p.device for p in parameters), None))
 
     def __enter__(self) -> Handle:
         return self

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 Cotangent = Tensor | None
 """A gradient with respect to a state, of the state's shape; ``None`` is a zero that is never computed with."""
 
 Factor = float | Tensor
 """A diagonal link Jacobian K: a number (a multiple of the identity) or a tensor that broadcasts to the state."""
+
+_MEAN = "mean of "
 
 
 def is_number(factor: Factor, number: float) -> bool:
@@ -35,15 +37,31 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
     return delta if factor == 1.0 else delta * factor
 
 
-def running_mean(memory: dict[str, Tensor], key: str, value: Tensor, momentum: float) -> Tensor:
-    """Move the mean that ``memory`` keeps under ``key`` towards ``value``; return it.
+def running_mean(memory: dict[str, Tensor], name: str, value: Tensor, momentum: float) -> Tensor:
+    """Move the mean that ``memory`` keeps as "mean of <name>" towards ``value``; return it.
 
     Where ``value`` is not finite (an overflow, an empty batch) the mean stays as it was; at first it is zero.
     """
+    key = _MEAN + name
     old = memory.get(key)
     new = value.detach() if old is None else old.to(value).lerp(value.detach(), momentum)
     memory[key] = torch.where(value.isfinite(), new, torch.zeros_like(new) if old is None else old.to(new))
     return memory[key]
+
+
+def average_means(memory: dict[str, Tensor], device: torch.device | None) -> None:
+    """Replace the running means that ``memory`` keeps by those over all ranks of ``torch.distributed``.
+
+    A call on every rank; nothing waits for the device.
+
+    Args:
+        memory: of a chain.
+        device: the chain's: means from a checkpoint may still be elsewhere.
+    """
+    for key in sorted(key for key in memory if key.startswith(_MEAN)):
+        # Not in place: states that were saved have the tensor.
+        memory[key] = memory[key].to(device) / distributed.get_world_size()
+        distributed.all_reduce(memory[key])
 
 
 def relative_change(before: Sequence[Cotangent], after: Sequence[Cotangent]) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import gradfree
 
 two_ranks = pytest.importorskip("two_ranks")
+resumed_ranks = pytest.importorskip("resumed_ranks")
 pytestmark = pytest.mark.slow
 
 RUNS = [
@@ -62,3 +63,28 @@ def test_lightning_and_fabric_train_alike(alone, engine):
         torch.testing.assert_close(
             alone[engine, kind, "lightning_run"], alone[engine, kind, "fabric_run"], rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    return results_of_ranks(tmp_path_factory.mktemp("resumed"), 2, resumed_ranks.__file__)
+
+
+def means_of(states):
+    return [state["net.middle"]["mean of 0.0.0"] for state in states]
+
+
+@pytest.mark.parametrize("framework", ["in_lightning", "in_fabric"])
+def test_a_running_mean_is_the_same_on_all_ranks_and_resumed_to_the_last_bit(resumed, framework):
+    """Each rank's batches move its own mean; behind each step it is that of all, so one rank's checkpoint is enough."""
+    (whole, states), _ = resumed[0][framework]
+    assert len(states) == resumed_ranks.STEPS
+    means = means_of(states)
+    assert not any(map(torch.equal, means, means[1:]))
+    for rank in resumed:
+        (weights, after), (resumed_weights, resumed_after) = rank[framework]
+        assert torch.equal(weights, whole)
+        assert torch.equal(resumed_weights, whole)
+        assert all(map(torch.equal, means_of(after), means))
+        assert len(resumed_after) == resumed_ranks.STEPS - resumed_ranks.STOP
+        assert all(map(torch.equal, means_of(resumed_after), means[resumed_ranks.STOP :]))

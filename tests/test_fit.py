@@ -163,6 +163,34 @@ def test_a_killed_run_goes_on_to_the_last_bit(name, every, kill, first, tmp_path
     assert resumed == {step: loss for step, loss in whole.items() if step >= first}
 
 
+@pytest.mark.slow
+def test_a_fit_on_two_devices_trains_validates_saves_and_both_processes_end(tmp_path):
+    """The second process is Lightning's to start, by the same command; it has the same output, which ends with both."""
+    script = tmp_path / "fit.py"
+    script.write_text("import torch; torch.set_num_threads(1)\nfrom gradfree.cli import main; main()\n")
+    run = ["--config=digits_highway_bp", "--engine=highway_bp_ddp", "--trainer.devices=2", "--trainer.max_steps=4"]
+    run += ["--trainer.val_check_interval=2", "--trainer.limit_val_batches=1", "--checkpoint.every_n_train_steps=2"]
+    run += ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.log_every_n_steps=1"]
+    process = subprocess.Popen(
+        [sys.executable, script, "fit", *run, *QUIET],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, output
+    assert "Starting with 2 processes" in output
+    assert "Traceback" not in output
+    assert list(losses("logs")) == [0, 1, 2, 3]
+    (last,) = tmp_path.rglob("last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 4
+
+
 def test_validation_leaves_the_training_as_it_is(tmp_path):
     """Dropout draws the same numbers whether the epochs of two batches end in validation or not."""
     run = ["--config", "pydoc_gru_dsf", *RUN["pydoc_gru_dsf"], "--trainer.max_steps=6", "--trainer.max_epochs=3"]

@@ -172,10 +172,10 @@ def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
     wrapped, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
     fabric.backward(wrapped(torch.randn(4, 2, 3))[0].sum())
     fabric.save(tmp_path / "state.pt", {"model": wrapped})
-    kept = torch.load(tmp_path / "state.pt", weights_only=True)["gradfree"][""]["0.0.0"]
+    kept = torch.load(tmp_path / "state.pt", weights_only=True)["gradfree"][""]["mean of 0.0.0"]
     fabric.backward(wrapped(torch.randn(4, 2, 3))[0].sum())
     assert fabric.load(tmp_path / "state.pt", {"model": wrapped}) == {}
-    assert torch.equal(fabric.strategy.handle.state_dict()[""]["0.0.0"], kept)
+    assert torch.equal(fabric.strategy.handle.state_dict()[""]["mean of 0.0.0"], kept)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_an_engine_remembers_is_in_the_checkpoint(tmp_path):
     run = trainer(tmp_path, strategy=strategy(), max_epochs=1, enable_checkpointing=True)
     run.fit(half, loader())
     path = run.checkpoint_callback.best_model_path
-    assert torch.load(path, weights_only=True)["gradfree"]["net.rnn"]["0.0.0"].shape == (16,)
+    assert torch.load(path, weights_only=True)["gradfree"]["net.rnn"]["mean of 0.0.0"].shape == (16,)
     resumed = Recurrent()
     trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(resumed, loader(), ckpt_path=path)
     assert torch.equal(weights(resumed), weights(whole))

@@ -242,7 +242,7 @@ def test_dsf_keeps_a_running_mean_of_the_gate_in_checkpoints():
     with engine.attach(task.module) as handle:
         assert handle.state_dict() == {}
         first = task.gradients()
-        assert sorted(handle.state_dict()[""]) == ["0.0.0", "1.0.0"]
+        assert sorted(handle.state_dict()[""]) == ["mean of 0.0.0", "mean of 1.0.0"]
         kept = {path: dict(values) for path, values in handle.state_dict().items()}
         task.x = torch.randn_like(task.x, requires_grad=True)
         second = task.gradients()
@@ -413,7 +413,7 @@ def test_dsf_gate_ignores_padding_and_batches_that_are_not_finite_or_empty():
             for given in inputs:
                 out = module(given)[0]
                 (out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out).sum().backward()
-            return handle.state_dict()[""]["0.0.0"]
+            return handle.state_dict()[""]["mean of 0.0.0"]
 
     alone = mean_after(pack_padded_sequence(x, lengths))
     other_padding = torch.where(torch.arange(6).view(-1, 1, 1) < lengths.view(1, -1, 1), x, 1e3)

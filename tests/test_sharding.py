@@ -61,7 +61,6 @@ def test_gradients_are_compared_only_while_parameters_are_whole(ranks):
 def test_what_an_engine_remembers_is_in_sharded_checkpoints(ranks):
     """Which Lightning loads when the engine is attached already."""
     for rank in ranks:
-        saved, loaded = rank["remembered"]
-        assert loaded["net.middle"].keys() == {"0.0.0"}
-        assert torch.equal(loaded["net.middle"]["0.0.0"], ranks[0]["remembered"][0]["net.middle"]["0.0.0"])
-        assert saved.keys() == loaded.keys()
+        saved, loaded = (state["net.middle"] for state in rank["remembered"])
+        assert loaded.keys() == {"mean of 0.0.0"}
+        assert torch.equal(loaded["mean of 0.0.0"], saved["mean of 0.0.0"])

@@ -63,6 +63,8 @@ class Carrier:
 
     _base: type
     """The strategy's own class."""
+    world_size: int
+    """Of the strategy: how many ranks train."""
 
     def _attach(self, model: nn.Module) -> None:
         before, self.handle = self.handle, self.engine.attach(model, self.chains, lean=self.lean)
@@ -78,6 +80,13 @@ class Carrier:
             self.handle.load_state_dict(state)
         else:
             self._restored = state
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again."""
+        result = super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
+        if self.world_size > 1:
+            self.handle.average_over_ranks()
+        return result
 
     def teardown(self) -> None:
         """Take the engine off and clean up as usual."""
