@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from torchmetrics.text import Perplexity
 
@@ -19,6 +20,8 @@ from gradfree.benchmarks.schedules import AdamTask, StagedAdamTask
 from gradfree.benchmarks.sentences import PADDING, Sentences
 from gradfree.benchmarks.tasks import Score, Task, cross_entropy
 from gradfree.benchmarks.text import Text
+
+_AnyTask = TypeVar("_AnyTask", bound=Task)
 
 _BPTT = Row("backprop", "backprop", {"plain": True})
 _DSF = Row("dsf linspace", "dsf", {"feedback": "linspace"})
@@ -98,11 +101,11 @@ _SMALL_WIKITEXT = replace(
 )
 
 
-def _sized(task: Task, name: str, **options: int | str) -> Task:
+def _sized(task: _AnyTask, name: str, **options: int | str) -> _AnyTask:
     return replace(task, name=f"{task.name}_{name}", options={**task.options, **options})
 
 
-def _small(cell: str, layers: int) -> Task:
+def _small(cell: str, layers: int) -> AdamTask:
     return _sized(_SMALL_WIKITEXT, f"{cell}{layers}_small", vocab_size=1000, cell=cell, layers=layers, width=64)
 
 

@@ -182,7 +182,7 @@ def _trained(counts: tuple[int, ...]) -> tuple[Row, ...]:
     return (*_PLAIN, *_sweeps("fixed_point", counts), *_sweeps("highway_bp", counts))
 
 
-def _quality(comparison: Comparison, column: str, ascending: dict[str, tuple[str, ...]], *differs: str) -> Beside:
+def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Beside:
     claims = tuple(Claim(says, rows) for says, rows in ascending.items())
     return Beside(
         comparison,

@@ -122,7 +122,8 @@ class BesideSection(Section):
     @property
     def legend(self) -> str:
         """Say where both were measured."""
-        return f"Ours: {self.hardware}. The paper's: {self.published.hardware}. –: not known."
+        told = f"Ours: {self.hardware}. The paper's: {self.published.hardware}. –: not known."
+        return f"{told} Too close to tell: what is between ± overlaps." if self.published.claims else told
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and its rows."""

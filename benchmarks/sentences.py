@@ -56,7 +56,7 @@ def _encode(text: Sentences, folder: Path) -> Data:
 
 
 def _split(tokenizer: Tokenizer, rows: Sequence[str], length: int) -> Split:
-    end = tokenizer.token_to_id(_END)
+    (end,) = tokenizer.encode(_END).ids
     inputs = torch.full((len(rows), length), end)
     targets = torch.full((len(rows), length), PADDING)
     for n, row in enumerate(tokenizer.encode_batch_fast(rows)):

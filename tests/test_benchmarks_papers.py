@@ -11,6 +11,9 @@ from tiny_suite import SUITE, TASK, fake
 
 from gradfree import create_model
 from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.depths import DepthSweep
 from gradfree.benchmarks.highway_table6 import HIGHWAY_BP_TABLE6
 from gradfree.benchmarks.part import cases, sections
 from gradfree.benchmarks.published import Beside, Claim, Published
@@ -91,6 +94,46 @@ def test_the_nets_of_table_6_fit_their_examples(net):
     assert model(tiny.inputs()).shape == (*targets.shape, net.classes)
     assert net.batch == 128
     assert net.example[-1] ** (len(net.example) - 1 or 1) == (1024 if net.label == "GRU, pixels" else 256)
+
+
+def tasks(suite):
+    """The tasks with their engines; of a sweep over depth the most shallow one."""
+    for part in suite:
+        if isinstance(part, DepthSweep):
+            part = next(iter(part.comparisons.values()))
+        if isinstance(part, Comparison):
+            yield part.task, part.rows
+
+
+def examples(task, count=2):
+    """A few short random examples for the task's model."""
+    options = task.options
+    if "vocab_size" in options:
+        return Split(*torch.randint(options["vocab_size"], (2, count, 3)))
+    pixels = {784: (1, 28, 28), 3072: (3, 32, 32), None: (options.get("in_channels"), 2, 2)}[options.get("in_features")]
+    return Split(torch.randn(count, *pixels), torch.randint(options["num_classes"], (count,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_engine_takes_a_step_of_every_full_task(name):
+    """With two short examples: a GPU's hours are not to be lost to what a CPU can tell."""
+    torch.set_default_dtype(torch.float32)
+    for task, rows in tasks(SUITES[name]):
+        batch = examples(task)
+        model = task.create_model(0)
+        start = {path: weight.clone() for path, weight in model.state_dict().items()}
+        for row in rows:
+            model.load_state_dict(start)
+            optimizer, schedule = task.create_optimizer(model)
+            with row.create_engine().attach(model):
+                task.loss(model(batch.inputs), batch.targets).backward()
+                optimizer.step()
+            schedule.step()
+            changed = [path for path, weight in model.state_dict().items() if not torch.equal(weight, start[path])]
+            assert len(changed) == len(start), (task.name, row.label, start.keys() - set(changed))
+            model.zero_grad()
+        assert task.score.of(model, batch) >= 0
 
 
 @pytest.mark.parametrize("name", [name + form for name in PAPERS for form in ("", "-small")])
