@@ -70,12 +70,10 @@ class CellLoop(nn.Module):
 
     def __init__(self, layer: nn.RNNBase, compiled: bool):
         super().__init__()
-        self.cell = _CELLS[layer.mode](layer.input_size, layer.hidden_size)
-        weights = {name.removesuffix("_l0"): value for name, value in layer.state_dict().items()}
-        self.cell.load_state_dict(weights)
-        self.cell.to(next(layer.parameters()).device)
-        if compiled:
-            self.cell.compile()
+        cell = _CELLS[layer.mode](layer.input_size, layer.hidden_size).to(next(layer.parameters()).device)
+        cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
+        # Not Module.compile: of torch's own modules it compiles nothing, without a word.
+        self.cell = torch.compile(cell) if compiled else cell
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs (B, T, H) for inputs ``x`` (B, T, I), and the final states (parts, B, H)."""
