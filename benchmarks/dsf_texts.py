@@ -105,8 +105,8 @@ def _sized(task: _AnyTask, name: str, **options: int | str) -> _AnyTask:
     return replace(task, name=f"{task.name}_{name}", options={**task.options, **options})
 
 
-def _small(cell: str, layers: int) -> AdamTask:
-    return _sized(_SMALL_WIKITEXT, f"{cell}{layers}_small", vocab_size=1000, cell=cell, layers=layers, width=64)
+def _small(layers: int) -> AdamTask:
+    return _sized(_SMALL_WIKITEXT, f"gru{layers}_small", vocab_size=1000, layers=layers, width=64)
 
 
 _PTB_SIZES = ((1, 256), (3, 256), (1, 1024), (3, 1024))
@@ -132,9 +132,9 @@ DSF_WIKITEXT: Suite = _suite(
     )
 )
 DSF_WIKITEXT_SMALL: Suite = _suite(
-    (_small("gru", 1), _small("gru", 3), _small("lstm", 1)),
+    (_small(1), _small(3)),
     "WikiText-2 for WikiText-103, 1,000 pieces for 16,000, sequences of 64 for 255, 150 steps of 16 for 19,000 of 128",
-    "64 units for 128 to 1024, an LSTM of one layer for three, no RNN",
+    "64 units for 128 to 1024, no LSTM, no RNN",
     "each row at its own learning rate for 0.001",
     rates=(3e-3, 1e-2, 3e-2),
 )
