@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,12 +21,14 @@ class Images(Stored):
 
     Attributes:
         name: of the set and its folder; its splits "train" and "test" have columns of images, called ``column``, and
-            "label".
+            of classes.
         column: with the images.
         train: number of images to train on.
         validation: number of those to choose by.
     """
 
+    label: ClassVar[str] = "label"
+    """The column with the classes."""
     column: str
     train: int
     validation: int
@@ -35,19 +38,26 @@ class Images(Stored):
         return _decode(self, self.folder())
 
 
+@dataclass(frozen=True)
+class FineImages(Images):
+    """The same for a set with coarse classes and fine ones, which are taken."""
+
+    label: ClassVar[str] = "fine_label"
+
+
 @cache
 def _decode(images: Images, folder: Path) -> Data:
     splits = open_set(folder)
     train, total = splits["train"], len(splits["train"])
     chosen = range(images.train), range(total - images.validation, total)
     parts = (*(train.select(numbers) for numbers in chosen), splits["test"])
-    decoded = [_split(part, images.column) for part in parts]
+    decoded = [_split(part, images) for part in parts]
     mean, std = decoded[0].inputs.mean(), decoded[0].inputs.std()
     return Data(*(Split((inputs - mean) / std, targets) for inputs, targets in decoded))
 
 
-def _split(part: Dataset, column: str) -> Split:
-    pixels = torch.from_numpy(np.stack([np.asarray(image, dtype=np.float32) for image in part[column]]))
+def _split(part: Dataset, images: Images) -> Split:
+    pixels = torch.from_numpy(np.stack([np.asarray(image, dtype=np.float32) for image in part[images.column]]))
     # Grey images have no dimension of channels.
     pixels = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.movedim(-1, 1).contiguous()
-    return Split(pixels, torch.tensor(part["label"]))
+    return Split(pixels, torch.tensor(part[images.label]))

@@ -77,7 +77,9 @@ def run(
     if sweep.named and suite:
         raise UsageError(f"--suite {suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
     comparisons, folder = _open(suite or "quick", out) if not sweep.named else (suite_of(sweep, loader), out or _SWEEP)
-    comparisons = tuple(part for part in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not part.optional)
+    there = tuple(part for part in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not part.optional)
+    # Of a suite of stored sets alone, the check says which is missing.
+    comparisons = there or comparisons
     for part in comparisons:
         part.check()
     _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner)

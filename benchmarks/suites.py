@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.dsf_texts import DSF_PTB, DSF_PTB_SMALL, DSF_WIKITEXT, DSF_WIKITEXT_SMALL
 from gradfree.benchmarks.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS, QUICK
+from gradfree.benchmarks.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
+from gradfree.benchmarks.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.phases import PhaseTimings
@@ -123,4 +126,12 @@ SUITES: dict[str, Suite] = {
     ),
     # One thread: the threads of a scan wait for each other after every operation.
     "scan": (ScanTimings(_SCANS, threads=1),),
+    "highway-bp-table6": HIGHWAY_BP_TABLE6,
+    "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
+    "dsf-ptb": DSF_PTB,
+    "dsf-ptb-small": DSF_PTB_SMALL,
+    "dsf-wikitext": DSF_WIKITEXT,
+    "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
+    "foton-depth": FOTON_DEPTH,
+    "foton-depth-small": FOTON_DEPTH_SMALL,
 }

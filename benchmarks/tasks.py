@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torchmetrics import MeanSquaredError, Metric
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity
@@ -128,12 +128,12 @@ class Task:
     def _dtype(self) -> torch.dtype | None:
         return None if self.dtype is None else getattr(torch, self.dtype)
 
-    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, OneCycleLR]:
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
         """Return the optimizer and its learning rate schedule."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
         return optimizer, self.schedule(optimizer)
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> OneCycleLR:
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the learning rate schedule of ``optimizer``."""
         return OneCycleLR(optimizer, self.learning_rate, total_steps=self.steps, pct_start=0.1, cycle_momentum=False)
 
@@ -161,7 +161,7 @@ class SGDTask(Task):
 
     momentum: float
 
-    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, OneCycleLR]:
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
         """Return the optimizer and its learning rate schedule."""
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
         return optimizer, self.schedule(optimizer)

@@ -11,9 +11,10 @@ from typing import Literal
 
 import torch
 from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Split as SplitAt
-from tokenizers.trainers import WordLevelTrainer
+from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from torch import Tensor
 
 from gradfree.benchmarks.data import Data, Split, windows
@@ -31,13 +32,15 @@ class Text(Stored):
 
     Attributes:
         name: of the set and its folder; its splits have a column "text" of lines or longer pieces.
-        unit: what a token is: any character; or a word between spaces, and every end of a line.
-        vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split.
+        unit: what a token is: any character; a word between spaces, and every end of a line; or a piece of a word,
+            as byte pair encoding of the training split has it.
+        vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split; of pieces, all
+            bytes and the first ones that are joined.
         length: of the sequences.
         held_out: sequences at most for validation, and for the test.
     """
 
-    unit: Literal["character", "word"]
+    unit: Literal["character", "word", "piece"]
     vocabulary: int
     length: int
     held_out: int
@@ -63,10 +66,22 @@ def _end_lines(rows: Sequence[str]) -> list[str]:
 
 
 def _tokenizer(text: Text, rows: Sequence[str]) -> Tokenizer:
+    if text.unit == "piece":
+        return _pieces(text.vocabulary, rows)
     tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = SplitAt(Regex(_PATTERNS[text.unit]), "removed", invert=True)
     trainer = WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(rows, trainer)
+    return tokenizer
+
+
+def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    alphabet = ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        rows, BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    )
     return tokenizer
 
 

@@ -10,11 +10,14 @@ from datasets import Dataset, Features, Image, Value
 from tiny_suite import HIGHWAY, PLAIN, training
 
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.dsf_texts import padded_perplexity
 from gradfree.benchmarks.forward_only import FORWARD_ONLY
-from gradfree.benchmarks.images import Images
+from gradfree.benchmarks.images import FineImages, Images
+from gradfree.benchmarks.published import Beside
+from gradfree.benchmarks.sentences import PADDING, Sentences
 from gradfree.benchmarks.stored import DATA_ROOT
 from gradfree.benchmarks.suites import SUITES
-from gradfree.benchmarks.tasks import TINYSHAKESPEARE, WIKITEXT2
+from gradfree.benchmarks.tasks import TINYSHAKESPEARE, WIKITEXT2, cross_entropy
 from gradfree.benchmarks.text import Text
 from gradfree.cli import UsageError, main
 
@@ -57,6 +60,63 @@ def test_unknown_words_of_the_text_itself_are_the_vocabularys(root):
     store(root, train=["<unk> <unk> <unk> a"], validation=["<unk> b a"], test=["a a a"])
     train, validation, _ = WORDS()
     assert validation.inputs[0, 0] == validation.inputs[0, 1] == train.inputs[0, 0]
+
+
+def test_pieces_are_bytes_and_what_stands_together_most_often(root):
+    """256 bytes in the alphabet's order, then " a" + "b" and the like; nothing is unknown."""
+    store(root, train=["ab ab ab ab"], validation=["ab ab ab ab"], test=["é ab ab"])
+    pieces = Text("tiny", unit="piece", vocabulary=258, length=2, held_out=9)
+    train, _, test = pieces()
+    first, again, *_ = train.inputs.flatten().tolist()
+    assert (first, again) == (256, 257)
+    assert test.inputs.flatten().tolist()[0] < 256
+    assert train.targets[0].tolist() == [257, 257]
+
+
+def test_sentences_are_cut_or_filled_up_and_what_is_filled_up_does_not_count(root):
+    (root / "tiny").mkdir()
+    for name, rows in {"train": ["a a b", "a"], "validation": ["b c"], "test": ["a a a a a"]}.items():
+        Dataset.from_dict({"line": rows}).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
+    train, validation, test = Sentences("tiny", column="line", vocabulary=4, length=4)()
+    end, unknown, a, b = range(4)
+    assert train.inputs.tolist() == [[end, a, a, b], [end, a, end, end]]
+    assert train.targets.tolist() == [[a, a, b, end], [a, end, PADDING, PADDING]]
+    assert validation.targets.tolist() == [[b, unknown, end, PADDING]]
+    assert test.targets.tolist() == [[a, a, a, a]]
+    logits = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    kept = train.targets != PADDING
+    expected = torch.nn.functional.cross_entropy(logits[kept], train.targets[kept])
+    torch.testing.assert_close(cross_entropy(logits, train.targets), expected)
+    perplexity = padded_perplexity()
+    perplexity.update(logits, train.targets)
+    torch.testing.assert_close(perplexity.compute(), expected.exp())
+
+
+@pytest.mark.parametrize("name", ["dsf-ptb", "dsf-wikitext", "foton-depth"])
+def test_full_forms_name_the_sets_that_are_to_be_got(root, name):
+    for part in SUITES[name]:
+        if not isinstance(part, Beside):
+            with pytest.raises(UsageError, match=f"hf download .* --local-dir {root}"):
+                part.check()
+
+
+def test_a_suite_of_stored_sets_alone_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    """Where others leave out what needs a folder of sets, nothing would be left of this one."""
+    monkeypatch.setenv(DATA_ROOT, "")
+    with pytest.raises(SystemExit):
+        main(["bench", "run", "--suite", "foton-depth-small", "--out", str(tmp_path)])
+    assert "the set mnist is needed, but neither GRADFREE_DATA nor" in capsys.readouterr().err
+
+
+def test_the_fine_classes_are_taken(root):
+    (root / "tiny").mkdir()
+    features = Features({"img": Image(), "fine_label": Value("int64"), "coarse_label": Value("int64")})
+    for name in ("train", "test"):
+        pixels = [np.full((2, 2, 3), n, dtype=np.uint8) for n in range(3)]
+        rows = {"img": pixels, "fine_label": [7, 8, 9], "coarse_label": [0, 0, 1]}
+        Dataset.from_dict(rows, features=features).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
+    data = FineImages("tiny", column="img", train=2, validation=1)()
+    assert [split.targets.tolist() for split in data] == [[7, 8], [9], [7, 8, 9]]
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((2, 3), 1), ((2, 3, 3), 3)])

@@ -1,0 +1,185 @@
+"""Figures that others have published, set beside ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import nan
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.part import Part
+from gradfree.benchmarks.records import Record
+from gradfree.benchmarks.section import Plots, Section
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says about an order.
+
+    Attributes:
+        says: in words.
+        ascending: rows of the table, by their figures as they are to rise.
+    """
+
+    says: str
+    ascending: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper prints.
+
+    Attributes:
+        source: of the figures: paper and table.
+        hardware: that they were measured on.
+        columns: of a part's table that are set beside the paper's.
+        figures: the paper's, by row and column; what is left out is not known.
+        claims: what the paper says in words alone.
+        differs: in what our settings are not the paper's.
+    """
+
+    source: str
+    hardware: str
+    columns: tuple[str, ...]
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Beside(Part):
+    """A part's figures beside published ones; the part itself stands in the suite as well.
+
+    Attributes:
+        part: whose figures.
+        published: the others.
+    """
+
+    part: Part
+    published: Published
+
+    @property
+    def optional(self) -> bool:
+        """Whether the part is."""
+        return self.part.optional
+
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield nothing: the part does."""
+        return iter(())
+
+    def section(self, records: Mapping[str, Record], device: str) -> BesideSection | None:
+        """Return both figures."""
+        found = self.part.section(records, device)
+        if found is None:
+            return None
+        head, *rows = found.cells()
+        ours = {label: dict(zip(head[1:], cells, strict=True)) for label, *cells in rows}
+        return BesideSection(found.title, head[0], ours, self.published, _hardware(records, device))
+
+
+def _hardware(records: Mapping[str, Record], device: str) -> str:
+    """Say what the records of ``device`` were taken on."""
+    environments = [r["environment"] for r in records.values() if r["config"]["device"] == device]
+    told = [f"{e['device']}, {e['cpus']} CPU cores, {e['platform']}, torch {e['torch']}" for e in environments]
+    return "; ".join(dict.fromkeys(told))
+
+
+class Figure(NamedTuple):
+    """A figure of a table."""
+
+    value: float
+    margin: float
+
+    @classmethod
+    def read(cls, cell: str) -> Figure:
+        """Return the first number of ``cell`` and what follows ±; NaN where there is none."""
+        found = re.match(r"(-?\d[\d.]*)(?: ± (\d[\d.]*))?", cell)
+        if not found:
+            return cls(nan, 0.0)
+        return cls(float(found[1]), float(found[2] or 0))
+
+
+@dataclass(frozen=True)
+class BesideSection(Section):
+    """Our figures, as the part's table has them by row and column, beside published ones."""
+
+    inner: str
+    corner: str
+    ours: Mapping[str, Mapping[str, str]]
+    published: Published
+    hardware: str
+
+    @property
+    def title(self) -> str:
+        """Say what was compared."""
+        return f"ours beside {self.published.source}; {self.inner}"
+
+    @property
+    def legend(self) -> str:
+        """Say where both were measured."""
+        told = f"Ours: {self.hardware}. The paper's: {self.published.hardware}. –: not known."
+        return f"{told} Too close to tell: what is between ± overlaps." if self.published.claims else told
+
+    def cells(self) -> Iterator[list[str]]:
+        """Yield the table's head and its rows."""
+        figures = self.published.figures
+        known = [column for column in self.published.columns if any(column in row for row in figures.values())]
+        yield [
+            self.corner,
+            *(text for c in self.published.columns for text in ([c, f"{c}, paper"] if c in known else [c])),
+        ]
+        for label, cells in self.ours.items():
+            row = [label]
+            for column in self.published.columns:
+                row.append(cells.get(column, "–"))
+                if column in known:
+                    row.append(f"{figures[label][column]:g}" if column in figures.get(label, {}) else "–")
+            yield row
+
+    def remarks(self) -> Iterator[str]:
+        """Yield whether what the paper says holds here, and in what the settings differ."""
+        for claim in self.published.claims:
+            for column in self.published.columns:
+                yield f"The paper: {claim.says}. Ours, {column}: {self._outcome(claim.ascending, column)}."
+        for difference in self.published.differs:
+            yield f"Not as in the paper: {difference}."
+
+    def _outcome(self, rows: Sequence[str], column: str) -> str:
+        cells = [self.ours.get(row, {}).get(column, "–") for row in rows]
+        told = ", ".join(f"{row} {cell}" for row, cell in zip(rows, cells, strict=True))
+        found = [_order(a, b) for a, b in pairwise(map(Figure.read, cells))]
+        return f"{told}: {next((o for o in ('not known', 'disagrees', 'too close to tell') if o in found), 'agrees')}"
+
+    def plots(self) -> Plots:
+        """Return what draws our figures against the paper's."""
+        return {f"{self.published.source}: ours against the paper's": self._draw} if self.published.figures else {}
+
+    def _draw(self, axes: Axes) -> None:
+        figures = self.published.figures
+        for column in self.published.columns:
+            points = {
+                row: (figures[row][column], Figure.read(cells.get(column, "–")).value)
+                for row, cells in self.ours.items()
+                if column in figures.get(row, {})
+            }
+            if points:
+                axes.plot(*zip(*points.values(), strict=True), "o", label=column)
+        low, high = axes.get_xlim()
+        axes.plot([low, high], [low, high], color="0.7", zorder=0, label="equal")
+        axes.set_xlabel("the paper's")
+        axes.set_ylabel("ours")
+        axes.legend(fontsize="small")
+
+
+def _order(low: Figure, high: Figure) -> str:
+    difference = high.value - low.value
+    if difference != difference:
+        return "not known"
+    if abs(difference) <= low.margin + high.margin:
+        return "too close to tell"
+    return "agrees" if difference > 0 else "disagrees"

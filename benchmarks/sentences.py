@@ -1,0 +1,66 @@
+"""Stored texts as sentences, each a sequence of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.trainers import WordLevelTrainer
+
+from gradfree.benchmarks.data import Data, Split
+from gradfree.benchmarks.stored import Stored, open_set
+from gradfree.benchmarks.text import UNKNOWN
+
+PADDING = -100
+"""The target behind a sentence's end; losses and scores leave it out."""
+
+_END = "</s>"
+
+
+@dataclass(frozen=True)
+class Sentences(Stored):
+    """A stored text, one sentence a row, cut or filled up to one length.
+
+    Attributes:
+        name: of the set and its folder; its splits have a column of sentences, called ``column``.
+        column: with the sentences.
+        vocabulary: number of tokens: that of a sentence's end, the unknown one and the most frequent words of the
+            training split.
+        length: of the sequences; what is longer is cut.
+    """
+
+    column: str
+    vocabulary: int
+    length: int
+
+    def __call__(self) -> Data:
+        """Return the sentences between two ends; the targets are the inputs' next tokens, then :data:`PADDING`."""
+        return _encode(self, self.folder())
+
+
+@cache
+def _encode(text: Sentences, folder: Path) -> Data:
+    splits = open_set(folder)
+    tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    trainer = WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(splits["train"][text.column], trainer)
+    names = ("train", "validation", "test")
+    return Data(*(_split(tokenizer, list(splits[name][text.column]), text.length) for name in names))
+
+
+def _split(tokenizer: Tokenizer, rows: Sequence[str], length: int) -> Split:
+    (end,) = tokenizer.encode(_END).ids
+    inputs = torch.full((len(rows), length), end)
+    targets = torch.full((len(rows), length), PADDING)
+    for n, row in enumerate(tokenizer.encode_batch_fast(rows)):
+        tokens = torch.tensor([end, *row.ids, end])[: length + 1]
+        inputs[n, : len(tokens) - 1] = tokens[:-1]
+        targets[n, : len(tokens) - 1] = tokens[1:]
+    return Split(inputs, targets)
