@@ -16,7 +16,7 @@ from gradfree.benchmarks.axes import Names, Sweep
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split
-from gradfree.benchmarks.forward_only import CIFAR10, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.forward_only import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
 from gradfree.benchmarks.own import is_reference, own_task
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.target import TimeToTarget
@@ -40,7 +40,9 @@ TASKS: dict[str, Task] = {
         DIGITS,
         ORTHOGONAL_DIGITS,
         MNIST,
+        FASHION_MNIST,
         CIFAR10,
+        CIFAR100,
         PYDOC,
         PYDOC_GRU,
         TINYSHAKESPEARE,
