@@ -71,7 +71,7 @@ def in_fabric(folder):
             stepper.zero_grad()
             fabric.backward(nn.functional.cross_entropy(wrapped(x.double()), y))
             stepper.step()
-            states.append(strategy.handle.state_dict())
+            states.append(strategy.handles[0].state_dict())
         if save:
             fabric.save(save, {"model": wrapped, "optimizer": stepper})
         return flat(module), states

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 from gradfree.fidelity import Agreement, loss_fidelity
-from gradfree.lightning.carriers import Carrier
+from gradfree.lightning.carriers import TrainerCarrier
 from gradfree.solving import Figures, engine_figures
 
 
@@ -35,7 +35,7 @@ class _Observer(pl.Callback):
         Raises:
             TypeError: the Trainer's strategy carries no engine.
         """
-        if not isinstance(trainer.strategy, Carrier):
+        if not isinstance(trainer.strategy, TrainerCarrier):
             raise TypeError(
                 f"{type(self).__name__} looks at an engine, but {type(trainer.strategy).__name__} carries none: use "
                 "Trainer(strategy='<engine>')."
@@ -69,7 +69,7 @@ class GradientFidelity(_Observer):
     """
 
     def _look(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        assert isinstance(trainer.strategy, Carrier)
+        assert isinstance(trainer.strategy, TrainerCarrier)
         fidelity = loss_fidelity(loss, pl_module, trainer.strategy.handle)
         self._log(pl_module, "", fidelity.total, self.prog_bar)
         for path, agreement in fidelity.layers.items():

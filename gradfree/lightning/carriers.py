@@ -6,7 +6,7 @@ The engine is put on the model before the strategy wraps it (in DDP, say), and g
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ class Carrier:
 
     Attributes:
         engine: the engine.
-        handle: of the engine, once it is attached.
+        handles: of the engine, one for each module that it is attached to, in the order in which they were set up.
 
     Raises:
         TypeError: an option that neither has.
@@ -54,8 +54,7 @@ class Carrier:
         super().__init__(**options)
         self.engine = resolve_engine(engine, own)
         self.chains, self.lean = chains, lean
-        self.handle = Handle()
-        self._restored: dict[str, Any] | None = None
+        self.handles: list[Handle] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the strategy's own class: the subclass is made at run time."""
@@ -66,43 +65,44 @@ class Carrier:
     world_size: int
     """Of the strategy: how many ranks train."""
 
-    def _attach(self, model: nn.Module) -> None:
-        before, self.handle = self.handle, self.engine.attach(model, self.chains, lean=self.lean)
-        if self._restored is None and _blocks(before) == _blocks(self.handle):
-            # Another fit of the same model goes on from where the last one ended.
-            self._restored = before.state_dict()
-        self.handle.load_state_dict(self._restored or {})
-        self._restored = None
-
-    def _take_up(self, state: dict[str, Any]) -> None:
-        """Take up what the engine kept: now, or when it is attached."""
-        if self.handle.attached:
-            self.handle.load_state_dict(state)
-        else:
-            self._restored = state
+    def _attached(self, model: nn.Module) -> Handle:
+        return self.engine.attach(model, self.chains, lean=self.lean)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again."""
         result = super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
         if self.world_size > 1:
-            self.handle.average_over_ranks()
+            for handle in self.handles:
+                handle.average_over_ranks()
         return result
 
     def teardown(self) -> None:
         """Take the engine off and clean up as usual."""
-        self.handle.detach()
+        for handle in self.handles:
+            handle.detach()
         super().teardown()  # type: ignore[misc]
 
 
 class TrainerCarrier(Carrier):
     """For strategies of Lightning's Trainer: attached while it fits."""
 
+    _restored: dict[str, Any] | None = None
+    """What the engine takes up when it is attached."""
+
+    @property
+    def handle(self) -> Handle:
+        """The engine's on the module of the last fit."""
+        return self.handles[0] if self.handles else Handle()
+
     def setup(self, trainer: Any) -> None:
         """Attach the engine, if the Trainer is to fit, and set up as usual."""
         if trainer.state.fn == "fit":
-            self._attach(trainer.lightning_module)
-        else:
-            self._restored = None
+            before, self.handles = self.handle, [self._attached(trainer.lightning_module)]
+            if self._restored is None and _blocks(before) == _blocks(self.handle):
+                # Another fit of the same model goes on from where the last one ended.
+                self._restored = before.state_dict()
+            self.handle.load_state_dict(self._restored or {})
+        self._restored = None
         super().setup(trainer)  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -112,28 +112,44 @@ class TrainerCarrier(Carrier):
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        state = checkpoint.get(_KEY, {})
         # Lightning restores before it sets most strategies up, and again behind a search for a learning rate.
-        self._take_up(checkpoint.get(_KEY, {}))
+        if self.handle.attached:
+            self.handle.load_state_dict(state)
+        else:
+            self._restored = state
         return checkpoint
 
 
 class FabricCarrier(Carrier):
-    """For strategies of Fabric: attached when the model is set up, with ``fabric.setup``."""
+    """For strategies of Fabric: attached to each module that is set up, with ``fabric.setup``."""
+
+    _restored: Sequence[Mapping[str, Any]] = ()
+    """What the engine takes up when it is attached, module by module in the order of their setup."""
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """Attach the engine and set up as usual."""
-        self._attach(module)
+        self.handles.append(self._attached(module))
+        self._take_up(len(self.handles) - 1)
         return super().setup_module(module)  # type: ignore[misc]
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save as usual, with what the engine keeps from pass to pass."""
-        super().save_checkpoint(path, state | {_KEY: self.handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
+        """Save as usual, with what the engine keeps of each module from pass to pass."""
+        kept = [handle.state_dict() for handle in self.handles]
+        super().save_checkpoint(path, state | {_KEY: kept}, *args, **kwargs)  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load as usual; the engine takes up what it kept."""
         rest: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        self._take_up(rest.pop(_KEY, {}))
+        kept = rest.pop(_KEY, ())
+        # A Trainer's checkpoint has that of its only module.
+        self._restored = [kept] if isinstance(kept, Mapping) else kept
+        for number in range(len(self.handles)):
+            self._take_up(number)
         return rest
+
+    def _take_up(self, number: int) -> None:
+        self.handles[number].load_state_dict(self._restored[number] if number < len(self._restored) else {})
 
 
 class OneDevice:
