@@ -73,7 +73,8 @@ def source(folder):
 def use(python, elsewhere, **variables):
     """Import everything in ``elsewhere``; return where gradfree came from."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | variables
-    return Path(run(python, "-c", USE.format(modules=MODULES, optional=OPTIONAL), cwd=elsewhere, env=environment).strip())
+    code = USE.format(modules=MODULES, optional=OPTIONAL)
+    return Path(run(python, "-c", code, cwd=elsewhere, env=environment).strip())
 
 
 def test_wheel(environment, tmp_path):
