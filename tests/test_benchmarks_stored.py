@@ -176,7 +176,7 @@ def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, mon
     monkeypatch.setitem(SUITES, "tiny", (Comparison(task, (PLAIN, HIGHWAY)),))
     out = tmp_path_factory.mktemp("out")
     main(["bench", "run", "--suite", "tiny", "--out", str(out), "--seeds", "1", "--data", str(root)])
-    assert "validation perplexity" in (out / "report.md").read_text(encoding="utf-8")
+    assert "test perplexity" in (out / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")

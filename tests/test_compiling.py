@@ -26,15 +26,18 @@ def compiled(net, way):
         return torch.compile(net, backend="eager")
     if way == "in a function":
         return torch.compile(lambda x: net(x), backend="eager")
-    for part in {"in place": [net], "its parts": net.middle.children()}[way]:
+    for part in net.middle.children():
         part.compile(backend="eager")
     return net
 
 
-@pytest.mark.parametrize("way", ["wrapped", "in a function", "in place", "its parts"])
+@pytest.mark.parametrize("way", ["wrapped", "in a function", "its parts"])
 @over(ONE_OF_EACH_KIND)
 def test_compiled_models_get_the_engines_gradients(engine, kind, way):
-    """Compiled and run before without the engine, then with it, and without it again."""
+    """Compiled and run before without the engine, then with it, and without it again.
+
+    Models that are compiled in place are asked for in ``gradfree.testing``.
+    """
     net, x = Net(kind), torch.randn(5, 6)
     exact = gradients(net, lambda: net(x))
     with engine.attach(net):

@@ -113,8 +113,7 @@ def lightning_run(strategy, kind, devices):
 def fabric_run(strategy, kind, devices):
     fabric = lightning.fabric.Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision="64-true")
     fabric.launch()
-    # The module, too: random feedback is drawn for the path of a layer.
-    net = Module(kind).double()
+    net = create_net(kind)
     wrapped, stepper = fabric.setup(net, optimizer(net))
     for index, (x, y) in enumerate(loader(devices)):
         last = index % 2 == 1

@@ -408,7 +408,7 @@ def compiled_model(engine: Engine, case: Case) -> None:
     _check_compiled(engine, case, lambda task: [task.model])
 
 
-@feature("attaching to a compiled model")
+@feature("attaching to a compiled model", slow=True)
 def compiled_before(engine: Engine, case: Case) -> None:
     """A model that was compiled before gets the same gradients."""
     task = Task(case)

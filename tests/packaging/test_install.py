@@ -19,7 +19,8 @@ assert "lightning" not in sys.modules, "import gradfree must be quick"
 for name in {modules}:
     module = importlib.import_module("gradfree." + name)
     for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        importlib.import_module(module.__name__ + "." + inner.name)
+        if inner.name not in {optional}:
+            importlib.import_module(module.__name__ + "." + inner.name)
 for name in ("gradfree.algorithms.highway_bp", "gradfree.models.resnet", "gradfree.benchmarks", "gradfree.lightning"):
     assert name in sys.modules, name
 assert {{"backprop", "fixed_point", "highway_bp", "truncated"}} <= set(gradfree.list_engines())
@@ -31,9 +32,10 @@ for name in ("algorithms", "models", "benchmarks"):
     assert found is None or "site-packages" not in pathlib.Path(found.origin).parts, name + " is in site-packages"
 print(gradfree.__file__)
 """
-# Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it.
+# Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it; Ray with its own extra.
+OPTIONAL = {"triton_scan", "ray_workers"}
 MODULES = ["algorithms", "models", "benchmarks", "lightning", "testing"] + [
-    path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem != "triton_scan"
+    path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem not in OPTIONAL
 ]
 
 
@@ -71,7 +73,8 @@ def source(folder):
 def use(python, elsewhere, **variables):
     """Import everything in ``elsewhere``; return where gradfree came from."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | variables
-    return Path(run(python, "-c", USE.format(modules=MODULES), cwd=elsewhere, env=environment).strip())
+    code = USE.format(modules=MODULES, optional=OPTIONAL)
+    return Path(run(python, "-c", code, cwd=elsewhere, env=environment).strip())
 
 
 def test_wheel(environment, tmp_path):
