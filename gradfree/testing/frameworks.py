@@ -9,7 +9,7 @@ import torch
 from gradfree.engine import Engine
 from gradfree.testing.cases import Case
 from gradfree.testing.chains import assert_equal_gradients
-from gradfree.testing.ranks import ddp_run, fabric_run, lightning_run, on_two_ranks
+from gradfree.testing.ranks import ddp_run, fabric_run, fsdp_run, lightning_run, on_two_ranks
 from gradfree.testing.registry import feature
 from gradfree.testing.training import train
 
@@ -64,6 +64,12 @@ def fabric(engine: Engine, case: Case) -> None:
 def ddp(engine: Engine, case: Case) -> None:
     """Two ranks stay equal to the last bit, and train to the weights of one with their joined batches."""
     _check_ranks(ddp_run, engine, case)
+
+
+@feature("FSDP2 at the root, two ranks", slow=True)
+def fsdp(engine: Engine, case: Case) -> None:
+    """Likewise, with ``fully_shard(model)``."""
+    _check_ranks(fsdp_run, engine, case)
 
 
 @feature("Lightning DDP, two ranks", slow=True)

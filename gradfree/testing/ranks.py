@@ -41,12 +41,28 @@ def ddp_run(engine: Engine, case: Case, rank: int) -> Updates:
     """Train under torch's DistributedDataParallel."""
     task = Task(case)
     with attached_inside(engine, task):
-        model, optimizer = nn.parallel.DistributedDataParallel(task.model), optimizer_of(task.model)
-        for x in batches(task):
-            optimizer.zero_grad()
-            loss_of(model(x.chunk(RANKS)[rank])).backward()
-            optimizer.step()
+        _train(task, nn.parallel.DistributedDataParallel(task.model), rank)
     return updates_of(task)
+
+
+def fsdp_run(engine: Engine, case: Case, rank: int) -> Updates:
+    """Train a model that is sharded as a whole by FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    task = Task(case)
+    fully_shard(task.model, mesh=init_device_mesh("cpu", (RANKS,)))
+    with attached_inside(engine, task):
+        _train(task, task.model, rank)
+    return updates_of(task)
+
+
+def _train(task: Task, model: nn.Module, rank: int) -> None:
+    optimizer = optimizer_of(task.model)
+    for x in batches(task):
+        optimizer.zero_grad()
+        loss_of(model(x.chunk(RANKS)[rank])).backward()
+        optimizer.step()
 
 
 def lightning_run(engine: Engine, case: Case, rank: int) -> Updates:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.attaching import Handle
 from gradfree.engine import Engine
+from gradfree.sharding import whole
 from gradfree.testing.cases import Case, Task
 
 STEPS = 6
@@ -34,8 +35,8 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def updates_of(task: Task) -> Updates:
-    """Return by name how much the weights have changed."""
-    return {name: p.detach() - task.start[name] for name, p in task.model.named_parameters()}
+    """Return by name how much the weights have changed; sharded ones are gathered."""
+    return {name: whole(p.detach()) - task.start[name] for name, p in task.model.named_parameters()}
 
 
 def attached_inside(engine: Engine, task: Task) -> Handle:
