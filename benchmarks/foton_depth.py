@@ -93,9 +93,10 @@ def _beside(sweep: DepthSweep, *differs: str) -> Beside:
             source="FOTON (arXiv 2512.20668), abstract (its tables were not at hand)",
             hardware="not at hand",
             columns=tuple(map(str, sweep.depths)),
-            claims=(
-                Claim("FOTON outperforms PEPITA", (PEPITA.label, FOTON.label)),
-                Claim("FOTON outperforms PEPITA (ours with a temperature)", (PEPITA.label, _WARM.label)),
+            claims=tuple(
+                Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
+                for row in (FOTON, _WARM)
+                for depth in sweep.depths
             ),
             differs=(
                 "which activation, depths and rates belong to its figures is not known: tanh and ReLU are run",

@@ -183,13 +183,13 @@ def _trained(counts: tuple[int, ...]) -> tuple[Row, ...]:
 
 
 def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Beside:
-    claims = tuple(Claim(says, rows) for says, rows in ascending.items())
+    claims = tuple(Claim(says, column, rows) for says, rows in ascending.items())
     return Beside(
         comparison,
         Published(
             source="Highway-BP (arXiv 2501.17086), section 4, in words (the figures are plots)",
             hardware="one A100, A40 or RTX A6000",
-            columns=(column,),
+            columns=(column, "cosine"),
             claims=claims,
             differs=differs,
         ),
@@ -197,7 +197,7 @@ def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[
 
 
 def _convergence(*counts: int) -> dict[str, tuple[str, ...]]:
-    says = "at equal k Highway-BP is nearer to backpropagation than fixed-point iteration (k={})"
+    says = "at equal k Highway-BP does better than fixed-point iteration (k={})"
     return {says.format(k): (_label("highway_bp", k), _label("fixed_point", k)) for k in counts}
 
 

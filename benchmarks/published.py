@@ -23,10 +23,12 @@ class Claim:
 
     Attributes:
         says: in words.
+        column: of the table, with what it is about.
         ascending: rows of the table, by their figures as they are to rise.
     """
 
     says: str
+    column: str
     ascending: tuple[str, ...]
 
 
@@ -144,8 +146,7 @@ class BesideSection(Section):
     def remarks(self) -> Iterator[str]:
         """Yield whether what the paper says holds here, and in what the settings differ."""
         for claim in self.published.claims:
-            for column in self.published.columns:
-                yield f"The paper: {claim.says}. Ours, {column}: {self._outcome(claim.ascending, column)}."
+            yield f"The paper: {claim.says}. Ours, {claim.column}: {self._outcome(claim.ascending, claim.column)}."
         for difference in self.published.differs:
             yield f"Not as in the paper: {difference}."
 

@@ -152,6 +152,7 @@ def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
             known = {n for net in beside.part.nets for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
             assert set(beside.published.columns) <= known
         assert labels >= set(named)
+        assert {claim.column for claim in beside.published.claims} <= set(beside.published.columns)
         assert labels & figures.keys() or not figures
         assert beside.published.claims or figures
 
@@ -173,9 +174,9 @@ PAPER = Published(
     columns=("test accuracy (%)",),
     figures={"highway_bp k=1": {"test accuracy (%)": 91.5}},
     claims=(
-        Claim("backprop is worse", ("backprop", "highway_bp k=1")),
-        Claim("backprop is better", ("highway_bp k=1", "backprop")),
-        Claim("a third one is best", ("backprop", "foton")),
+        Claim("backprop is worse", "test accuracy (%)", ("backprop", "highway_bp k=1")),
+        Claim("backprop is better", "test accuracy (%)", ("highway_bp k=1", "backprop")),
+        Claim("a third one is best", "test accuracy (%)", ("backprop", "foton")),
     ),
     differs=("fewer points",),
 )
