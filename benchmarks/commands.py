@@ -58,6 +58,36 @@ def run(
     session.run(suite, Sweep(**axes), out, seeds, device, shard, data, manner)
 
 
+def search(
+    space: dict[str, Any] | None = None,
+    trials: int = 40,
+    out: Path = Path("results", "search"),
+    seed: int = 0,
+    device: Literal["cpu", "cuda"] = "cpu",
+    data: str | None = None,
+    **axes: Any,
+) -> None:
+    """Search for the settings that an engine does best with on validation data, by Optuna.
+
+    Records are kept as they come. Started again, also while it runs, also on another machine with the same folder, the
+    command helps to bring the trials to the number asked for.
+
+    Args:
+        space: what to search: settings of the training (learning_rate, batch_size, length, depth, dtype, steps) and
+            options of the engine, each with its range or choices: '{learning_rate: [1e-4, 1e-1, log], iterations: [0,
+            8], feedback: [linspace, gate]}'. Two whole numbers are a range of such.
+        trials: how many, over all processes.
+        out: folder for the study and the records.
+        seed: of the choice of settings.
+        device: where to train.
+        data: as for `gradfree bench run`.
+        **axes: what :class:`~gradfree.benchmarks.axes.Sweep` has, with one value each.
+    """
+    if trials < 1:
+        raise UsageError(f"--trials must be at least 1, not {trials}.")
+    _extra("search", "optuna").run(Sweep(**axes), space or {}, trials, out, seed, device, data)
+
+
 def report(suite: str = "quick", out: Path | None = None) -> None:
     """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
 
@@ -102,12 +132,13 @@ def compare(a: Path, b: Path) -> None:
 COMMANDS: dict[str, Any] = {
     "_help": "Compare engines in speed, memory and accuracy on real data.",
     "run": run,
+    "search": search,
     "report": report,
     "compare": compare,
 }
 
 
-def _extra(name: str) -> ModuleType:
-    """Import a module that needs the extra's packages."""
-    with needs_extra():
+def _extra(name: str, extra: str = "bench") -> ModuleType:
+    """Import a module that needs an extra's packages."""
+    with needs_extra(extra):
         return importlib.import_module(f"gradfree.benchmarks.{name}")

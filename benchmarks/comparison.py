@@ -44,7 +44,7 @@ class Comparison(Part):
         if isinstance(self.task.data, Stored):
             self.task.data.folder()
 
-    def trials(self, device: str) -> Iterator[Case]:
+    def trials(self, device: str) -> Iterator[Trial]:
         """Yield a run of each row at each learning rate."""
         for row in self.rows:
             yield from self._trials(row, device)

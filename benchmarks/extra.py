@@ -1,4 +1,4 @@
-"""What to say when the packages of the extra "bench" are missing."""
+"""What to say when the packages of an extra are missing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gradfree.cli import UsageError
 
 
 @contextmanager
-def needs_extra() -> Iterator[None]:
-    """Import inside the block what the extra brings.
+def needs_extra(extra: str = "bench") -> Iterator[None]:
+    """Import inside the block what ``extra`` brings.
 
     Raises:
         UsageError: it is not installed.
@@ -18,4 +18,4 @@ def needs_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[bench]'") from error
+        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[{extra}]'") from error

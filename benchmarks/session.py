@@ -16,6 +16,7 @@ from gradfree.benchmarks.axes import Sweep
 from gradfree.benchmarks.case import Case
 from gradfree.benchmarks.compare import compare as compare_records
 from gradfree.benchmarks.compare import environment_changes, read_records
+from gradfree.benchmarks.extra import needs_extra
 from gradfree.benchmarks.own import is_reference
 from gradfree.benchmarks.part import Suite, sections
 from gradfree.benchmarks.plan import Plan, Shard
@@ -67,11 +68,8 @@ def run(
     manner: Manner,
 ) -> None:
     """Run the cases that have no record yet, then report."""
-    loader = data if data is not None and is_reference(data) else None
-    if data is not None and not loader:
-        # The workers inherit it.
-        os.environ[DATA_ROOT] = data
-    devices, share = _devices(device), Shard.parse(shard)
+    loader = loader_in(data)
+    devices, share = devices_in(device), Shard.parse(shard)
     if loader and not sweep.named:
         raise UsageError(f"--data {loader} is for a model of your own: --model module:function.")
     if sweep.named and suite:
@@ -85,7 +83,21 @@ def run(
     _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner)
 
 
-def _devices(names: str) -> tuple[str, ...]:
+def loader_in(data: str | None) -> str | None:
+    """Return what loads the data of a model of the user's own; set where those of tasks are, if ``data`` says that."""
+    if data is None or is_reference(data):
+        return data
+    # The workers inherit it.
+    os.environ[DATA_ROOT] = data
+    return None
+
+
+def devices_in(names: str) -> tuple[str, ...]:
+    """Return the devices.
+
+    Raises:
+        UsageError: one is unknown, or not there.
+    """
     for name in (devices := tuple(names.split(","))):
         if name not in _DEVICES:
             raise UsageError(no_such("device", name, _DEVICES))
@@ -108,7 +120,7 @@ def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
         print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
         print("\n".join(_state(case, known) for case in listed if case is None or case.id not in finished))
         return
-    _make(file.path.parent)
+    make_folder(file.path.parent)
     try:
         run_cases(plan.cases, file, _executor(manner), manner.retry)
     except KeyboardInterrupt:
@@ -122,10 +134,8 @@ def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
 def _executor(manner: Manner) -> Executor:
     if manner.executor == "local":
         return Workers(manner.jobs)
-    try:
+    with needs_extra("ray"):
         from gradfree.benchmarks.ray_workers import RayWorkers
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[ray]'") from error
     return RayWorkers()
 
 
@@ -138,7 +148,12 @@ def _state(case: Case | None, records: Mapping[str, Record]) -> str:
     return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make sure that there is such a folder.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

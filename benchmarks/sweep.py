@@ -93,7 +93,7 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
 
 def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield a task for each combination of everything but engines and seeds."""
-    dtypes = list(_with_options(sweep.dtype))
+    dtypes = list(with_options(sweep.dtype))
     for dtype in dtypes:
         if dtype not in _DTYPES:
             raise UsageError(no_such("dtype", dtype, _DTYPES))
@@ -111,7 +111,7 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 
 def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each task with each model and each combination of its options."""
-    models = _with_options(sweep.model)
+    models = with_options(sweep.model)
     own = [name for name in models if is_reference(name)]
     if loader and not own:
         raise UsageError(
@@ -131,7 +131,7 @@ def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 
 
 def _named(tasks: Names) -> Iterator[Task]:
-    names = _with_options(tasks)
+    names = with_options(tasks)
     if not names:
         raise UsageError(f"name the tasks, of {', '.join(TASKS)}: --tasks {DIGITS.name}, say.")
     for name in names:
@@ -165,7 +165,7 @@ def _budgeted(sweep: Sweep, task: Task) -> Task:
 def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
     """Return plain backprop and all engines with each combination of their options that the model allows."""
     every = sweep.engines is None or sweep.engines == "all"
-    wanted = {name: {} for name in list_engines()} if every else _with_options(sweep.engines)
+    wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
     rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
     model = task.create_model(0)
     problems = {candidate.label: _problem(candidate, model, task) for candidate in rows}
@@ -204,7 +204,7 @@ def row(engine: str, options: Mapping[str, Any]) -> Row:
     )
 
 
-def _with_options(names: Names) -> dict[str, Mapping[str, Any]]:
+def with_options(names: Names) -> dict[str, Mapping[str, Any]]:
     """Return the options of each name."""
     if isinstance(names, dict):
         return {name: options or {} for name, options in names.items()}

@@ -1,5 +1,9 @@
 """A user's model and data, in a module of their own."""
 
+import multiprocessing
+import os
+import signal
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,6 +31,13 @@ class Model(nn.Module):
 
 def build(depth=4):
     return Model(depth, 3)
+
+
+def build_doomed():
+    """Kill the process that runs the case, in the midst of it, if it is doomed."""
+    if "DOOMED" in os.environ and multiprocessing.parent_process():
+        os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)
+    return build()
 
 
 def build_regression():

@@ -44,6 +44,7 @@ def test_a_line_says_what_the_engine_is(capsys):
         (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
         (["bench", "run"], ["--tasks", "--engines", "--batch-size", "--learning-rates", "--config", "--executor"]),
         (["bench", "report"], ["--suite", "--out"]),
+        (["bench", "search"], ["--space", "--trials", "--seed", "--tasks", "--engines", "--model", "results/search"]),
         (["check"], ["model", "--data", "--loss", "--chains", "--device {cpu,cuda}"]),
         (["fit"], ["--engine", "highway_bp", "digits_highway_bp", "PyDoc", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
