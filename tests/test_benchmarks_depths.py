@@ -187,8 +187,8 @@ def test_stored_data_are_optional(monkeypatch):
     monkeypatch.delenv(DATA_ROOT, raising=False)
     optional = {part.task.name for part in SUITES["forward-only"] if part.optional}
     assert optional == {"mnist", "mnist_lenet", "cifar10", "cifar10_conv"}
-    others = [suite for name, suite in SUITES.items() if name not in ("forward-only", "foton-depth", "foton-depth-small")]
-    assert not any(part.optional for suite in others for part in suite)
+    rest = SUITES.keys() - {"forward-only", "foton-depth", "foton-depth-small"}
+    assert not any(part.optional for name in rest for part in SUITES[name])
 
 
 @pytest.mark.parametrize("part", [part for part in SUITES["forward-only"] if isinstance(part, DepthSweep)])
