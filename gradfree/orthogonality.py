@@ -127,6 +127,7 @@ def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
     ones = x.new_full((len(x), 1), len(x) ** -0.5)
     if v is not None:
         # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
+        v = v.to(x)  # From a checkpoint it may still be elsewhere.
         ones = v / v.norm().clamp_min(1e-2) + 1e-3 * ones
     v = ones / ones.norm()
     product = x @ (x.mT @ v) - v
