@@ -44,6 +44,12 @@ def test_two_steps_hold_what_one_optimizer_step_has_moved(shape, dtype):
     assert max(map(deviation, weights)) < (0.05 if dtype is torch.bfloat16 else 1e-5)
 
 
+def test_a_drift_whose_entries_cancel_is_seen():
+    """W = I + u uᵀ with u = (1, -1, 0, 0) / √2 has a drift of 3, along u, whose sum is zero."""
+    u = torch.tensor([1.0, -1.0, 0.0, 0.0]) / 2**0.5
+    assert drift([torch.eye(4) + torch.outer(u, u)]).item() == pytest.approx(3.0, rel=1e-3)
+
+
 def test_a_probe_from_a_checkpoint_follows_its_weight():
     """Checkpoints load to the CPU; a probe of another precision stands for one on another device."""
     weight, probe = torch.randn(4, 6, dtype=torch.float32), torch.randn(4, 1, dtype=torch.float64)
