@@ -93,7 +93,7 @@ def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Hand
     if found:
         problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
-    if "torch._dynamo" in sys.modules:
+    if report.chains and "torch._dynamo" in sys.modules:
         # What it has compiled would run on without the engine's hooks.
         torch.compiler.reset()
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}

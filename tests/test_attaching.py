@@ -421,6 +421,18 @@ def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
         engine.attach(other).detach()
 
 
+def test_what_is_compiled_stays_where_nothing_is_attached(monkeypatch):
+    """Only a chain with hooks makes what was compiled wrong."""
+    import torch._dynamo
+
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
+    gradfree.create_engine("backprop").attach(plain_model()).detach()
+    assert not resets
+    EXACT["backprop"].attach(plain_model()).detach()
+    assert resets
+
+
 def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
     model = nn.ModuleDict({"net": plain_model(), "rnn": nn.GRU(3, 4)})
     engine = gradfree.create_engine("backprop")
