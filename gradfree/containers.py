@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradfree.recording import BlockRecorder, RecordedChain
 from gradfree.sharding import own_class, sharded
-from gradfree.site import Site
+from gradfree.site import Site, attached
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -42,6 +42,11 @@ class Container(Site):
         blocks = list(module.children())
         classes = Counter(map(own_class, blocks))
         return isinstance(module, _CONTAINERS) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
+
+    @staticmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether ``module`` is a block with recording hooks."""
+        return any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values())
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the blocks."""
@@ -76,15 +81,8 @@ def _composite(module: nn.Module) -> bool:
     return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
 
 
-def attached(path: str, module: nn.Module) -> Iterator[str]:
-    """Yield a problem for each block inside ``module``, at ``path``, that has an engine attached."""
-    for where, inner in module.named_modules(prefix=path):
-        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in inner._forward_hooks.values()):
-            yield f"{where} has an engine attached already: call detach() on its handle first."
-
-
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    yield from attached(path, block)
+    yield from attached(path, block, [Container])
     for where, module in block.named_modules(prefix=path):
         if module._backward_hooks or module._backward_pre_hooks:
             yield (

@@ -204,10 +204,15 @@ class Recurrent(Site):
         """Whether the cell has a gate."""
         return not isinstance(self._module, nn.RNN)
 
+    @staticmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether the module's forward is a recorder's."""
+        return isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder)
+
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the module."""
         module = self._module
-        if isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder):
+        if self.holds_engine(module):
             yield f"{self.path} has an engine attached already: call detach() on its handle first."
         elif "forward" in vars(module):
             yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."
