@@ -166,6 +166,11 @@ class Unrolled(Site):
         """Whether the cell has a gate that is known."""
         return _closed_form(self._layer.cell) in ("GRU", "LSTM")
 
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return a vector's shape: of the gate of h or, for LSTM, of c."""
+        part = int(_closed_form(self._layer.cell) == "LSTM")
+        return {f"0.{part}": (self._layer.cell.hidden_size,)}  # type: ignore[dict-item]
+
     @staticmethod
     def holds_engine(module: nn.Module) -> bool:
         """Tell whether the layer's loop over steps is replaced."""

@@ -62,6 +62,10 @@ class Container(Site):
                 )
             yield from _block_problems(path, block)
 
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return one number's shape."""
+        return {"residual": ()}
+
     @property
     def can_be_lean(self) -> bool:
         """Never: the blocks keep what autograd keeps of them."""

@@ -204,6 +204,12 @@ class Recurrent(Site):
         """Whether the cell has a gate."""
         return not isinstance(self._module, nn.RNN)
 
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return a vector's shape for each layer and direction: of the gate of h or, for LSTM, of c."""
+        part = int(self._module.mode == "LSTM")
+        layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
+        return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
+
     @staticmethod
     def holds_engine(module: nn.Module) -> bool:
         """Tell whether the module's forward is a recorder's."""

@@ -45,6 +45,10 @@ class Site(ABC):
         """Whether the chain can do without keeping more of the forward pass than its states."""
         return True
 
+    @abstractmethod
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the running means that ``mean_residual`` keeps of the chain, by name."""
+
     @staticmethod
     @abstractmethod
     def accepts(module: nn.Module) -> bool:
