@@ -10,7 +10,7 @@ from torch import nn
 
 from gradfree.chain import Chain, ChainGradients
 from gradfree.engine import Engine
-from gradfree.validation import IN_DEPTH, IN_TIME, Report, validate
+from gradfree.validation import IN_DEPTH, IN_TIME, KINDS, Report, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Backprop(Engine):
         return chain.backpropagate(direct)
 
     def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
-        """Tell what the engine attaches to; what it leaves to autograd is never a problem."""
+        """Tell what the engine attaches to; what it leaves to autograd is one only with another engine on it."""
         if self.plain is False:
             return super().validate(model, chains)
-        report = Report() if self.plain else validate(model, chains, IN_TIME, left=IN_DEPTH)
-        notes = [] if report.chains else ["nothing is attached: autograd computes all gradients"]
+        report = validate(model, chains, () if self.plain else IN_TIME, left=KINDS if self.plain else IN_DEPTH)
+        notes = [] if report.chains or report.problems else ["nothing is attached: autograd computes all gradients"]
         return replace(report, notes=notes)

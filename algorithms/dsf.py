@@ -59,6 +59,11 @@ class DSF(SweepEngine):
         return self.feedback == "gate"
 
     @property
+    def keeps_means(self) -> bool:
+        """Whether the feedback is the gate's mean."""
+        return self.feedback == "gate"
+
+    @property
     def sweeps(self) -> int:
         """Return ``iterations``."""
         return self.iterations

@@ -99,6 +99,7 @@ class FOTON(LayerEngine, OrthogonalEngine):
         matrix = chain.memory.get(key)
         if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
             matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
+        matrix = matrix.to(error)  # From a checkpoint it may still be elsewhere.
         if keeps:
             chain.memory[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)

@@ -59,7 +59,7 @@ class Examples(pl.LightningDataModule, ABC):
         sampler: DistributedSampler[Any] = DistributedSampler(examples, ranks, rank, seed=self.seed, drop_last=True)
         if len(sampler) < self.batch_size:
             raise ValueError(f"batch_size is {self.batch_size}, but each device has {len(sampler)} examples.")
-        return ResumableLoader(examples, self.batch_size, sampler=sampler, drop_last=True, generator=torch.Generator())
+        return ResumableLoader(examples, self.batch_size, sampler=sampler, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the examples to choose by."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chain import ChainError
-from gradfree.scan import average_means
+from gradfree.scan import KeptMean, average_means
 from gradfree.site import Removable, Site
 from gradfree.validation import Report
 
@@ -31,10 +31,12 @@ class Handle:
         parts: Sequence[Removable] = (),
         chains: Mapping[str, Site] | None = None,
         memory: Mapping[str, dict[str, Tensor]] | None = None,
+        means: Sequence[KeptMean] = (),
     ):
         self._parts = parts
         self.chains = chains or {}
         self._memory = memory or {}
+        self._means = means
 
     @property
     def attached(self) -> bool:
@@ -72,9 +74,9 @@ class Handle:
         For data parallel training, behind each step of the optimizer and on every rank: each batch moves the means of
         its own rank. Lightning's strategies do it. The group must be there; nothing waits for the device.
         """
-        for path, kept in self._memory.items():
-            parameters = (p for block in self.chains[path].blocks.values() for p in block.parameters())
-            average_means(kept, next((p.device for p in parameters), None))
+        if self._means:
+            blocks = (block for site in self.chains.values() for block in site.blocks.values())
+            average_means(self._means, next(p for block in blocks for p in block.parameters()))
 
     def __enter__(self) -> Handle:
         return self
@@ -93,12 +95,14 @@ def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Hand
     if found:
         problems = "\n".join(f"- {problem}" for problem in found)
         raise ChainError(f"{type(engine).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
-    if "torch._dynamo" in sys.modules:
+    if report.chains and "torch._dynamo" in sys.modules:
         # What it has compiled would run on without the engine's hooks.
         torch.compiler.reset()
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
     parts = [part for path, site in report.chains.items() for part in engine.parts(site, memory[path], lean)]
-    return Handle(parts, report.chains, memory)
+    kept = report.chains.items() if engine.keeps_means else ()
+    means = [(memory[path], name, shape) for path, site in kept for name, shape in site.means().items()]
+    return Handle(parts, report.chains, memory, means)
 
 
 def _not_lean(path: str) -> str:

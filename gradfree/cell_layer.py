@@ -166,10 +166,20 @@ class Unrolled(Site):
         """Whether the cell has a gate that is known."""
         return _closed_form(self._layer.cell) in ("GRU", "LSTM")
 
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return a vector's shape: of the gate of h or, for LSTM, of c."""
+        part = int(_closed_form(self._layer.cell) == "LSTM")
+        return {f"0.{part}": (self._layer.cell.hidden_size,)}  # type: ignore[dict-item]
+
+    @staticmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether the layer's loop over steps is replaced."""
+        return isinstance(module, CellLayer) and "unroll" in vars(module)
+
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the cell."""
         yield from sharded(self.inside)
-        if "unroll" in vars(self._layer):
+        if self.holds_engine(self._layer):
             yield f"{self.path} has an engine attached already: call detach() on its handle first."
         if type(self._layer).unroll is not CellLayer.unroll:
             yield f"{self.path} is a {type(self._layer).__name__} with an unroll of its own, which an engine replaces."

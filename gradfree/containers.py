@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradfree.recording import BlockRecorder, RecordedChain
 from gradfree.sharding import own_class, sharded
-from gradfree.site import Site
+from gradfree.site import Site, attached
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -43,6 +43,11 @@ class Container(Site):
         classes = Counter(map(own_class, blocks))
         return isinstance(module, _CONTAINERS) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
 
+    @staticmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether ``module`` is a block with recording hooks."""
+        return any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values())
+
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the blocks."""
         if not self.blocks:
@@ -56,6 +61,10 @@ class Container(Site):
                     "module; they may share parameters."
                 )
             yield from _block_problems(path, block)
+
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return one number's shape."""
+        return {"residual": ()}
 
     @property
     def can_be_lean(self) -> bool:
@@ -76,15 +85,8 @@ def _composite(module: nn.Module) -> bool:
     return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
 
 
-def attached(path: str, module: nn.Module) -> Iterator[str]:
-    """Yield a problem for each block inside ``module``, at ``path``, that has an engine attached."""
-    for where, inner in module.named_modules(prefix=path):
-        if any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in inner._forward_hooks.values()):
-            yield f"{where} has an engine attached already: call detach() on its handle first."
-
-
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    yield from attached(path, block)
+    yield from attached(path, block, [Container])
     for where, module in block.named_modules(prefix=path):
         if module._backward_hooks or module._backward_pre_hooks:
             yield (

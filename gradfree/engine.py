@@ -46,6 +46,11 @@ class Engine(ABC):
         return False
 
     @property
+    def keeps_means(self) -> bool:
+        """Whether the engine asks for a chain's ``mean_residual``, which ranks average."""
+        return False
+
+    @property
     def streams(self) -> bool:
         """Whether the engine runs a chain of layers again, rather than have its activations stored."""
         return False

@@ -23,6 +23,10 @@ from gradfree.solving import exactly
 class Agreement:
     """Two gradients compared, the approximate one g and the exact one g*.
 
+    The loss is the one of the model with the engine attached. An engine with a temperature T, a factor on the chain's
+    output, takes the error without it: of the chain's parameters its exact gradient is g = g* / T, with a cosine of 1
+    and a norm ratio of 1/T.
+
     Attributes:
         cosine: g · g* / (|g| |g*|); NaN if one of them is zero.
         norm_ratio: |g| / |g*|; NaN or inf if g* is zero.
@@ -67,8 +71,9 @@ def gradient_fidelity(
 ) -> Fidelity:
     """Compare the engine's gradients with exact backpropagation's, and leave no trace.
 
-    Runs the model twice with the same random numbers (dropout masks) on the same batch. Weights, buffers,
-    ``.grad`` and the random state are afterwards as before.
+    Runs the model twice with the same random numbers (dropout masks) on the same batch, with the engine attached both
+    times; backpropagation through the same loss is the reference, temperature included: see :class:`Agreement`.
+    Weights, buffers, ``.grad`` and the random state are afterwards as before.
 
     Args:
         engine: what to judge. Must not be attached to the model at the moment.
@@ -92,12 +97,15 @@ def gradient_fidelity(
 
     with engine.attach(model, chains) as handle:
         approximate = gradients()
-    return _compare(trained, approximate, gradients(), handle.chains.values())
+        with exactly():
+            exact = gradients()
+    return _compare(trained, approximate, exact, handle.chains.values())
 
 
 def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     """Compare the gradients that ``loss.backward()`` is about to compute with exact ones, from the same graph.
 
+    The figures are those of :func:`gradient_fidelity`, also at a temperature: see :class:`Agreement`.
     Nothing runs twice but the backward pass: no weight, buffer, ``.grad`` or random number changes, nor what the
     engine remembers, and ``loss.backward()`` works as before. Hooks on parameters see both passes.
 

@@ -124,11 +124,14 @@ def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
         The product (n, 1), in single precision at least, and the norm, float32.
     """
     x = _wide(weight)
-    ones = x.new_full((len(x), 1), len(x) ** -0.5)
+    # Without symmetry: a drift orthogonal to where the power method begins is never seen.
+    begin = torch.arange(len(x), dtype=x.dtype, device=x.device).cos().unsqueeze(1)
+    begin /= begin.norm()
     if v is not None:
         # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
-        ones = v / v.norm().clamp_min(1e-2) + 1e-3 * ones
-    v = ones / ones.norm()
+        v = v.to(x)  # From a checkpoint it may still be elsewhere.
+        begin = v / v.norm().clamp_min(1e-2) + 1e-3 * begin
+    v = begin / begin.norm()
     product = x @ (x.mT @ v) - v
     return product, product.norm().float()
 

@@ -204,10 +204,21 @@ class Recurrent(Site):
         """Whether the cell has a gate."""
         return not isinstance(self._module, nn.RNN)
 
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return a vector's shape for each layer and direction: of the gate of h or, for LSTM, of c."""
+        part = int(self._module.mode == "LSTM")
+        layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
+        return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
+
+    @staticmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether the module's forward is a recorder's."""
+        return isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder)
+
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the module."""
         module = self._module
-        if isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder):
+        if self.holds_engine(module):
             yield f"{self.path} has an engine attached already: call detach() on its handle first."
         elif "forward" in vars(module):
             yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."

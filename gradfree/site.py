@@ -45,6 +45,10 @@ class Site(ABC):
         """Whether the chain can do without keeping more of the forward pass than its states."""
         return True
 
+    @abstractmethod
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the running means that ``mean_residual`` keeps of the chain, by name."""
+
     @staticmethod
     @abstractmethod
     def accepts(module: nn.Module) -> bool:
@@ -54,6 +58,11 @@ class Site(ABC):
     @abstractmethod
     def is_evident(module: nn.Module) -> bool:
         """Tell whether ``module`` is such a chain beyond doubt, so that it need not be named."""
+
+    @staticmethod
+    @abstractmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether an engine is on ``module``, as such a chain or as a block of one."""
 
     def __init__(self, path: str, module: nn.Module):
         """Describe ``module`` as a chain; changes nothing."""
@@ -78,3 +87,10 @@ class Site(ABC):
     @abstractmethod
     def __str__(self) -> str:
         """Say in a few words what the chain consists of."""
+
+
+def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Iterator[str]:
+    """Yield a problem for each module inside ``module``, at ``path``, that an engine is on in a chain of ``kinds``."""
+    for where, inner in module.named_modules(prefix=path):
+        if any(kind.holds_engine(inner) for kind in kinds):
+            yield f"{where} has an engine attached already: call detach() on its handle first."

@@ -195,7 +195,7 @@ def _scan(terms: Tensor | None, factor: Factor) -> Tensor | None:
     if terms is None or is_number(factor, 0.0):
         return terms
     if not isinstance(factor, Tensor):
-        factor = torch.tensor(factor, dtype=torch.promote_types(terms.dtype, torch.float32), device=terms.device)
+        factor = torch.full((), factor, dtype=torch.promote_types(terms.dtype, torch.float32), device=terms.device)
     return scan(terms, factor, reverse=True)
 
 

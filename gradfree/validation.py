@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from gradfree.cell_layer import Unrolled
-from gradfree.containers import Container, attached
+from gradfree.containers import Container
 from gradfree.recurrent import Recurrent
-from gradfree.site import Site
+from gradfree.site import Site, attached
 
 Kinds = tuple[type[Site], ...]
 IN_TIME: Kinds = (Recurrent, Unrolled)
@@ -69,7 +69,7 @@ def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left:
         chains = [path for path in named if not _site(path, modules[path], left)]
     if left:
         # Where another engine is on what this one leaves alone, autograd would not compute the gradients.
-        problems += [problem for path in named for problem in attached(path, modules[path])]
+        problems += [problem for path in named for problem in attached(path, modules[path], left)]
     sites = {path: site for path in chains if (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]

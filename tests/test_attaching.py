@@ -421,6 +421,31 @@ def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
         engine.attach(other).detach()
 
 
+@pytest.mark.parametrize("make", [plain_model, lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
+def test_backprop_leaves_nothing_to_an_engine_that_is_there_already(make):
+    """With one on the model, autograd would not compute the gradients."""
+    model, plain = nn.ModuleDict({"net": make()}), gradfree.create_engine("backprop", plain=True)
+    with gradfree.create_engine("truncated", window=1).attach(model):
+        report = plain.validate(model)
+        assert "has an engine attached already: call detach()" in str(report)
+        assert "nothing is attached" not in str(report)
+        with pytest.raises(gradfree.ChainError, match="attached already"):
+            plain.attach(model)
+    assert plain.validate(model).ok
+
+
+def test_what_is_compiled_stays_where_nothing_is_attached(monkeypatch):
+    """Only a chain with hooks makes what was compiled wrong."""
+    import torch._dynamo
+
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
+    gradfree.create_engine("backprop").attach(plain_model()).detach()
+    assert not resets
+    EXACT["backprop"].attach(plain_model()).detach()
+    assert resets
+
+
 def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
     model = nn.ModuleDict({"net": plain_model(), "rnn": nn.GRU(3, 4)})
     engine = gradfree.create_engine("backprop")

@@ -177,3 +177,15 @@ def test_the_parameters_of_a_layer_are_taken_together():
         cosine = torch.cosine_similarity(exact, layer(), dim=0).item()
     assert found.layers["blocks.3.linear"].cosine == pytest.approx(cosine)
     assert cosine < 0.999
+
+
+def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
+    """Orthogonal backprop takes the error without the factor T = 4: exact but for 1/T, which the norm ratio shows."""
+    model, x, target = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(4, 6), torch.randn(4, 3)
+    engine = gradfree.create_engine("orthogonal_backprop", temperature=4.0)
+    found = [gradfree.gradient_fidelity(engine, model, loss_fn, (x, target))]
+    with engine.attach(model) as handle:
+        found.append(loss_fidelity(loss_fn(model(x), target), model, handle))
+    for fidelity in found:
+        assert fidelity.total.cosine == pytest.approx(1.0)
+        assert fidelity.total.norm_ratio == pytest.approx(1 / 4)

@@ -348,6 +348,36 @@ def test_a_loader_goes_on_with_the_next_batch_of_its_epoch_only():
     assert batches(loader(4)) != batches(loader(5))
 
 
+def test_behind_the_last_batch_of_a_sampler_without_epochs_begins_the_next_epoch():
+    """The place (0, 5) of a sampler that counts no epochs is the end of one: nothing of the next may be left out."""
+    examples = TensorDataset(torch.arange(10))
+    first = ResumableLoader(examples, 2)
+    whole = batches(first)
+    for place in (5, 2):
+        resumed = ResumableLoader(examples, 2)
+        resumed.load_state_dict({"epoch": 0, "batches": place})
+        assert batches(resumed) == whole[place % 5 :]
+        assert batches(resumed) == whole
+
+
+def test_a_loader_draws_nothing_that_dropout_would_draw():
+    """Each iterator of a loader without a generator of its own moves torch's; it follows the seed nevertheless."""
+    before = torch.get_rng_state()
+    one, other = loader(4), loader(4)
+    batches(one)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.generator is not other.generator
+    torch.manual_seed(7)
+    assert loader(4).generator.initial_seed() == 7
+
+
+def test_a_place_that_was_loaded_is_saved_again_before_the_first_batch():
+    resumed = loader(4, {"epoch": 4, "batches": 3})
+    assert resumed.state_dict() == {"epoch": 4, "batches": 3}
+    next(iter(resumed))
+    assert resumed.state_dict() == {"epoch": 4, "batches": 4}
+
+
 def test_devices_share_the_examples_between_them(monkeypatch):
     """No example twice, none left out but what fills no batch; validation examples are Lightning's to share."""
     data = lightning_data.Digits(batch_size=50)

@@ -298,6 +298,18 @@ def test_f_is_kept_for_as_many_optimizer_steps_as_asked():
     assert not torch.equal(kept[1], kept[2])
 
 
+def test_a_kept_f_from_a_checkpoint_follows_the_error():
+    """Checkpoints load to the CPU; an F of another precision stands for one on another device."""
+    net, x = orthogonal(dense(8, 6, 3)), torch.randn(5, 8)
+    expected = foton_gradients(net, x)
+    with FOTON(refresh_feedback_every=2).attach(net) as handle:
+        gradients(net, lambda: net(x))
+        state = handle.state_dict()
+        handle.load_state_dict({"": {key: kept.float() for key, kept in state[""].items()}})
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected, tolerance=1e-5)
+        assert handle.state_dict()[""]["F to 1"].dtype == x.dtype
+
+
 def test_a_kept_f_wants_one_row_of_classes_a_sample():
     net = dense(6, 5, 4)
     with FOTON(refresh_feedback_every=2).attach(net):

@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import gradfree
 from gradfree.algorithms import FOTON
-from gradfree.orthogonality import drift, is_matrix, project, retract
+from gradfree.orthogonality import drift, drift_along, is_matrix, project, retract
 
 SHAPES = {"square": (24, 24), "wide": (10, 24), "tall": (24, 10), "one row": (1, 8), "patches": (12, 3, 2, 2)}
 
@@ -42,6 +42,21 @@ def test_two_steps_hold_what_one_optimizer_step_has_moved(shape, dtype):
         weight += 0.02 * torch.nn.functional.normalize(torch.randn(shape), dim=(0, 1)).to(dtype)
     retract(weights, steps=2)
     assert max(map(deviation, weights)) < (0.05 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_a_drift_whose_entries_cancel_is_seen():
+    """W = I + u uᵀ with u = (1, -1, 0, 0) / √2 has a drift of 3, along u, whose sum is zero."""
+    u = torch.tensor([1.0, -1.0, 0.0, 0.0]) / 2**0.5
+    assert drift([torch.eye(4) + torch.outer(u, u)]).item() == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_probe_from_a_checkpoint_follows_its_weight():
+    """Checkpoints load to the CPU; a probe of another precision stands for one on another device."""
+    weight, probe = torch.randn(4, 6, dtype=torch.float32), torch.randn(4, 1, dtype=torch.float64)
+    product, along = drift_along(weight, probe)
+    expected, along_expected = drift_along(weight, probe.float())
+    assert product.dtype == torch.float32
+    torch.testing.assert_close((product, along), (expected, along_expected))
 
 
 def test_each_weight_of_a_batch_is_led_to_its_own_nearest_matrix():

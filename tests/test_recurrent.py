@@ -500,3 +500,35 @@ def test_anomaly_detection_names_the_layer_of_a_non_finite_cotangent():
         out.register_hook(lambda grad: grad * float("inf"))
         with pytest.raises(ChainError, match="non-finite cotangent at the output of rnn, layer 1"):
             out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+        lambda: nn.GRU(3, 4),
+        lambda: gradfree.CellLayer(nn.LSTMCell(3, 4)),
+        lambda: gradfree.CellLayer(nn.GRUCell(3, 4)),
+    ],
+)
+def test_a_rank_without_a_mean_joins_the_average_of_the_others(make, monkeypatch):
+    """One collective of one shape on each rank, also where a chain was unused: else the others would wait for ever."""
+    sent, engine = [], gradfree.create_engine("dsf", feedback="gate")
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda x: sent.append(x.clone()))
+    model, x = nn.ModuleDict({"used": make(), "unused": make()}), torch.randn(5, 2, 3)
+    with (
+        engine.attach(model) as first,
+        engine.attach(other := nn.ModuleDict({"used": make(), "unused": make()})) as late,
+    ):
+        model["used"](x)[0].sum().backward()
+        own = first.state_dict()["used"]
+        first.average_over_ranks()
+        monkeypatch.setattr("torch.distributed.all_reduce", lambda x: sent.append(x.clone()) or x.add_(sent[0]))
+        late.average_over_ranks()
+        assert [x.shape for x in sent] == [sent[0].shape] * 2
+        received = late.state_dict()
+        assert received["used"].keys() == own.keys()
+        assert all(torch.equal(received["used"][key], mean) for key, mean in own.items())
+        other["unused"](x)[0].sum().backward()
+        assert all(mean.isfinite().all() for mean in late.state_dict()["unused"].values())

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from torch.utils.data import DataLoader
 
 from gradfree.random_state import RandomState
@@ -17,7 +18,8 @@ class ResumableLoader(DataLoader[Any]):
 
     Lightning keeps the state of any loader that has one. Which examples come at which place is the sampler's to
     repeat: it takes one whose order depends on nothing but ``set_epoch``, as torch's ``DistributedSampler``, also on
-    one device. What the data set itself draws at random is not repeated. Arguments as of ``DataLoader``.
+    one device, or one that shuffles nothing. What the data set itself draws at random is not repeated. Arguments as of
+    ``DataLoader``; without a ``generator`` the loader has one of its own, so that its draws are none of the dropout's.
     """
 
     _place = (-1, 0)
@@ -25,11 +27,19 @@ class ResumableLoader(DataLoader[Any]):
     _resumed = (-1, 0)
     """The place to go on from."""
 
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        if self.generator is None:
+            self.generator = torch.Generator().manual_seed(torch.initial_seed())
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the epoch's batches, all of them or those that are left."""
         epoch = getattr(self.sampler, "epoch", 0)
         # A checkpoint from the end of an epoch is followed by the whole of the next one.
         done = self._resumed[1] if self._resumed[0] == epoch else 0
+        if done and not hasattr(self.sampler, "set_epoch") and done >= len(self):
+            # Its epochs have no numbers: behind the last batch begins the next one.
+            done = 0
         self._resumed = ResumableLoader._resumed
         for batch in islice(super().__iter__(), done, None):
             done += 1
@@ -43,7 +53,7 @@ class ResumableLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from the place in ``state`` when the loader is next iterated over in that epoch."""
-        self._resumed = state["epoch"], state["batches"]
+        self._place = self._resumed = state["epoch"], state["batches"]
 
 
 class RandomStates(pl.Callback):
