@@ -39,9 +39,14 @@ def test_sources_of_their_own_stay_apart():
     for split, part in zip(data, (slice(20), slice(20, 30), slice(30, 40)), strict=True):
         assert torch.equal(split.inputs, x[part])
         assert torch.equal(split.targets, y[part])
-    train, validation, test = loaded("two")
-    assert len(train.inputs) == 40
-    assert test is validation
+
+
+def test_of_two_sources_validation_is_no_test():
+    """The last tenth of the training examples: a learning rate must not be chosen by what is reported."""
+    x, y = own_module.pair()
+    for split, part in zip(loaded("two"), (slice(27), slice(27, 30), slice(30, 40)), strict=True):
+        assert torch.equal(split.inputs, x[part])
+        assert torch.equal(split.targets, y[part])
 
 
 def test_the_loss_and_the_score_are_those_of_the_targets():
@@ -87,6 +92,13 @@ def test_options_and_axes_reach_the_builder():
         (MODEL, "own_module:broken", "own_module:broken fails: OSError: no such disk"),
         (MODEL, "own_module:not_a_function", "own_module:not_a_function fails: TypeError"),
         (MODEL, "own_module:bad_batches", "has a batch that is a dict, not two tensors"),
+        (
+            MODEL,
+            "own_module:misnamed",
+            "misnamed has the key 'val'; the keys are train, validation, test. Did you mean 'validation'",
+        ),
+        (MODEL, "own_module:untrained", "the key 'train' is missing"),
+        (MODEL, "own_module:number", "own_module:number returns an int, not examples"),
         (MODEL, "own_module:nothing", "own_module:nothing has no batch"),
         (MODEL, "own_module:regression", "outputs are .2, 3., the targets .2, 1."),
         (MODEL, None, "--model own_module:build goes with --data module:function"),
