@@ -55,6 +55,8 @@ class Reference:
         Raises:
             UsageError: there is none.
         """
+        if not name.partition(":")[2]:
+            raise UsageError(f"{name} names no function; write {name.rstrip(':')}:build.")
         module = _module(name)
         file = getattr(module, "__file__", None)
         reference = cls(name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else "")

@@ -187,7 +187,8 @@ def test_stored_data_are_optional(monkeypatch):
     monkeypatch.delenv(DATA_ROOT, raising=False)
     optional = {part.task.name for part in SUITES["forward-only"] if part.optional}
     assert optional == {"mnist", "mnist_lenet", "cifar10", "cifar10_conv"}
-    others = [suite for name, suite in SUITES.items() if name not in ("forward-only", "foton-depth", "foton-depth-small")]
+    stored = "forward-only", "foton-depth", "foton-depth-small"
+    others = [suite for name, suite in SUITES.items() if name not in stored]
     assert not any(part.optional for suite in others for part in suite)
 
 

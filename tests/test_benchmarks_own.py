@@ -100,7 +100,11 @@ def test_options_and_axes_reach_the_builder():
         (MODEL, "own_module:untrained", "the key 'train' is missing"),
         (MODEL, "own_module:number", "own_module:number returns an int, not examples"),
         (MODEL, "own_module:nothing", "own_module:nothing has no batch"),
-        (MODEL, "own_module:regression", "outputs are .2, 3., the targets .2, 1."),
+        (
+            MODEL,
+            "own_module:regression",
+            "^own_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
+        ),
         (MODEL, None, "--model own_module:build goes with --data module:function"),
         ("residual_mlp", DATA, "is for a model of your own"),
     ],
@@ -143,6 +147,32 @@ def test_a_check_without_data_measures_nothing(capsys, tmp_path, monkeypatch):
     out = check(capsys, "lone_module:build")
     assert "chain 'blocks': 2 blocks" in out
     assert "Nothing is measured without data: --data module:function" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["own_module"], "own_module names no function; write own_module:build."),
+        ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
+    ],
+)
+def test_what_cannot_be_checked_is_said_in_a_line(args, message, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        main(["check", *args])
+    assert capsys.readouterr().err == f"gradfree: error: {message}\n"
+
+
+def test_chains_are_separated_by_commas(capsys, tmp_path, monkeypatch):
+    (tmp_path / "two_chains.py").write_text(
+        "from torch import nn\n"
+        "def chain():\n    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\n"
+        "def build():\n    return nn.ModuleDict({'x': chain(), 'y': chain()})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    out = check(capsys, "two_chains:build", "--chains", "x,y")
+    assert "chain 'x': 2 blocks" in out
+    assert "chain 'y': 2 blocks" in out
 
 
 def measured(engine, cosine, low, ratio, high):
