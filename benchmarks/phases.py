@@ -192,11 +192,14 @@ class PhaseSection(Section):
             for r in results[2:]:
                 found[max(PHASES, key=r["phases"].__getitem__)][r["label"]].append(str(layer))
         shares = [
-            f"{_NAMES.get(phase, phase)} for " + " and ".join(f"{row} on {', '.join(on)}" for row, on in rows.items())
+            f"{_NAMES.get(phase, phase)} for {', '.join(self._where(label, layers) for label, layers in rows.items())}"
             for phase, rows in found.items()
             if rows
         ]
         yield f"The largest share is {'; '.join(shares)}."
+
+    def _where(self, label: str, layers: list[str]) -> str:
+        return label if len(layers) == len(self.results) else f"{label} on {' and '.join(layers)}"
 
     def plots(self) -> Plots:
         """Return what draws the phases of the first and of the last engine."""

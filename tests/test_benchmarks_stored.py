@@ -155,7 +155,7 @@ def test_what_is_missing_is_said_before_anything_starts(command, tmp_path, monke
         main(["bench", *command])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    problem = "nowhere/tinyshakespeare has no parquet files" if "--data" in command else "names the folder of the sets"
+    problem = "nowhere/tinyshakespeare has no parquet files" if "--data" in command else "name the folder of the sets"
     assert "the set tinyshakespeare is needed, but" in line
     assert problem in line
     assert "hf download --repo-type dataset karpathy/tiny_shakespeare" in line
