@@ -7,6 +7,8 @@ from typing import Any
 
 Names = dict[str, Any] | list[str] | str | None
 """Names: one, several separated by commas, a list, or each with its options."""
+Paths = list[str] | str | None
+"""Module paths: one, several separated by commas, or a list."""
 Numbers = list[float] | float | str | None
 Counts = list[int] | int | str | None
 
@@ -30,7 +32,7 @@ class Sweep:
         seconds: of each training run, in place of steps; runs are not beside each other then.
         loss: of a model of your own: module:function, called with outputs and targets. If not given, cross-entropy for
             targets of whole numbers and the squared error for others.
-        chains: module paths of the chains, if they cannot be found without help.
+        chains: module paths of the chains, separated by commas, if they cannot be found without help.
         target: validation score; time to reach it is reported beside the time of a step.
     """
 
@@ -45,10 +47,15 @@ class Sweep:
     steps: int | None = None
     seconds: float | None = None
     loss: str | None = None
-    chains: list[str] | None = None
+    chains: Paths = None
     target: float | None = None
 
     @property
     def named(self) -> list[str]:
         """The options that are given."""
         return [f.name for f in fields(self) if getattr(self, f.name) is not None]
+
+
+def listed(names: Paths) -> list[str]:
+    """Return the names one by one."""
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else names or []

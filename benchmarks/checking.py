@@ -14,7 +14,9 @@ from rich.table import Table
 from torch import nn
 
 from gradfree import gradient_fidelity, list_engines
+from gradfree.benchmarks.axes import Paths, listed
 from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.environment import require
 from gradfree.benchmarks.own import Reference, own_task
 from gradfree.benchmarks.speed import interleaved, statistics
 from gradfree.benchmarks.sweep import BASELINE, row
@@ -42,18 +44,20 @@ class Measured:
     cost: dict[str, Any]
 
 
-def check(model: str, data: str | None, loss: str | None, chains: Sequence[str] | None, device: str) -> None:
+def check(model: str, data: str | None, loss: str | None, chains: Paths, device: str) -> None:
     """Print every engine's report, measure those that can be attached, and recommend one.
 
     Raises:
-        UsageError: the model or the data are not there.
+        UsageError: the model, the data or the device are not there.
     """
+    require(device)
+    paths = listed(chains) or None
     console = Console()
     data = data or _loader_beside(model)
-    task = own_task(model, {}, data, loss, chains) if data else None
+    task = own_task(model, {}, data, loss, paths) if data else None
     built = task.create_model(0) if task else Reference.to(model)()
     rows = [row(name, {}) for name in list_engines()]
-    reports = {r.engine: r.create_engine().validate(built, chains) for r in rows}
+    reports = {r.engine: r.create_engine().validate(built, paths) for r in rows}
     for text in dict.fromkeys(map(str, reports.values())):
         names = ", ".join(name for name, report in reports.items() if str(report) == text)
         console.print(f"{names}:\n{_indented(text)}\n", markup=False, highlight=False, soft_wrap=True)

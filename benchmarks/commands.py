@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from gradfree.benchmarks.axes import Sweep
+from gradfree.benchmarks.axes import Paths, Sweep
 from gradfree.benchmarks.extra import needs_extra
 from gradfree.cli import UsageError
 
@@ -102,7 +102,7 @@ def check(
     model: str,
     data: str | None = None,
     loss: str | None = None,
-    chains: list[str] | None = None,
+    chains: Paths = None,
     device: Literal["cpu", "cuda"] = "cpu",
 ) -> None:
     """Tell for every engine whether it can train a model of yours, how good its gradients are and what a step costs.
@@ -113,7 +113,7 @@ def check(
             "loader" of the model's module if not given.
         loss: module:function, called with outputs and targets. If not given, cross-entropy for targets of whole numbers
             and the squared error for others.
-        chains: module paths of the chains, if they cannot be found without help.
+        chains: module paths of the chains, separated by commas, if they cannot be found without help.
         device: where to measure.
     """
     _extra("checking").check(model, data, loss, chains, device)

@@ -12,6 +12,7 @@ import torch
 
 import gradfree
 from gradfree import checkout
+from gradfree.cli import UsageError
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -27,6 +28,16 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device,
     }
+
+
+def require(device: str) -> None:
+    """Make sure that ``device``, "cpu" or "cuda", is there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
 
 
 @cache

@@ -7,11 +7,15 @@ import re
 import textwrap
 import traceback
 import warnings
-from argparse import RawDescriptionHelpFormatter
+from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning.pytorch as pl
+import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -67,9 +71,27 @@ class _CLI(LightningCLI):
         parser.set_defaults({"checkpoint.save_last": True})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse ``args``."""
+        """Parse ``args``; a configuration is not printed before it is known that there is such an engine.
+
+        Raises:
+            UsageError: the name of the engine is not registered.
+            TypeError: it does not have such an option.
+            ValueError: or not with such a value.
+        """
         # Lightning's own warns of arguments that do not come from sys.argv by themselves.
-        self.config = parser.parse_args(args)
+        if not any(argument.startswith("--print_config") for argument in args):
+            self.config = parser.parse_args(args)
+            return
+        printed = StringIO()
+        try:
+            with redirect_stdout(printed):
+                parser.parse_args(args)
+        except SystemExit as ended:
+            # Whoever left by an error has said so.
+            if not ended.code:
+                _refuse_strategy(yaml.safe_load(printed.getvalue())["trainer"]["strategy"])
+                print(printed.getvalue(), end="")
+            raise
 
     def before_instantiate_classes(self) -> None:
         """Refuse the name of a strategy that does not exist: Lightning would name none of ours.
@@ -77,12 +99,7 @@ class _CLI(LightningCLI):
         Raises:
             UsageError: the name is not registered.
         """
-        name = self._get(self.config, "trainer").strategy
-        known = ["auto", *StrategyRegistry.available_strategies()]
-        if isinstance(name, str) and name.lower() not in known:
-            near = difflib.get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {near[0]!r}? There" if near else "there"
-            raise UsageError(f"no engine is called {name!r}; {hint} are: {', '.join(list_engines())}.")
+        _refuse_name(self._get(self.config, "trainer").strategy)
 
     def before_fit(self) -> None:
         """Refuse to train without an optimizer.
@@ -103,6 +120,22 @@ class _CLI(LightningCLI):
         return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
 
 
+def _refuse_name(name: Any) -> None:
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(name, str) and name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        hint = f"did you mean {near[0]!r}? There" if near else "there"
+        raise UsageError(f"no engine is called {name!r}; {hint} are: {', '.join(list_engines())}.")
+
+
+def _refuse_strategy(strategy: Any) -> None:
+    """Refuse what a run would refuse of a strategy in a configuration: its name, or the options of its engine."""
+    _refuse_name(strategy)
+    engine = strategy.get("init_args", {}).get("engine") if isinstance(strategy, dict) else None
+    if isinstance(engine, str):
+        resolve_name(strategy["class_path"])(engine, **strategy.get("dict_kwargs", {}))
+
+
 def run(command: str, arguments: Sequence[str]) -> None:
     """Run ``command``, "fit", "validate" or "test".
 
@@ -120,11 +153,15 @@ def run(command: str, arguments: Sequence[str]) -> None:
             trainer_defaults={"callbacks": [RandomStates()]},
             parser_kwargs={
                 "prog": "gradfree",
+                "exit_on_error": False,
                 # The subcommands' parsers take it over.
                 "formatter_class": _Formatter,
                 **{name: _parser_options(name) for name in _CLI.subcommands()},
             },
         )
+    except ArgumentError as error:
+        text = _message(error).replace(f" {command}.", " --")
+        raise UsageError(f"{text} (all options: gradfree {command} --help)") from error
     except (ChainError, TypeError, ValueError, FileNotFoundError, MisconfigurationException) as error:
         if not _is_refusal(error):
             raise
@@ -160,7 +197,7 @@ def _is_refusal(error: BaseException) -> bool:
 def _message(error: BaseException) -> str:
     """Return what is wrong in a line; of a value of several types, with those that the value is of."""
     text = str(error)
-    if listed := re.search(r"Errors:\n(.*)\nGiven value type:", text, re.DOTALL):
+    if listed := re.search(r"Errors:\n(.*?)\n\s*Given value type:", text, re.DOTALL):
         reasons = textwrap.dedent(listed[1]).removeprefix("- ").split("\n- ")
         text = "; ".join([reason for reason in reasons if not reason.startswith("Expected a <class")] or reasons)
     return " ".join(text.split())

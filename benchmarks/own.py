@@ -21,9 +21,10 @@ from torchmetrics import MeanMetric, Metric
 from gradfree.benchmarks.data import Data, Split
 from gradfree.benchmarks.tasks import Score, Task, cross_entropy
 from gradfree.cli import UsageError
-from gradfree.names import no_such
+from gradfree.names import did_you_mean, no_such, one
 
 _SPLITS = ("train", "validation", "test")
+_GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
 _AT_ONCE = 256
 _STEPS = 200
 _BATCH_SIZE = 32
@@ -54,6 +55,8 @@ class Reference:
         Raises:
             UsageError: there is none.
         """
+        if not name.partition(":")[2]:
+            raise UsageError(f"{name} names no function; write {name.rstrip(':')}:build.")
         module = _module(name)
         file = getattr(module, "__file__", None)
         reference = cls(name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else "")
@@ -119,7 +122,7 @@ class OwnTask(Task):
         """
         model = self.builder.result(**self.options)
         if not isinstance(model, nn.Module):
-            raise UsageError(f"{self.builder.name} returns a {type(model).__name__}, not an nn.Module.")
+            raise UsageError(f"{self.builder.name} returns {one(type(model).__name__)}, not an nn.Module.")
         return model
 
 
@@ -208,9 +211,10 @@ class Loaded:
     """Examples that a function returns.
 
     Attributes:
-        loader: returns one source of examples, of which a tenth each is held out for validation and test; or two or
-            three, in a tuple or by their names: train, validation, and test. A source is a pair of tensors, inputs and
-            targets, a data set of such pairs or an iterable of batches of them, a ``DataLoader``, say.
+        loader: returns one source of examples, of which a tenth each is held out for validation and test; two, for
+            training and test, of whose first the last tenth is held out for validation; or three, in a tuple or by
+            their names: train, validation, and test. A source is a pair of tensors, inputs and targets, a data set of
+            such pairs or an iterable of batches of them, a ``DataLoader``, say.
     """
 
     loader: Reference
@@ -226,16 +230,33 @@ class Loaded:
 
 @cache
 def _load(loader: Reference) -> Data:
-    given = loader.result()
+    splits = {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
+    if not all(len(split.inputs) for split in splits.values()):
+        raise UsageError(f"{loader.name} returns a source without examples.")
+    if len(splits) == 1:
+        return Data(*_hold_out(splits["train"]))
+    return Data(**_with_last_tenth(splits))
+
+
+def _sources(given: Any, name: str) -> Mapping[str, Any]:
+    """Return what the loader gave by the names of the splits, the training examples first.
+
+    Raises:
+        UsageError: other names or another number of them.
+    """
     if isinstance(given, Mapping):
-        given = tuple(given[name] for name in _SPLITS if name in given)
-    several = isinstance(given, tuple) and not _is_pair(given)
-    splits = [_split(source, loader.name) for source in given] if several else _hold_out(_split(given, loader.name))
-    if len(splits) == 2:
-        splits = [*splits, splits[1]]
-    if len(splits) != len(_SPLITS) or not all(len(split.inputs) for split in splits):
-        raise UsageError(f"{loader.name} must return one to three sources of examples, none of them empty.")
-    return Data(*splits)
+        for key in given:
+            if key not in _SPLITS:
+                hint = did_you_mean(str(key), _SPLITS)
+                raise UsageError(f"{name} has the key {key!r}; the keys are {', '.join(_SPLITS)}.{hint}")
+        if "train" not in given:
+            raise UsageError(f"{name} returns no examples to train on: the key 'train' is missing.")
+        return {split: given[split] for split in _SPLITS if split in given}
+    if not isinstance(given, tuple) or _is_pair(given):
+        return {"train": given}
+    if len(given) not in _GIVEN:
+        raise UsageError(f"{name} must return one to three sources of examples, not {len(given)}.")
+    return dict(zip(_GIVEN[len(given)], given, strict=True))
 
 
 def _is_pair(value: Any) -> bool:
@@ -248,6 +269,8 @@ def _split(source: Any, name: str) -> Split:
     batches: Iterable[Any] = source
     if isinstance(source, Dataset) and not isinstance(source, DataLoader):
         batches = DataLoader(source, _AT_ONCE)
+    elif not isinstance(source, Iterable):
+        raise UsageError(f"{name} returns {_described(source)}, not examples.")
     found = []
     for batch in batches:
         if not _is_pair(batch):
@@ -260,8 +283,8 @@ def _split(source: Any, name: str) -> Split:
 
 def _described(value: Any) -> str:
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {', '.join(type(item).__name__ for item in value)}"
-    return f"a {type(value).__name__}"
+        return f"{one(type(value).__name__)} of {', '.join(type(item).__name__ for item in value)}"
+    return one(type(value).__name__)
 
 
 def _hold_out(split: Split) -> list[Split]:
@@ -269,3 +292,13 @@ def _hold_out(split: Split) -> list[Split]:
     tenth = max(1, len(order) // 10)
     parts = order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth]
     return [Split(split.inputs[part], split.targets[part]) for part in parts]
+
+
+def _with_last_tenth(splits: Mapping[str, Split]) -> dict[str, Split]:
+    """Return ``splits`` with the last tenth of the training examples for the one that is missing, if any."""
+    missing = [name for name in _SPLITS if name not in splits]
+    if not missing:
+        return dict(splits)
+    inputs, targets = splits["train"]
+    rest = len(inputs) - max(1, len(inputs) // 10)
+    return {**splits, "train": Split(inputs[:rest], targets[:rest]), missing[0]: Split(inputs[rest:], targets[rest:])}

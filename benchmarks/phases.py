@@ -39,6 +39,9 @@ PHASES: dict[str, tuple[type, str]] = {
 }
 """The methods in which an engine spends its time; none calls another."""
 
+_NAMES = {"forward": "the forward pass", "scan": "the scan", "δ step by step": "computing δ step by step"}
+"""What phases are called in a sentence, where it is not the same."""
+
 
 class _Clock:
     """Adds up the seconds of each phase."""
@@ -183,10 +186,20 @@ class PhaseSection(Section):
                     yield [str(layer), r["label"], *(_figure(r["phases"], phase, known) for phase in phases)]
 
     def remarks(self) -> Iterator[str]:
-        """Yield what the largest phase of each row is."""
+        """Yield which phase of each row takes the largest share."""
+        found: dict[str, defaultdict[str, list[str]]] = {phase: defaultdict(list) for phase in PHASES}
         for layer, results in self.results.items():
-            largest = [f"{r['label']} {max(PHASES, key=r['phases'].__getitem__)}" for r in results[2:]]
-            yield f"Most of {layer} is, for {', '.join(largest)}."
+            for r in results[2:]:
+                found[max(PHASES, key=r["phases"].__getitem__)][r["label"]].append(str(layer))
+        shares = [
+            f"{_NAMES.get(phase, phase)} for {', '.join(self._where(label, layers) for label, layers in rows.items())}"
+            for phase, rows in found.items()
+            if rows
+        ]
+        yield f"The largest share is {'; '.join(shares)}."
+
+    def _where(self, label: str, layers: list[str]) -> str:
+        return label if len(layers) == len(self.results) else f"{label} on {' and '.join(layers)}"
 
     def plots(self) -> Plots:
         """Return what draws the phases of the first and of the last engine."""

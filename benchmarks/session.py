@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from gradfree.benchmarks.axes import Sweep
 from gradfree.benchmarks.case import Case
 from gradfree.benchmarks.compare import compare as compare_records
 from gradfree.benchmarks.compare import environment_changes, read_records
+from gradfree.benchmarks.environment import require
 from gradfree.benchmarks.extra import needs_extra
 from gradfree.benchmarks.own import is_reference
 from gradfree.benchmarks.part import Suite, sections
@@ -101,8 +101,7 @@ def devices_in(names: str) -> tuple[str, ...]:
     for name in (devices := tuple(names.split(","))):
         if name not in _DEVICES:
             raise UsageError(no_such("device", name, _DEVICES))
-    if "cuda" in devices and not torch.cuda.is_available():
-        raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
+        require(name)
     return devices
 
 
@@ -175,6 +174,10 @@ def report(suite: str, out: Path | None) -> None:
 
 
 def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
+    if suite == _SWEEP.name:
+        raise UsageError(
+            f"{_SWEEP} is no suite's: repeat the `gradfree bench run` that made it; it does nothing but report."
+        )
     if suite not in SUITES:
         raise UsageError(no_such("suite", suite, SUITES))
     return SUITES[suite], out or Path("results", suite)

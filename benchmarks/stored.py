@@ -49,7 +49,7 @@ class Stored(ABC):
         """
         root = os.environ.get(DATA_ROOT)
         if not root:
-            problem = f"neither {DATA_ROOT} nor `gradfree bench run --data` names the folder of the sets, say DATA"
+            problem = f"{DATA_ROOT} does not name the folder of the sets, say DATA"
             raise self._missing(problem, Path("DATA", self.name))
         folder = Path(root, self.name)
         if not any(folder.rglob("*.parquet")):

@@ -21,6 +21,9 @@ from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.statistics import Estimate, Spread, paired, pareto_front
 from gradfree.benchmarks.tasks import Task
 
+_ROUNDING = 1e-6
+"""1 − cosine of what is exact but for rounding is below."""
+
 
 @dataclass(frozen=True)
 class Summary(Section):
@@ -140,7 +143,7 @@ class Summary(Section):
         where, plots = f"{self.task.name}, {self.device}", dict[str, Callable[[Axes], None]]()
         if self.front:
             plots[f"{where}: {self.task.score.name} against step time"] = self._draw_scores
-        if any(row.row.engine != "backprop" and not isnan(row.cosine) for row in self.rows):
+        if any(_is_inexact(row) for row in self.rows):
             plots[f"{where}: gradients against iterations"] = self._draw_cosines
         return plots
 
@@ -158,15 +161,19 @@ class Summary(Section):
         axes.set_xlabel(f"step time, as a multiple of {baseline.label}'s (×)")
         axes.set_ylabel(f"test {score.name} ({score.unit}), {better} is better")
         axes.margins(0.1)
+        if score.unit == "%":
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, 0), min(high, 100))
         add_legend(axes)
 
     def _draw_cosines(self, axes: Axes) -> None:
-        """Draw engines with iterations as lines, others as levels; backprop is exact: no place on a log axis."""
+        """Draw engines with iterations as lines, others as levels; what is exact has no place on a log axis."""
         for i, (label, rows) in enumerate(_series(self.rows).items()):
-            points = [(k, 1 - r.cosine) for r in rows if (k := _iterations(r)) is not None]
+            inexact = [r for r in rows if _is_inexact(r)]
+            points = [(k, 1 - r.cosine) for r in inexact if (k := _iterations(r)) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), "-", label=label, **style(i))
-            elif rows[0].row.engine != "backprop":
+            elif inexact:
                 axes.axhline(1 - rows[0].cosine, linestyle="--", label=label, color=style(i)["color"])
         axes.set_yscale("log")
         axes.set_xlabel("iterations k (count)")
@@ -245,6 +252,11 @@ def _series(rows: Sequence[RowSummary]) -> dict[str, list[RowSummary]]:
         label = r.label if _iterations(r) is None else f"{r.row.engine} with k iterations"
         series.setdefault(label, []).append(r)
     return series
+
+
+def _is_inexact(r: RowSummary) -> bool:
+    """Return whether the row's gradient is another than the exact one by more than rounding; not if nobody knows."""
+    return 1 - r.cosine >= _ROUNDING
 
 
 def _iterations(r: RowSummary) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gradfree import list_engines, list_models
-from gradfree.benchmarks.axes import Names, Sweep
+from gradfree.benchmarks.axes import Names, Sweep, listed
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split
@@ -121,7 +121,7 @@ def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
         raise UsageError(f"--model {own[0]} goes with --data module:function, and with no --tasks or other models.")
     for name in own:
         for options in _combinations(models[name]):
-            task = own_task(name, options, str(loader), sweep.loss, sweep.chains)
+            task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None)
             yield replace(task, name=_label(name, options))
     if not own:
         if sweep.loss or sweep.chains:
@@ -208,8 +208,7 @@ def with_options(names: Names) -> dict[str, Mapping[str, Any]]:
     """Return the options of each name."""
     if isinstance(names, dict):
         return {name: options or {} for name, options in names.items()}
-    listed = names.split(",") if isinstance(names, str) else names or []
-    return {name.strip(): {} for name in listed}
+    return {name: {} for name in listed(names)}
 
 
 def _combinations(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -225,9 +224,9 @@ def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Num
     Raises:
         UsageError: one is none, or not above 0.
     """
-    listed = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
+    values = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
     try:
-        numbers = [] if given is None else [kind(number) for number in listed]
+        numbers = [] if given is None else [kind(value) for value in values]
     except ValueError:
         numbers = [kind(0)]
     if any(number <= 0 for number in numbers):
@@ -293,5 +292,7 @@ def _checked(task: Task) -> Task:
         with torch.no_grad():
             task.loss(model(batch.inputs), batch.targets)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise UsageError(f"{task.name}: {task.model} cannot be trained on these data: {error}") from error
+        # The name of a task of the user's own begins with the model's.
+        what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
+        raise UsageError(f"{what} cannot be trained on these data: {error}") from error
     return task

@@ -9,6 +9,16 @@ from collections.abc import Iterable
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
     """Return that no ``kind`` is called ``name``, with what is nearest to it, and all there are."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"no {kind} is called {name!r}; there are: {', '.join(known)}.{hint}"
+    return f"no {kind} is called {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the question, after a space, whether what is nearest to ``name`` was meant; nothing if nothing is near."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1) or [k for k in known if name and k.startswith(name)]
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def one(noun: str) -> str:
+    """Return ``noun`` with its indefinite article."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -64,7 +64,20 @@ def named():
 
 
 def two():
-    return pair(), pair()
+    x, y = pair()
+    return (x[:30], y[:30]), (x[30:], y[30:])
+
+
+def misnamed():
+    return {"train": pair(), "val": pair()}
+
+
+def untrained():
+    return {"validation": pair(), "test": pair()}
+
+
+def number():
+    return 5
 
 
 def regression():

@@ -39,9 +39,14 @@ def test_sources_of_their_own_stay_apart():
     for split, part in zip(data, (slice(20), slice(20, 30), slice(30, 40)), strict=True):
         assert torch.equal(split.inputs, x[part])
         assert torch.equal(split.targets, y[part])
-    train, validation, test = loaded("two")
-    assert len(train.inputs) == 40
-    assert test is validation
+
+
+def test_of_two_sources_validation_is_no_test():
+    """The last tenth of the training examples: a learning rate must not be chosen by what is reported."""
+    x, y = own_module.pair()
+    for split, part in zip(loaded("two"), (slice(27), slice(27, 30), slice(30, 40)), strict=True):
+        assert torch.equal(split.inputs, x[part])
+        assert torch.equal(split.targets, y[part])
 
 
 def test_the_loss_and_the_score_are_those_of_the_targets():
@@ -87,8 +92,19 @@ def test_options_and_axes_reach_the_builder():
         (MODEL, "own_module:broken", "own_module:broken fails: OSError: no such disk"),
         (MODEL, "own_module:not_a_function", "own_module:not_a_function fails: TypeError"),
         (MODEL, "own_module:bad_batches", "has a batch that is a dict, not two tensors"),
+        (
+            MODEL,
+            "own_module:misnamed",
+            "misnamed has the key 'val'; the keys are train, validation, test. Did you mean 'validation'",
+        ),
+        (MODEL, "own_module:untrained", "the key 'train' is missing"),
+        (MODEL, "own_module:number", "own_module:number returns an int, not examples"),
         (MODEL, "own_module:nothing", "own_module:nothing has no batch"),
-        (MODEL, "own_module:regression", "outputs are .2, 3., the targets .2, 1."),
+        (
+            MODEL,
+            "own_module:regression",
+            "^own_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
+        ),
         (MODEL, None, "--model own_module:build goes with --data module:function"),
         ("residual_mlp", DATA, "is for a model of your own"),
     ],
@@ -131,6 +147,32 @@ def test_a_check_without_data_measures_nothing(capsys, tmp_path, monkeypatch):
     out = check(capsys, "lone_module:build")
     assert "chain 'blocks': 2 blocks" in out
     assert "Nothing is measured without data: --data module:function" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["own_module"], "own_module names no function; write own_module:build."),
+        ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
+    ],
+)
+def test_what_cannot_be_checked_is_said_in_a_line(args, message, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        main(["check", *args])
+    assert capsys.readouterr().err == f"gradfree: error: {message}\n"
+
+
+def test_chains_are_separated_by_commas(capsys, tmp_path, monkeypatch):
+    (tmp_path / "two_chains.py").write_text(
+        "from torch import nn\n"
+        "def chain():\n    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\n"
+        "def build():\n    return nn.ModuleDict({'x': chain(), 'y': chain()})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    out = check(capsys, "two_chains:build", "--chains", "x,y")
+    assert "chain 'x': 2 blocks" in out
+    assert "chain 'y': 2 blocks" in out
 
 
 def measured(engine, cosine, low, ratio, high):

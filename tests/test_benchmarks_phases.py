@@ -45,9 +45,11 @@ def test_the_section_shows_every_phase_and_names_the_largest():
     assert "| GRU (2, 6, 3) | forward without graph | 0.25 | – | – | – | – | – | – | – |" in text
     assert "| GRU (2, 6, 3) | backprop | 0.50 | 0.38 | – | – | 0.12 | – | – | – |" in text
     assert list(section.remarks()) == [
-        "Most of GRU (2, 6, 3) is, for backprop forward, highway_bp k=1 forward.",
-        "Most of GRU (64, 2, 128) is, for backprop pulls, highway_bp k=1 pulls.",
+        "The largest share is the forward pass for backprop on GRU (2, 6, 3), highway_bp k=1 on GRU (2, 6, 3); "
+        "pulls for backprop on GRU (64, 2, 128), highway_bp k=1 on GRU (64, 2, 128)."
     ]
+    (alone,) = PART.section(fake(first, 0.5, forward=0.375), "cpu").remarks()
+    assert alone == "The largest share is the forward pass for backprop, highway_bp k=1."
     axes = drawn(section, "highway_bp k=1, cpu, 1 threads: where the time goes")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "scan", "pulls"]
     assert [bar.get_width() for bar in axes.containers[2]] == [0, 0.5]

@@ -199,6 +199,28 @@ def test_the_gradients_plot_shows_how_the_angle_shrinks_with_k():
     assert axes.get_yscale() == "log"
 
 
+@pytest.mark.parametrize(("cosine", "drawn_at_all"), [(1 - 1e-14, False), (1 + 1e-12, False), (0.999, True)])
+def test_rounding_is_not_drawn_as_a_distance(cosine, drawn_at_all):
+    """Whatever the row is called: what is exact but for rounding is no distance from the exact gradient."""
+    part = replace(SUITE[0], rows=(PLAIN, CHAIN, Row("dfa", "dfa", {})))
+    records = dict(r for row, c in zip(part.rows, [1.0, 0.5, cosine], strict=True) for r in trained(row, [97], [96], c))
+    (section,) = sections((part,), records)
+    axes = drawn(section, "gradients against iterations")
+    assert [line.get_label() for line in axes.get_lines()] == ["backprop via chain", *["dfa"][: int(drawn_at_all)]]
+
+
+def test_without_an_inexact_row_there_is_no_plot_of_gradients():
+    part = replace(SUITE[0], rows=(PLAIN, CHAIN))
+    (section,) = sections((part,), dict(r for row in part.rows for r in trained(row, [97], [96], 1 - 1e-12)))
+    assert not section.plots()
+
+
+def test_an_accuracy_is_drawn_within_its_bounds():
+    (section,) = sections(SUITE, RECORDS)
+    low, high = drawn(section, "accuracy against step time").get_ylim()
+    assert 0 <= low < high == 100
+
+
 def test_without_timing_there_is_no_plot_against_time():
     (section,) = sections(SUITE, dict(TRAININGS))
     assert list(section.plots()) == ["points, cpu: gradients against iterations"]

@@ -225,6 +225,12 @@ def test_contradictory_flags_are_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_how_a_sweeps_report_is_made_again_is_said(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "report", "--suite", "sweep"])
+    assert "repeat the `gradfree bench run` that made it" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_sweep_runs_and_reports(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -86,6 +86,13 @@ def test_no_cuda_is_said_before_anything_starts(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_is_not_there_is_said_before_features_are_tried(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("gradfree.testing.table.make_tables", lambda *_, **__: pytest.fail("tried"))
+    code, _, err = outcome(capsys, "features", "--out", str(tmp_path / "nowhere" / "x.md"))
+    assert code == 2
+    assert "there is no folder" in err
+
+
 def test_nothing_to_report_is_an_error(capsys, tmp_path):
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2

@@ -232,7 +232,7 @@ def test_test_scores_the_last_checkpoint(tmp_path, capsys):
         (["--config", "digits"], "there is no file 'digits', and the configurations by name are: cifar10_highway_bp,"),
         (["--ckpt_path=nowhere.ckpt"], "Checkpoint file not found: nowhere.ckpt"),
         (["--data.batch_size=2000"], "batch_size is 2000, but each device has 1077 examples."),
-        (["--data", "MNIST"], "the set mnist is needed, but neither GRADFREE_DATA nor"),
+        (["--data", "MNIST"], "the set mnist is needed, but GRADFREE_DATA does not name the folder"),
         (["--optimizer=null", "--lr_scheduler=null"], "there is no optimizer; say which: --optimizer AdamW"),
     ],
 )
@@ -244,6 +244,27 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, message, tmp_path, mon
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gradfree: error:")]
     assert message in line
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: --model (all options: gradfree fit --help)"),
+        (
+            ["--config=digits_highway_bp", "--engine=highwy_bp", "--print_config"],
+            "no engine is called 'highwy_bp'; did",
+        ),
+        (["--config=digits_highway_bp", "--engine.iteration=2", "--print_config"], "has an option 'iteration'"),
+        (["--config=digits_highway_bp", "--engine.iterations=-1", "--print_config"], "iterations must be at least 0"),
+    ],
+)
+def test_what_cannot_be_run_is_not_printed(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *arguments])
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert not shown.out
 
 
 def test_a_missing_package_of_the_extra_is_named(monkeypatch, capsys):

@@ -19,6 +19,8 @@ def features(out: Path | None = None) -> None:
     """
     from gradfree.testing.table import Unclear, make_tables, markdown
 
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.parent}.")
     engines = {name: create_engine(name) for name in list_engines()}
     try:
         text = markdown(make_tables(engines, tell=lambda what: print(what, file=sys.stderr)))
