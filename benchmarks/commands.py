@@ -34,14 +34,15 @@ def run(
     with its error, and the run goes on.
 
     Args:
-        suite: the comparisons to make, "quick" if nothing is named. "quick" takes two to three minutes on two cores,
-            "rnn" twenty, "scan" one, "lightning" two, "text" an hour.
+        suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "scan", "lightning", "text",
+            "forward-only"; after papers "highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth", each also with
+            "-small" for a CPU. docs/benchmarks.md has what each compares, needs and takes.
         out: folder for records and report; results/<suite>, or results/sweep, if not given.
         seeds: training runs for each engine and task.
         device: where to train: cpu, cuda, or both, separated by a comma.
         jobs: training runs at a time; as many as cores if not given.
-        data: folder of the data sets that "text" needs, one folder each; $GRADFREE_DATA if not given. Or, for a model
-            of your own, module:function.
+        data: folder of the data sets that some suites need, one folder each; $GRADFREE_DATA if not given. Or, for a
+            model of your own, module:function.
         executor: what runs the cases: processes on this machine, or Ray, one slot a case.
         shard: the share of the cases to run, "2/4" for the second of four; each share has a file of its own.
         resume: go on where records are there already; --no-resume refuses to.

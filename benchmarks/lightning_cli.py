@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import lightning.pytorch as pl
-import yaml
+import yaml  # type: ignore[import-untyped]
 from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint

@@ -63,3 +63,10 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_page_of_benchmarks_tells_of_every_suite():
+    from gradfree.benchmarks.suites import SUITES
+
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert not [name for name in SUITES if f"`{name}`" not in page]
