@@ -32,8 +32,8 @@ for name in ("algorithms", "models", "benchmarks"):
     assert found is None or "site-packages" not in pathlib.Path(found.origin).parts, name + " is in site-packages"
 print(gradfree.__file__)
 """
-# Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it; Ray and Optuna come with
-# extras of their own.
+# Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it.
+# Ray and Optuna come with extras of their own.
 OPTIONAL = {"triton_scan", "ray_workers", "search", "space", "study"}
 MODULES = ["algorithms", "models", "benchmarks", "lightning", "testing"] + [
     path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem not in OPTIONAL
