@@ -14,7 +14,7 @@ import lightning.fabric
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from two_ranks import Module, flat, loader, optimizer
+from two_ranks import Module, flat, leave, loader, optimizer
 
 import gradfree.lightning
 
@@ -86,3 +86,4 @@ if __name__ == "__main__":
     logging.disable(logging.INFO)
     found = {run.__name__: run(sys.argv[1]) for run in (in_lightning, in_fabric)}
     torch.save(found, f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+    leave()

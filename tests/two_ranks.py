@@ -142,7 +142,15 @@ def all_runs(devices):
     }
 
 
+def leave():
+    """End together: gloo's threads abort a process that ends while another still talks to it."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     runs = all_runs(int(os.environ["WORLD_SIZE"]))
     torch.save(runs, f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+    leave()
