@@ -61,7 +61,7 @@ class DSF(SweepEngine):
     @property
     def keeps_means(self) -> bool:
         """Whether the feedback is the gate's mean."""
-        return self.feedback == "gate"
+        return self.needs_residual
 
     @property
     def sweeps(self) -> int:

@@ -16,11 +16,8 @@ class OrthogonalBackprop(OrthogonalEngine):
     The baseline that tells FOTON's gradients (arXiv 2512.20668) from its constraint on the weights: what it reaches
     short of ``backprop``, the constraint costs; what ``foton`` reaches short of it, the missing backward pass.
 
-    Args:
-        orthogonalize_every: optimizer steps from one retraction to the next.
-        orthogonalize_steps: Newton-Schulz steps of one retraction.
-        temperature: what the chain's output is multiplied by while the engine is attached; as in ``foton``, the error
-            is taken without this factor.
+    Its options are those of :class:`~gradfree.layer_engine.OrthogonalEngine`; as in ``foton``, the error is taken
+    without the factor ``temperature``.
     """
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
