@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from torch import nn
 
 from gradfree import create_model
 from gradfree.benchmarks import verdict
@@ -43,6 +44,11 @@ class Network:
 
     def __str__(self) -> str:
         return f"{self.depth} layers of {self.width}, batch {self.batch}"
+
+    def create_model(self) -> nn.Module:
+        """Return the network, in float32."""
+        sizes = {"in_features": self.width, "depth": self.depth, "width": self.width}
+        return create_model("orthogonal_mlp", num_classes=_CLASSES, **sizes).float()
 
 
 class Phases(NamedTuple):
@@ -97,11 +103,8 @@ class _Trainee:
 
     def __init__(self, network: Network, row: Row, device: str, seed: int):
         torch.manual_seed(seed)
-        model = create_model(
-            "orthogonal_mlp", in_features=network.width, num_classes=_CLASSES, depth=network.depth, width=network.width
-        )
-        self.model = model.to(device)
-        self.inputs = torch.randn(network.batch, network.width, device=device)
+        self.model = network.create_model().to(device)
+        self.inputs = torch.randn(network.batch, network.width).float().to(device)
         self.targets = torch.randint(_CLASSES, (network.batch,), device=device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
         # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
@@ -317,5 +320,4 @@ class CostSection(Section):
 def _gradients(network: Network) -> float:
     """Return the MiB of the gradients of all weights and biases."""
     with torch.device("meta"):
-        options = {"in_features": network.width, "num_classes": _CLASSES, "depth": network.depth}
-        return sum(p.nbytes for p in create_model("orthogonal_mlp", **options).parameters()) / _MIB
+        return sum(p.nbytes for p in network.create_model().parameters()) / _MIB

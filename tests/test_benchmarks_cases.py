@@ -15,6 +15,7 @@ from gradfree.benchmarks.data import pydoc
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import cases
 from gradfree.benchmarks.records import RecordFile
+from gradfree.benchmarks.report import Report
 from gradfree.benchmarks.suites import SUITES
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -164,6 +165,14 @@ def test_the_published_records_are_of_the_suite_as_it_is(name):
     records = RecordFile(RESULTS / name / "records.jsonl").read()
     wanted = {case.id for case in cases(SUITES[name], 3, "cpu", records) if case}
     assert records.keys() <= wanted
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/report.md")))
+def test_committed_reports_are_what_the_records_give_now(name):
+    """A change of the reports' words or statistics is published with it: `gradfree bench report` writes them anew."""
+    records = RecordFile(RESULTS / name / "records.jsonl").read()
+    published = (RESULTS / name / "report.md").read_text(encoding="utf-8")
+    assert Report.of(name, SUITES[name], records).markdown() == published
 
 
 def test_what_is_held_out_of_pydoc_is_not_trained_on():
