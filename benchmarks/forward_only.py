@@ -10,7 +10,7 @@ from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.costs import Network, StepCosts
 from gradfree.benchmarks.data import digits
 from gradfree.benchmarks.depths import DepthSweep
-from gradfree.benchmarks.images import FineImages, Images
+from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
 
@@ -83,7 +83,7 @@ CIFAR10 = replace(
 CIFAR100 = replace(
     CIFAR10,
     name="cifar100",
-    data=FineImages("cifar100", column="img", train=20000, validation=2000),
+    data=Images("cifar100", column="img", train=20000, validation=2000, label="fine_label"),
     options={**CIFAR10.options, "num_classes": 100},
 )
 _CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})

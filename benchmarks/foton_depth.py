@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.depths import DepthSweep
 from gradfree.benchmarks.forward_only import BACKPROP, DFA, FOTON, ORTHOGONAL, PEPITA
-from gradfree.benchmarks.images import FineImages, Images
+from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.published import Beside, Claim, Published
 from gradfree.benchmarks.schedules import ConstantSGDTask
@@ -55,7 +55,7 @@ def fine_accuracy() -> MulticlassAccuracy:
 _PUBLISHED_CONFIGURATION = replace(
     _CIFAR,
     name="foton_cifar100",
-    data=FineImages("cifar100", column="img", train=45000, validation=5000),
+    data=Images("cifar100", column="img", train=45000, validation=5000, label="fine_label"),
     options={"in_features": 3072, "num_classes": 100, "width": 256, "activation": "relu", "dropout": 0.1},
     score=Score("accuracy", "%", fine_accuracy, factor=100.0),
 )

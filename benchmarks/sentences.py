@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
+import numpy as np
 import torch
+from datasets import DatasetDict
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordLevelTrainer
 
 from gradfree.benchmarks.data import Data, Split
-from gradfree.benchmarks.stored import Stored, open_set
+from gradfree.benchmarks.stored import Arrays, Stored
 from gradfree.benchmarks.text import UNKNOWN
 
 PADDING = -100
@@ -39,28 +39,26 @@ class Sentences(Stored):
     vocabulary: int
     length: int
 
-    def __call__(self) -> Data:
+    def read(self, splits: DatasetDict) -> dict[str, Arrays]:
+        """Return the inputs and targets of each split."""
+        tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
+        tokenizer.pre_tokenizer = WhitespaceSplit()
+        trainer = WordLevelTrainer(vocab_size=self.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False)
+        tokenizer.train_from_iterator(splits["train"][self.column], trainer)
+        return {name: _arrays(tokenizer, list(split[self.column]), self.length) for name, split in splits.items()}
+
+    def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
         """Return the sentences between two ends; the targets are the inputs' next tokens, then :data:`PADDING`."""
-        return _encode(self, self.folder())
+        names = ("train", "validation", "test")
+        return Data(*(Split(*map(torch.from_numpy, arrays[name])) for name in names))
 
 
-@cache
-def _encode(text: Sentences, folder: Path) -> Data:
-    splits = open_set(folder)
-    tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    trainer = WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False)
-    tokenizer.train_from_iterator(splits["train"][text.column], trainer)
-    names = ("train", "validation", "test")
-    return Data(*(_split(tokenizer, list(splits[name][text.column]), text.length) for name in names))
-
-
-def _split(tokenizer: Tokenizer, rows: Sequence[str], length: int) -> Split:
+def _arrays(tokenizer: Tokenizer, rows: Sequence[str], length: int) -> Arrays:
     (end,) = tokenizer.encode(_END).ids
-    inputs = torch.full((len(rows), length), end)
-    targets = torch.full((len(rows), length), PADDING)
+    inputs = np.full((len(rows), length), end)
+    targets = np.full((len(rows), length), PADDING)
     for n, row in enumerate(tokenizer.encode_batch_fast(rows)):
-        tokens = torch.tensor([end, *row.ids, end])[: length + 1]
+        tokens = [end, *row.ids, end][: length + 1]
         inputs[n, : len(tokens) - 1] = tokens[:-1]
         targets[n, : len(tokens) - 1] = tokens[1:]
-    return Split(inputs, targets)
+    return inputs, targets

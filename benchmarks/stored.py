@@ -1,19 +1,30 @@
-"""Data sets on this machine, one folder of parquet files each, as the Hugging Face hub has them."""
+"""Data sets on this machine, one folder of files each, as the Hugging Face hub has them."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
+import datasets
+import numpy as np
+import tokenizers
 from datasets import DatasetDict, disable_progress_bars, load_dataset
+from joblib import Memory
 
 from gradfree.benchmarks.data import Data
 from gradfree.cli import UsageError
 
 DATA_ROOT = "GRADFREE_DATA"
 """Environment variable with the folder of all sets."""
+
+Arrays: TypeAlias = tuple[np.ndarray, ...]
+"""One array or several of a split, as they are kept on disk."""
 
 _DOWNLOADS = {
     "cifar10": "uoft-cs/cifar10",
@@ -31,15 +42,27 @@ _DOWNLOADS = {
 class Stored(ABC):
     """Examples from a set in the data root.
 
+    What takes long to read, images to decode and texts to tokenize, is read once: arrays are kept beside what
+    ``datasets`` keeps, in the folder ``gradfree`` of ``$HF_HOME``, until the set's files, this code or the packages
+    that read them change.
+
     Attributes:
         name: of the set and its folder.
     """
 
     name: str
 
-    @abstractmethod
     def __call__(self) -> Data:
         """Return the examples."""
+        return _load(self, self.folder())
+
+    @abstractmethod
+    def read(self, splits: DatasetDict) -> Mapping[str, Arrays]:
+        """Return what to keep of each split."""
+
+    @abstractmethod
+    def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
+        """Return the examples that were read as ``arrays``."""
 
     def folder(self) -> Path:
         """Return the set's folder.
@@ -61,7 +84,19 @@ class Stored(ABC):
         return UsageError(f"the set {self.name} is needed, but {problem}. Do: {download}")
 
 
-def open_set(folder: Path) -> DatasetDict:
-    """Return the splits in ``folder`` by name."""
+@cache
+def _load(stored: Stored, folder: Path) -> Data:
+    read = Memory(Path(datasets.config.HF_CACHE_HOME, "gradfree"), verbose=0).cache(_read, ignore=["folder"])
+    return stored.arrange(read(stored, folder, _state(stored, folder)))
+
+
+def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
     disable_progress_bars()
-    return load_dataset(str(folder))
+    return stored.read(load_dataset(str(folder)))
+
+
+def _state(stored: Stored, folder: Path) -> object:
+    """Return what the arrays depend on besides ``stored``: files, code and the packages that read."""
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
+    code = [Path(file).read_text(encoding="utf-8") for file in (inspect.getfile(type(stored)), __file__)]
+    return files, code, datasets.__version__, tokenizers.__version__

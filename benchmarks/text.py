@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from datasets import DatasetDict
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Split as SplitAt
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
-from torch import Tensor
 
 from gradfree.benchmarks.data import Data, Split, windows
-from gradfree.benchmarks.stored import Stored, open_set
+from gradfree.benchmarks.stored import Arrays, Stored
+from gradfree.cli import UsageError
 
 UNKNOWN = "<unk>"
 """The token of whatever the vocabulary does not have."""
@@ -45,19 +45,25 @@ class Text(Stored):
     length: int
     held_out: int
 
-    def __call__(self) -> Data:
-        """Return the sequences; the targets are the inputs' next tokens."""
-        return _encode(self, self.folder())
+    def read(self, splits: DatasetDict) -> dict[str, Arrays]:
+        """Return the tokens of each split."""
+        rows = {name: _end_lines(split["text"]) for name, split in splits.items()}
+        tokenizer = _tokenizer(self, rows["train"])
+        return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
 
+    def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
+        """Return the sequences; the targets are the inputs' next tokens.
 
-@cache
-def _encode(text: Text, folder: Path) -> Data:
-    rows = {name: _end_lines(split["text"]) for name, split in open_set(folder).items()}
-    tokenizer = _tokenizer(text, rows["train"])
-    train, validation, test = (
-        windows(_tokens(tokenizer, rows[name]), text.length) for name in ("train", "validation", "test")
-    )
-    return Data(train, *(Split(*(x[: text.held_out] for x in split)) for split in (validation, test)))
+        Raises:
+            UsageError: a split does not fill a sequence.
+        """
+        for name, (tokens,) in arrays.items():
+            if len(tokens) <= self.length:
+                raise UsageError(f"{self.name}: {name} has {len(tokens)} tokens, fewer than length {self.length} + 1.")
+        train, validation, test = (
+            windows(torch.from_numpy(*arrays[name]), self.length) for name in ("train", "validation", "test")
+        )
+        return Data(train, *(Split(*(x[: self.held_out] for x in split)) for split in (validation, test)))
 
 
 def _end_lines(rows: Sequence[str]) -> list[str]:
@@ -85,5 +91,5 @@ def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(row.ids for row in tokenizer.encode_batch_fast(rows))))
+def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> np.ndarray:
+    return np.array(list(chain.from_iterable(row.ids for row in tokenizer.encode_batch_fast(rows))), dtype=np.int64)

@@ -3,16 +3,19 @@
 import os
 from dataclasses import replace
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
+from joblib._store_backends import CacheWarning, StoreBackendMixin
 from tiny_suite import HIGHWAY, PLAIN, training
 
+from gradfree.benchmarks import stored
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.dsf_texts import padded_perplexity
 from gradfree.benchmarks.forward_only import FORWARD_ONLY
-from gradfree.benchmarks.images import FineImages, Images
+from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.published import Beside
 from gradfree.benchmarks.sentences import PADDING, Sentences
 from gradfree.benchmarks.stored import DATA_ROOT
@@ -28,6 +31,7 @@ WORDS = Text("tiny", unit="word", vocabulary=4, length=2, held_out=9)
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv(DATA_ROOT, str(tmp_path))
+    monkeypatch.setattr(datasets.config, "HF_CACHE_HOME", tmp_path / "cache")
     return tmp_path
 
 
@@ -92,6 +96,44 @@ def test_sentences_are_cut_or_filled_up_and_what_is_filled_up_does_not_count(roo
     torch.testing.assert_close(perplexity.compute(), expected.exp())
 
 
+def test_a_set_is_read_once_and_then_from_disk(root, monkeypatch):
+    """Another process starts with nothing in memory, and decodes and tokenizes nothing."""
+    store(root, train=["abcabc"], validation=["abc"], test=["cba"])
+    first = CHARACTERS()
+    stored._load.cache_clear()
+    monkeypatch.setattr(Text, "read", None)
+    for again, before in zip(CHARACTERS(), first, strict=True):
+        assert again is not before
+        assert torch.equal(again.inputs, before.inputs)
+        assert torch.equal(again.targets, before.targets)
+
+
+def test_a_set_whose_files_or_settings_change_is_read_anew(root):
+    store(root, train=["aab"] * 3, validation=["ab a b"], test=["ab a b"])
+    before = CHARACTERS().train.inputs
+    assert replace(CHARACTERS, unit="word", length=1)().train.inputs.tolist() != before.tolist()
+    Dataset.from_dict({"text": ["bbbbbaa"]}).to_parquet(str(root / "tiny" / "train-00000-of-00001.parquet"))
+    stored._load.cache_clear()
+    assert CHARACTERS().train.inputs.tolist() == [[1, 1, 1], [1, 1, 2]]
+
+
+def test_a_disk_without_room_costs_time_and_no_data(root, monkeypatch):
+    store(root, train=["abcabc"], validation=["abc"], test=["cba"])
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(StoreBackendMixin, "_concurrency_safe_write", full)
+    with pytest.warns(CacheWarning, match="No space left on device"):
+        assert len(CHARACTERS().train.inputs) == 2
+
+
+def test_a_text_that_fills_no_sequence_is_refused(root):
+    store(root, train=["abcabc"], validation=["ab"], test=["cba"])
+    with pytest.raises(UsageError, match="tiny: validation has 3 tokens, fewer than length 3 \\+ 1"):
+        CHARACTERS()
+
+
 @pytest.mark.parametrize("name", ["dsf-ptb", "dsf-wikitext", "foton-depth"])
 def test_full_forms_name_the_sets_that_are_to_be_got(root, name):
     for part in SUITES[name]:
@@ -115,7 +157,7 @@ def test_the_fine_classes_are_taken(root):
         pixels = [np.full((2, 2, 3), n, dtype=np.uint8) for n in range(3)]
         rows = {"img": pixels, "fine_label": [7, 8, 9], "coarse_label": [0, 0, 1]}
         Dataset.from_dict(rows, features=features).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
-    data = FineImages("tiny", column="img", train=2, validation=1)()
+    data = Images("tiny", column="img", train=2, validation=1, label="fine_label")()
     assert [split.targets.tolist() for split in data] == [[7, 8], [9], [7, 8, 9]]
 
 
