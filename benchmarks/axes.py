@@ -20,9 +20,9 @@ class Sweep:
     Attributes:
         engines: to compare with plain backprop: names separated by commas, or with options, each a value or a list of
             values to combine: '{highway_bp: {iterations: [0, 2], gamma: 0.2}}'. "all" for all that the model allows.
-        tasks: names separated by commas.
+        tasks: names separated by commas, or folders of images or text, ./my_texts, with options if need be.
         model: names separated by commas, or with options as those of engines. Or one of your own, module:function,
-            which builds it; then --data is a module:function too, which returns the examples.
+            which builds it; without --tasks, --data is a module:function too, which returns the examples.
         batch_size: examples a step, separated by commas, as all numbers.
         length: of the sequences.
         depth: of the models: number of blocks or layers.
@@ -30,7 +30,7 @@ class Sweep:
         learning_rates: each engine is trained at the one that does best on validation data, tried with another seed.
         steps: of each training run.
         seconds: of each training run, in place of steps; runs are not beside each other then.
-        loss: of a model of your own: module:function, called with outputs and targets. If not given, cross-entropy for
+        loss: of data of your own: module:function, called with outputs and targets. If not given, cross-entropy for
             targets of whole numbers and the squared error for others.
         chains: module paths of the chains, separated by commas, if they cannot be found without help.
         target: validation score; time to reach it is reported beside the time of a step.

@@ -17,7 +17,8 @@ from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.axes import Paths, listed
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.environment import require
-from gradfree.benchmarks.own import Reference, own_task
+from gradfree.benchmarks.own import own_task
+from gradfree.benchmarks.reference import Reference
 from gradfree.benchmarks.speed import interleaved, statistics
 from gradfree.benchmarks.sweep import BASELINE, row
 from gradfree.benchmarks.tasks import Task

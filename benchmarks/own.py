@@ -1,16 +1,10 @@
-"""Models and data of the user's own, named as ``module:function``."""
+"""Data of the user's own, which a function returns, and how to train on them."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import inspect
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, reduce
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric, Metric
 
 from gradfree.benchmarks.data import Data, Split
+from gradfree.benchmarks.reference import Builder, Reference
 from gradfree.benchmarks.tasks import Score, Task, cross_entropy
 from gradfree.cli import UsageError
-from gradfree.names import did_you_mean, no_such, one
+from gradfree.names import did_you_mean, one
 
 _SPLITS = ("train", "validation", "test")
 _GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
@@ -29,101 +24,6 @@ _AT_ONCE = 256
 _STEPS = 200
 _BATCH_SIZE = 32
 _LEARNING_RATE = 1e-3
-
-
-def is_reference(name: str) -> bool:
-    """Tell whether ``name`` is a ``module:function``, not a registered name or a folder."""
-    return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None and not Path(name).exists()
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A function by its name.
-
-    Attributes:
-        name: ``module:function``; the module may lie in the current folder.
-        source: digest of the module's file: records of another version are not this one's.
-    """
-
-    name: str
-    source: str
-
-    @classmethod
-    def to(cls, name: str) -> Reference:
-        """Find the function.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if not name.partition(":")[2]:
-            raise UsageError(f"{name} names no function; write {name.rstrip(':')}:build.")
-        module = _module(name)
-        file = getattr(module, "__file__", None)
-        reference = cls(name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else "")
-        try:
-            reference.load()
-        except AttributeError:
-            known = [n for n, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
-            raise UsageError(no_such(f"function of {module.__name__}", name.partition(":")[2], known)) from None
-        return reference
-
-    def load(self) -> Callable[..., Any]:
-        """Return the function."""
-        function: Callable[..., Any] = reduce(getattr, self.name.partition(":")[2].split("."), _module(self.name))
-        return function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self.load()(*args, **kwargs)
-
-    def result(self, **options: Any) -> Any:
-        """Return what the function makes of ``options``.
-
-        Raises:
-            UsageError: it raises.
-        """
-        try:
-            return self.load()(**options)
-        except Exception as error:
-            raise UsageError(f"{self.name} fails: {type(error).__name__}: {error}") from error
-
-
-def _module(name: str) -> Any:
-    # A command has its own folder on the path, not the one that it is called from.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    module = name.partition(":")[0]
-    try:
-        return importlib.import_module(module)
-    except Exception as error:
-        raise UsageError(f"{name}: the module {module} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class OwnTask(Task):
-    """A training job with a model that a function builds.
-
-    Attributes:
-        builder: returns a new model when called with the options.
-    """
-
-    builder: Reference = field(kw_only=True)
-
-    @property
-    def known_options(self) -> list[str]:
-        """The names of the builder's parameters."""
-        return list(inspect.signature(self.builder.load()).parameters)
-
-    def build(self) -> nn.Module:
-        """Return a new model.
-
-        Raises:
-            UsageError: the builder returns none.
-        """
-        model = self.builder.result(**self.options)
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"{self.builder.name} returns {one(type(model).__name__)}, not an nn.Module.")
-        return model
 
 
 def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None, chains: Sequence[str] | None) -> Task:
@@ -145,7 +45,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
     if loss is not None:
         function = Reference.to(loss)
     by_classes = loss is None and classes
-    return OwnTask(
+    return Task(
         name=model,
         data=loaded,
         model=model,
@@ -156,7 +56,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
         batch_size=_BATCH_SIZE,
         steps=_STEPS,
         chains=None if chains is None else tuple(chains),
-        builder=Reference.to(model),
+        builder=Builder.to(model),
     )
 
 

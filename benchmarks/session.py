@@ -17,11 +17,11 @@ from gradfree.benchmarks.compare import compare as compare_records
 from gradfree.benchmarks.compare import environment_changes, read_records
 from gradfree.benchmarks.environment import require
 from gradfree.benchmarks.extra import needs_extra
-from gradfree.benchmarks.own import is_reference
 from gradfree.benchmarks.part import Suite, sections
 from gradfree.benchmarks.plan import Plan, Shard
 from gradfree.benchmarks.publication import publish
 from gradfree.benchmarks.records import Record, RecordFile
+from gradfree.benchmarks.reference import is_reference
 from gradfree.benchmarks.report import Report, print_section
 from gradfree.benchmarks.runner import count_finished, finished_in, run_cases
 from gradfree.benchmarks.stored import DATA_ROOT

@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -14,9 +14,10 @@ from typing import TypeAlias
 import datasets
 import numpy as np
 import tokenizers
-from datasets import DatasetDict, disable_progress_bars, load_dataset
+from datasets import Dataset, DatasetDict, disable_progress_bars, load_dataset
 from joblib import Memory
 
+from gradfree.benchmarks.case import ADDED
 from gradfree.benchmarks.data import Data
 from gradfree.cli import UsageError
 
@@ -40,17 +41,19 @@ _DOWNLOADS = {
 
 @dataclass(frozen=True)
 class Stored(ABC):
-    """Examples from a set in the data root.
+    """Examples from a set in the data root, or from a folder of the user's own.
 
     What takes long to read, images to decode and texts to tokenize, is read once: arrays are kept beside what
     ``datasets`` keeps, in the folder ``gradfree`` of ``$HF_HOME``, until the set's files, this code or the packages
     that read them change.
 
     Attributes:
-        name: of the set and its folder.
+        name: of the set and its folder; the path of a folder of the user's own.
+        files: digest of the files in a folder of the user's own: records of other files are not these one's.
     """
 
     name: str
+    files: str = field(default="", metadata=ADDED, kw_only=True)
 
     def __call__(self) -> Data:
         """Return the examples."""
@@ -70,6 +73,8 @@ class Stored(ABC):
         Raises:
             UsageError: it is not there; the message says how to get it.
         """
+        if self.files:
+            return Path(self.name)
         root = os.environ.get(DATA_ROOT)
         if not root:
             problem = f"{DATA_ROOT} does not name the folder of the sets, say DATA"
@@ -91,8 +96,29 @@ def _load(stored: Stored, folder: Path) -> Data:
 
 
 def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
+    return stored.read(open_set(folder))
+
+
+def open_set(folder: Path) -> DatasetDict:
+    """Return the splits in ``folder`` by name."""
     disable_progress_bars()
-    return stored.read(load_dataset(str(folder)))
+    return load_dataset(str(folder))
+
+
+def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
+    """Return the training, validation and test rows.
+
+    Args:
+        splits: at least the training rows. What is missing of the others is a tenth of these.
+        shuffled: whether that is any tenth, always the same, or the last.
+    """
+    found = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
+    tenth = len(splits["train"]) // 10
+    for name in ("test", "validation"):
+        if name not in found:
+            parts = found["train"].train_test_split(test_size=tenth, shuffle=shuffled, seed=0)
+            found |= {"train": parts["train"], name: parts["test"]}
+    return found
 
 
 def _state(stored: Stored, folder: Path) -> object:

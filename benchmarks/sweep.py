@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -16,9 +17,11 @@ from gradfree.benchmarks.axes import Names, Sweep, listed
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.folders import folder_task, is_folder
 from gradfree.benchmarks.forward_only import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
-from gradfree.benchmarks.own import is_reference, own_task
+from gradfree.benchmarks.own import own_task
 from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.reference import Builder, is_reference
 from gradfree.benchmarks.target import TimeToTarget
 from gradfree.benchmarks.tasks import (
     ADDING,
@@ -113,41 +116,55 @@ def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each task with each model and each combination of its options."""
     models = with_options(sweep.model)
     own = [name for name in models if is_reference(name)]
-    if loader and not own:
-        raise UsageError(
-            f"--data {loader} is for a model of your own: --model module:function. --tasks have their data."
-        )
-    if own and (sweep.tasks or not loader or len(own) < len(models)):
-        raise UsageError(f"--model {own[0]} goes with --data module:function, and with no --tasks or other models.")
-    for name in own:
-        for options in _combinations(models[name]):
-            task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None)
-            yield replace(task, name=_label(name, options))
-    if not own:
-        if sweep.loss or sweep.chains:
-            raise UsageError("--loss and --chains are for a model of your own: --model module:function.")
-        for task in _named(sweep.tasks):
-            yield from _with_models(task, models)
+    if sweep.loss and not loader:
+        raise UsageError("--loss goes with --data module:function; --tasks have their losses.")
+    if sweep.chains and not own:
+        raise UsageError("--chains is for a model of your own: --model module:function.")
+    if own and not loader and not sweep.tasks:
+        raise UsageError(f"--model {own[0]} goes with --data module:function, or with --tasks {DIGITS.name}, say.")
+    if loader:
+        if sweep.tasks or not own or len(own) < len(models):
+            raise UsageError(
+                f"--data {loader} is for a model of your own, --model module:function, without other models. "
+                "--tasks have their data."
+            )
+        for name in own:
+            for options in _combinations(models[name]):
+                task = own_task(name, options, loader, sweep.loss, listed(sweep.chains) or None)
+                yield replace(task, name=_label(name, options))
+        return
+    for task in _named(sweep.tasks):
+        yield from _with_models(task, models, tuple(listed(sweep.chains)) or None)
 
 
 def _named(tasks: Names) -> Iterator[Task]:
     names = with_options(tasks)
     if not names:
         raise UsageError(f"name the tasks, of {', '.join(TASKS)}: --tasks {DIGITS.name}, say.")
-    for name in names:
-        if name not in TASKS:
-            raise UsageError(no_such("task", name, TASKS))
-        yield TASKS[name]
+    for name, options in names.items():
+        if is_folder(name):
+            yield folder_task(name, options)
+        elif name not in TASKS:
+            raise UsageError(f"{no_such('task', name, TASKS)} A folder has a {os.sep} in its name: ./{name}")
+        elif options:
+            raise UsageError(f"the task {name!r} has no options of its own; folders have: --tasks ./my_texts, say.")
+        else:
+            yield TASKS[name]
 
 
-def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]]) -> Iterator[Task]:
+def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tuple[str, ...] | None) -> Iterator[Task]:
     if not models:
         yield task
     for name, given in models.items():
-        if name not in list_models():
+        if is_reference(name):
+            other = replace(task, model=name, builder=Builder.to(name), chains=chains)
+            # What a model of the user's own is told of the data is for the user to say.
+            facts: Mapping[str, Any] = {}
+        elif name not in list_models():
             raise UsageError(no_such("model", name, list_models()))
-        other = task if name == task.model else replace(task, model=name)
-        facts = task.options if name == task.model else _facts(task, other.known_options)
+        else:
+            other = replace(task, model=name)
+            facts = task.options if name == task.model else _facts(task, other.known_options)
         for options in _combinations(given):
             label = _label(name if name != task.model else "", options)
             yield replace(other, name=f"{task.name} {label}".strip(), options={**facts, **options})
@@ -237,9 +254,8 @@ def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Num
 def _facts(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
     """Return what a model that is not the task's own must know of the data."""
     inputs = task.data().train.inputs
-    facts = {"in_features": inputs[0].numel(), **task.options}
-    if inputs.dim() > 2:
-        facts["in_channels"] = inputs.shape[1]
+    sizes = {"in_features": inputs[0].numel(), "context": inputs.shape[1], "in_channels": inputs.shape[1]}
+    facts = {**sizes, **task.options}
     return {name: facts[name] for name in _OF_THE_DATA if name in facts and name in parameters}
 
 

@@ -20,6 +20,7 @@ from gradfree import Engine, create_model
 from gradfree.attaching import Handle
 from gradfree.benchmarks.case import ADDED
 from gradfree.benchmarks.data import CONTEXT, Data, Split, digits, pydoc
+from gradfree.benchmarks.reference import Builder
 from gradfree.benchmarks.synthetic import BLANK, COPYING_VOCABULARY, Synthetic, adding_pixels, copying, parity_pixels
 from gradfree.benchmarks.text import Text
 from gradfree.registry import MODELS, lookup
@@ -81,6 +82,7 @@ class Task:
         evaluations: how often the validation score is taken on the way.
         dtype: of weights and inputs; torch's default if not given.
         chains: module paths of the model's chains; found automatically if not given.
+        builder: what returns the model in place of a registered one, a function of the user's own.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Task:
     evaluations: int = field(default=0, metadata=ADDED, kw_only=True)
     dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
     chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
+    builder: Builder | None = field(default=None, metadata=ADDED, kw_only=True)
 
     @property
     def budget(self) -> str:
@@ -105,7 +108,8 @@ class Task:
     @property
     def known_options(self) -> list[str]:
         """The names of the model's options."""
-        return list(inspect.signature(lookup(MODELS, self.model)).parameters)
+        function = self.builder.load() if self.builder else lookup(MODELS, self.model)
+        return list(inspect.signature(function).parameters)
 
     def create_model(self, seed: int) -> nn.Module:
         """Return the model as initialised for ``seed``."""
@@ -114,7 +118,7 @@ class Task:
 
     def build(self) -> nn.Module:
         """Return a new model."""
-        return create_model(self.model, **self.options)
+        return self.builder.build(**self.options) if self.builder else create_model(self.model, **self.options)
 
     def attach(self, engine: Engine, model: nn.Module) -> Handle:
         """Put ``engine`` on the model's chains."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
@@ -16,12 +16,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Split as SplitAt
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 
+from gradfree.benchmarks.case import ADDED
 from gradfree.benchmarks.data import Data, Split, windows
-from gradfree.benchmarks.stored import Arrays, Stored
+from gradfree.benchmarks.stored import Arrays, Stored, with_all_splits
 from gradfree.cli import UsageError
 
 UNKNOWN = "<unk>"
 """The token of whatever the vocabulary does not have."""
+
+UNITS = ("character", "word", "piece")
+"""What a token can be."""
 
 _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
 
@@ -30,24 +34,29 @@ _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
 class Text(Stored):
     """A stored text, cut into consecutive sequences.
 
+    If there is none for validation or test, it is the last tenth of the training text each.
+
     Attributes:
-        name: of the set and its folder; its splits have a column "text" of lines or longer pieces.
+        name: of the set and its folder.
         unit: what a token is: any character; a word between spaces, and every end of a line; or a piece of a word,
             as byte pair encoding of the training split has it.
         vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split; of pieces, all
             bytes and the first ones that are joined.
         length: of the sequences.
         held_out: sequences at most for validation, and for the test.
+        column: with lines or longer pieces of the text.
     """
 
     unit: Literal["character", "word", "piece"]
     vocabulary: int
     length: int
     held_out: int
+    column: str = field(default="text", metadata=ADDED)
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
-        rows = {name: _end_lines(split["text"]) for name, split in splits.items()}
+        parts = with_all_splits(splits, shuffled=False)
+        rows = {name: _end_lines(part[self.column]) for name, part in parts.items()}
         tokenizer = _tokenizer(self, rows["train"])
         return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
 

@@ -19,11 +19,11 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, depth, outputs):
+    def __init__(self, depth, outputs, width=8):
         super().__init__()
-        self.stem = nn.Linear(4, 8)
-        self.blocks = nn.Sequential(*(Block(8) for _ in range(depth)))
-        self.head = nn.Linear(8, outputs)
+        self.stem = nn.Linear(4, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.head = nn.Linear(width, outputs)
 
     def forward(self, x):
         return self.head(self.blocks(self.stem(x)))
@@ -31,6 +31,10 @@ class Model(nn.Module):
 
 def build(depth=4):
     return Model(depth, 3)
+
+
+def build_points(width=8):
+    return Model(2, 1, width)
 
 
 def build_doomed():

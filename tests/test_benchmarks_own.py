@@ -6,13 +6,14 @@ import sys
 import own_module
 import pytest
 import torch
-from tiny_suite import PLAIN, training
+from tiny_suite import PLAIN, TASK, training
 
 from gradfree.benchmarks.axes import Sweep
 from gradfree.benchmarks.checking import Measured, recommendation
-from gradfree.benchmarks.own import Loaded, Reference, is_reference, own_task
+from gradfree.benchmarks.own import Loaded, own_task
 from gradfree.benchmarks.records import RecordFile
-from gradfree.benchmarks.sweep import row, suite_of
+from gradfree.benchmarks.reference import Reference, is_reference
+from gradfree.benchmarks.sweep import TASKS, row, suite_of
 from gradfree.cli import UsageError, main
 from gradfree.fidelity import Agreement
 
@@ -67,7 +68,7 @@ def test_a_changed_module_has_no_records_yet(monkeypatch):
     """What was measured with the code as it was says nothing of the code as it is."""
     before = training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id
     assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id == before
-    monkeypatch.setattr("gradfree.benchmarks.own.Path.read_bytes", lambda path: b"edited")
+    monkeypatch.setattr("gradfree.benchmarks.reference.Path.read_bytes", lambda path: b"edited")
     assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id != before
 
 
@@ -113,6 +114,21 @@ def test_what_cannot_be_used_is_said(model, data, message):
     with pytest.raises(UsageError) as refused:
         suite_of(Sweep(model=model), data)
     assert re.search(message, str(refused.value), re.DOTALL)
+
+
+def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
+    """It has the task's data, loss, score and settings, and of options what is named; the other knows the data."""
+    monkeypatch.setitem(TASKS, "points", TASK)
+    models = {"own_module:build_points": {"width": [2, 5]}, "residual_mlp": {"depth": 3}}
+    narrow, wide, other = (part.task for part in suite_of(Sweep(tasks="points", model=models, engines="highway_bp")))
+    assert [task.create_model(0).stem.out_features for task in (narrow, wide)] == [2, 5]
+    assert narrow.name == "points own_module:build_points width=2"
+    assert other.name == "points depth=3"
+    for task in (narrow, wide, other):
+        kept = {name: getattr(task, name) for name in ("data", "loss", "score", "learning_rate", "steps")}
+        assert kept == {name: getattr(TASK, name) for name in kept}
+    changed = {training(PLAIN, task=task).id for task in (narrow, wide, other)}
+    assert len(changed) == 3
 
 
 def test_a_folder_is_no_function(tmp_path, monkeypatch):

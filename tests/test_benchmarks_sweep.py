@@ -184,8 +184,14 @@ def test_of_a_score_that_is_better_low_the_target_is_reached_from_above():
         ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
         ({"tasks": "adding", "depth": 4}, "'pixel_classifier' has no --depth; its options are"),
         ({"tasks": "points", "dtype": "float33"}, "no dtype is called 'float33'.*Did you mean 'float32'"),
-        ({"tasks": "points", "chains": ["blocks"]}, "--loss and --chains are for a model of your own"),
-        ({"tasks": "points", "model": "mine:build"}, "--model mine:build goes with --data module:function"),
+        ({"tasks": "points", "chains": ["blocks"]}, "--chains is for a model of your own"),
+        (
+            {"tasks": "points", "loss": "mine:loss"},
+            "--loss goes with --data module:function",
+        ),
+        ({"tasks": "points", "model": "mine:build"}, "mine:build: the module mine cannot be imported"),
+        ({"tasks": {"points": {"length": 3}}}, "the task 'points' has no options"),
+        ({"tasks": "texts"}, "no task is called 'texts'.*A folder has a / in its name: ./texts"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):
