@@ -27,6 +27,9 @@ UNKNOWN = "<unk>"
 UNITS = ("character", "word", "piece")
 """What a token can be."""
 
+_AT_ONCE = 4096
+"""Rows that are tokenized together: an encoding takes many times the memory of its numbers."""
+
 _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
 
 
@@ -101,4 +104,6 @@ def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
 
 
 def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> np.ndarray:
-    return np.array(list(chain.from_iterable(row.ids for row in tokenizer.encode_batch_fast(rows))), dtype=np.int64)
+    batches = (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+    encoded = chain.from_iterable(map(tokenizer.encode_batch_fast, batches))
+    return np.fromiter(chain.from_iterable(row.ids for row in encoded), dtype=np.int64)
