@@ -216,6 +216,11 @@ class DepthSection(Section):
         """Return what stands in brackets."""
         return f"{point.cosine:.2f}"
 
+    def scores(self, column: str) -> Mapping[str, Mapping[int, float]]:
+        """Return the test scores at one depth by row and seed."""
+        index = list(map(str, self.part.depths)).index(column)
+        return {label: points[index].test for label, points in self.curves.items()}
+
     def verdicts(self) -> list[str]:
         """Return each engine's distance to the baseline, in words."""
         return [self._verdict(row) for row in self.part.rows]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import nan
-from typing import NamedTuple
+from math import isnan, nan
 
 from matplotlib.axes import Axes
 
@@ -15,6 +13,8 @@ from gradfree.benchmarks.case import Case
 from gradfree.benchmarks.part import Part
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
+from gradfree.benchmarks.statistics import Estimate, paired
+from gradfree.benchmarks.verdict import signed
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Claim:
     Attributes:
         says: in words.
         column: of the table, with what it is about.
-        ascending: rows of the table, by their figures as they are to rise.
+        ascending: rows of the table, by their scores as they are to rise.
     """
 
     says: str
@@ -77,11 +77,7 @@ class Beside(Part):
     def section(self, records: Mapping[str, Record], device: str) -> BesideSection | None:
         """Return both figures."""
         found = self.part.section(records, device)
-        if found is None:
-            return None
-        head, *rows = found.cells()
-        ours = {label: dict(zip(head[1:], cells, strict=True)) for label, *cells in rows}
-        return BesideSection(found.title, head[0], ours, self.published, _hardware(records, device))
+        return None if found is None else BesideSection(found, self.published, _hardware(records, device))
 
 
 def _hardware(records: Mapping[str, Record], device: str) -> str:
@@ -91,51 +87,45 @@ def _hardware(records: Mapping[str, Record], device: str) -> str:
     return "; ".join(dict.fromkeys(told))
 
 
-class Figure(NamedTuple):
-    """A figure of a table."""
-
-    value: float
-    margin: float
-
-    @classmethod
-    def read(cls, cell: str) -> Figure:
-        """Return the first number of ``cell`` and what follows ±; NaN where there is none."""
-        found = re.match(r"(-?\d[\d.]*)(?: ± (\d[\d.]*))?", cell)
-        if not found:
-            return cls(nan, 0.0)
-        return cls(float(found[1]), float(found[2] or 0))
-
-
 @dataclass(frozen=True)
 class BesideSection(Section):
-    """Our figures, as the part's table has them by row and column, beside published ones."""
+    """Our figures, those of a part's section, beside published ones."""
 
-    inner: str
-    corner: str
-    ours: Mapping[str, Mapping[str, str]]
+    section: Section
     published: Published
     hardware: str
 
     @property
+    def _ours(self) -> dict[str, dict[str, str]]:
+        """Our table's figures by row and column."""
+        head, *rows = self.section.cells()
+        return {label: dict(zip(head[1:], cells, strict=True)) for label, *cells in rows}
+
+    @property
     def title(self) -> str:
         """Say what was compared."""
-        return f"ours beside {self.published.source}; {self.inner}"
+        return f"ours beside {self.published.source}; {self.section.title}"
 
     @property
     def legend(self) -> str:
         """Say where both were measured."""
         told = f"Ours: {self.hardware}. The paper's: {self.published.hardware}. –: not known."
-        return f"{told} Too close to tell: what is between ± overlaps." if self.published.claims else told
+        if not self.published.claims:
+            return told
+        return (
+            f"{told} Differences: seed by seed, ± 95 % confidence interval; too close to tell where that has 0 in it."
+        )
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and its rows."""
         figures = self.published.figures
         known = [column for column in self.published.columns if any(column in row for row in figures.values())]
+        corner, *_ = next(self.section.cells())
         yield [
-            self.corner,
+            corner,
             *(text for c in self.published.columns for text in ([c, f"{c}, paper"] if c in known else [c])),
         ]
-        for label, cells in self.ours.items():
+        for label, cells in self._ours.items():
             row = [label]
             for column in self.published.columns:
                 row.append(cells.get(column, "–"))
@@ -151,10 +141,13 @@ class BesideSection(Section):
             yield f"Not as in the paper: {difference}."
 
     def _outcome(self, rows: Sequence[str], column: str) -> str:
-        cells = [self.ours.get(row, {}).get(column, "–") for row in rows]
-        told = ", ".join(f"{row} {cell}" for row, cell in zip(rows, cells, strict=True))
-        found = [_order(a, b) for a, b in pairwise(map(Figure.read, cells))]
-        return f"{told}: {next((o for o in ('not known', 'disagrees', 'too close to tell') if o in found), 'agrees')}"
+        cells, scores = self._ours, self.section.scores(column)
+        told = [f"{row} {cells.get(row, {}).get(column, '–')}" for row in rows]
+        differences = [paired(scores.get(high, {}), scores.get(low, {})) for low, high in pairwise(rows)]
+        found = list(map(_order, differences))
+        outcome = next((o for o in ("not known", "disagrees", "too close to tell") if o in found), "agrees")
+        known = [f"{signed(d.mean)} ± {d.margin:.2f}" for d in differences if not isnan(d.margin)]
+        return f"{', '.join(told)}; {', '.join([*(f'difference {d}' for d in known), outcome])}"
 
     def plots(self) -> Plots:
         """Return what draws our figures against the paper's."""
@@ -164,9 +157,9 @@ class BesideSection(Section):
         figures = self.published.figures
         for column in self.published.columns:
             points = {
-                row: (figures[row][column], Figure.read(cells.get(column, "–")).value)
-                for row, cells in self.ours.items()
-                if column in figures.get(row, {})
+                row: (figures[row][column], _number(cells[column]))
+                for row, cells in self._ours.items()
+                if column in figures.get(row, {}) and column in cells
             }
             if points:
                 axes.plot(*zip(*points.values(), strict=True), "o", label=column)
@@ -177,10 +170,18 @@ class BesideSection(Section):
         axes.legend(fontsize="small")
 
 
-def _order(low: Figure, high: Figure) -> str:
-    difference = high.value - low.value
-    if difference != difference:
+def _order(difference: Estimate) -> str:
+    """Say what a difference means where it is to be above 0."""
+    if isnan(difference.margin):
         return "not known"
-    if abs(difference) <= low.margin + high.margin:
+    if difference.low <= 0 <= difference.high:
         return "too close to tell"
-    return "agrees" if difference > 0 else "disagrees"
+    return "agrees" if difference.mean > 0 else "disagrees"
+
+
+def _number(cell: str) -> float:
+    """Return the number that a cell begins with; NaN where there is none."""
+    try:
+        return float(cell.split()[0])
+    except ValueError:
+        return nan

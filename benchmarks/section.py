@@ -69,6 +69,10 @@ class Section(ABC):
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and its rows."""
 
+    def scores(self, column: str) -> Mapping[str, Mapping[int, float]]:
+        """Return the scores behind a column of the table, by row and seed; nothing if it is not of scores."""
+        return {}
+
     def verdicts(self) -> Sequence[str]:
         """Return what each row of the table comes to, in words; nothing if that cannot be said row by row."""
         return ()

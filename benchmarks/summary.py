@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -65,10 +65,9 @@ class Summary(Section):
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and its rows."""
-        score = self.task.score
         yield [
             "engine",
-            f"test {score.name} ({score.unit})",
+            self._scored,
             "step time (×)",
             "quartiles",
             "peak memory (MiB)",
@@ -92,6 +91,15 @@ class Summary(Section):
             elif row.errors and not row.test:
                 cells[0] = "failed"
             yield [row.label, *(cell.replace("nan–nan", "–").replace("nan", "–") for cell in cells)]
+
+    @property
+    def _scored(self) -> str:
+        """The heading of the test scores."""
+        return f"test {self.task.score.name} ({self.task.score.unit})"
+
+    def scores(self, column: str) -> Mapping[str, Mapping[int, float]]:
+        """Return the test scores by row and seed."""
+        return {row.label: row.test for row in self.rows} if column == self._scored else {}
 
     def verdicts(self) -> list[str]:
         """Return speed, memory and score of each row beside the baseline's, in words."""
