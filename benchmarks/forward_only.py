@@ -41,10 +41,10 @@ def _cadences(**options: float) -> tuple[Row, ...]:
     return (Row("foton as it drifts", "foton", options), *(_every(steps, **options) for steps in (1, 4, 8, 16)))
 
 
-ORTHOGONAL, FOTON = _orthogonal()
+ORTHOGONAL, _, FOTON, WARM = _orthogonal(16.0)
+ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
-_ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
 _CADENCES = _cadences(temperature=16.0)
 
 ORTHOGONAL_DIGITS = SGDTask(
@@ -101,11 +101,11 @@ QUICK = Comparison(
 """The shortest comparison that shows what each is like."""
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
-    DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
-    DepthSweep(CIFAR10, _mlps(5, 20), _ROWS, _RATES),
-    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, _ROWS, _RATES),
-    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*_ROWS, FA), _RATES),
+    DepthSweep(MNIST, _mlps(5, 20, 50), ROWS, _RATES),
+    DepthSweep(_LENET, {4: {}}, ROWS, _RATES),
+    DepthSweep(CIFAR10, _mlps(5, 20), ROWS, _RATES),
+    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, ROWS, _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
     DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(), BACKPROP, DFA, PEPITA), _RATES),
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
     Cadences(MNIST, _mlps(20), _CADENCES, _RATES),

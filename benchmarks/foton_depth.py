@@ -11,18 +11,13 @@ from dataclasses import replace
 
 from torchmetrics.classification import MulticlassAccuracy
 
-from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.depths import DepthSweep
-from gradfree.benchmarks.forward_only import BACKPROP, DFA, FOTON, ORTHOGONAL, PEPITA
+from gradfree.benchmarks.forward_only import BACKPROP, FOTON, PEPITA, ROWS, WARM
 from gradfree.benchmarks.images import FineImages, Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.published import Beside, Claim, Published
 from gradfree.benchmarks.schedules import ConstantSGDTask
 from gradfree.benchmarks.tasks import DIGITS, Score, cross_entropy
-
-_WARM = Row("foton T=16", "foton", {"temperature": 16.0})
-_WARM_ORTHOGONAL = Row("orthogonal_backprop T=16", "orthogonal_backprop", {"temperature": 16.0})
-_ROWS = (ORTHOGONAL, _WARM_ORTHOGONAL, FOTON, _WARM, BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0)
 
@@ -83,7 +78,7 @@ def _relu(task: ConstantSGDTask) -> ConstantSGDTask:
 
 
 def _sweep(task: ConstantSGDTask, *depths: int, rates: tuple[float, ...] = _RATES) -> DepthSweep:
-    return DepthSweep(task, {depth: {"depth": depth} for depth in depths}, _ROWS, rates)
+    return DepthSweep(task, {depth: {"depth": depth} for depth in depths}, ROWS, rates)
 
 
 def _beside(sweep: DepthSweep, *differs: str) -> Beside:
@@ -95,7 +90,7 @@ def _beside(sweep: DepthSweep, *differs: str) -> Beside:
             columns=tuple(map(str, sweep.depths)),
             claims=tuple(
                 Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
-                for row in (FOTON, _WARM)
+                for row in (FOTON, WARM)
                 for depth in sweep.depths
             ),
             differs=(
