@@ -10,7 +10,7 @@ from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.costs import Network, StepCosts
 from gradfree.benchmarks.data import digits
 from gradfree.benchmarks.depths import DepthSweep
-from gradfree.benchmarks.images import FineImages, Images
+from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
 
@@ -79,12 +79,6 @@ CIFAR10 = replace(
     data=Images("cifar10", column="img", train=20000, validation=2000),
     options={"in_features": 3072, "num_classes": 10, "width": 128},
     steps=400,
-)
-CIFAR100 = replace(
-    CIFAR10,
-    name="cifar100",
-    data=FineImages("cifar100", column="img", train=20000, validation=2000),
-    options={**CIFAR10.options, "num_classes": 100},
 )
 _CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torchmetrics.classification import MulticlassAccuracy
 
 from gradfree.benchmarks.depths import DepthSweep
-from gradfree.benchmarks.forward_only import BACKPROP, FOTON, PEPITA, ROWS, WARM
+from gradfree.benchmarks.forward_only import BACKPROP, CIFAR10, FOTON, PEPITA, ROWS, WARM
 from gradfree.benchmarks.images import FineImages, Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.published import Beside, Claim, Published
@@ -47,12 +47,21 @@ def fine_accuracy() -> MulticlassAccuracy:
     return MulticlassAccuracy(num_classes=100, average="micro")
 
 
+_FINE = Score("accuracy", "%", fine_accuracy, factor=100.0)
+
+CIFAR100 = replace(
+    CIFAR10,
+    name="cifar100",
+    data=FineImages("cifar100", column="img", train=20000, validation=2000),
+    options={**CIFAR10.options, "num_classes": 100},
+    score=_FINE,
+)
 _PUBLISHED_CONFIGURATION = replace(
     _CIFAR,
     name="foton_cifar100",
     data=FineImages("cifar100", column="img", train=45000, validation=5000),
     options={"in_features": 3072, "num_classes": 100, "width": 256, "activation": "relu", "dropout": 0.1},
-    score=Score("accuracy", "%", fine_accuracy, factor=100.0),
+    score=_FINE,
 )
 _PEPITA_CIFAR = replace(
     _CIFAR,

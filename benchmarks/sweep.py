@@ -16,7 +16,8 @@ from gradfree.benchmarks.axes import Names, Sweep, listed
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split
-from gradfree.benchmarks.forward_only import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.forward_only import CIFAR10, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.foton_depth import CIFAR100
 from gradfree.benchmarks.own import is_reference, own_task
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.target import TimeToTarget
