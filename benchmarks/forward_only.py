@@ -12,9 +12,9 @@ from gradfree.benchmarks.data import digits
 from gradfree.benchmarks.depths import DepthSweep
 from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.rows import BACKPROP
 from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
 
-BACKPROP = Row("backprop", "backprop", {"plain": True})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
 DFA = Row("dfa", "dfa", {})
 FA = Row("fa", "fa", {})

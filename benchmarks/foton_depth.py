@@ -12,10 +12,11 @@ from dataclasses import replace
 from torchmetrics.classification import MulticlassAccuracy
 
 from gradfree.benchmarks.depths import DepthSweep
-from gradfree.benchmarks.forward_only import BACKPROP, CIFAR10, FOTON, PEPITA, ROWS, WARM
+from gradfree.benchmarks.forward_only import CIFAR10, FOTON, PEPITA, ROWS, WARM
 from gradfree.benchmarks.images import FineImages, Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.published import Beside, Claim, Published
+from gradfree.benchmarks.rows import BACKPROP
 from gradfree.benchmarks.schedules import ConstantSGDTask
 from gradfree.benchmarks.tasks import DIGITS, Score, cross_entropy
 
