@@ -367,6 +367,7 @@ def test_gradients_are_linear_in_the_loss(engine, kind):
         assert_equal_gradients(found[scale], found[1.0], tolerance=1e-12)
 
 
+@pytest.mark.parametrize("engine", [*FEEDBACK.values(), FOTON()], ids=str)
 def test_a_short_batch_gets_the_mean_gradient_of_its_samples(engine):
     net, x, y = dense(8, 6, 3, bend=nn.Tanh), torch.randn(5, 8), torch.randint(3, (5,))
     with engine.attach(net):
