@@ -41,13 +41,13 @@ class Case(ABC):
 
     Attributes:
         kind: of measurement.
-        alone: whether nothing else may run meanwhile.
+        alone: whether nothing else may run meanwhile, as with whatever is timed.
         device: where.
         seed: of all random numbers.
     """
 
     kind: ClassVar[str]
-    alone: ClassVar[bool]
+    alone: ClassVar[bool] = True
     device: str
     seed: int
 

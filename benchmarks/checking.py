@@ -19,8 +19,9 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.environment import require
 from gradfree.benchmarks.own import own_task
 from gradfree.benchmarks.reference import Reference
+from gradfree.benchmarks.rows import BACKPROP
 from gradfree.benchmarks.speed import interleaved, statistics
-from gradfree.benchmarks.sweep import BASELINE, row
+from gradfree.benchmarks.sweep import row
 from gradfree.benchmarks.tasks import Task
 from gradfree.benchmarks.trainee import Trainee
 from gradfree.cli import UsageError
@@ -99,15 +100,15 @@ def measure_rows(
     batch = task.on(device, next(task.batches(task.data().train, 0)))
     started: dict[str, tuple[Row, Agreement, Trainee]] = {}
     failures: dict[str, str] = {}
-    for candidate in (BASELINE, *rows):
+    for candidate in (BACKPROP, *rows):
         # What goes wrong in one engine's pass says nothing about the next.
         with _noted(failures, candidate.label):
             fidelity = gradient_fidelity(candidate.create_engine(), model, task.loss, batch, task.chains)
             trainee = Trainee(task, candidate, device, 0)
             trainee.step()
             started[candidate.label] = candidate, fidelity.total, trainee
-    if BASELINE.label in failures:
-        raise UsageError(f"{task.model} cannot be trained on these data: {failures[BASELINE.label]}")
+    if BACKPROP.label in failures:
+        raise UsageError(f"{task.model} cannot be trained on these data: {failures[BACKPROP.label]}")
     times = interleaved([trainee.step for *_, trainee in started.values()])
     costs = [statistics(own, times[0]) for own in times]
     return [Measured(r, g, cost) for (r, g, _), cost in zip(started.values(), costs, strict=True)], failures

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from statistics import median
-from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from torch import nn
+from torch.utils.benchmark import set_torch_threads
 
 from gradfree import create_model
 from gradfree.benchmarks import verdict
@@ -22,7 +22,7 @@ from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
-from gradfree.benchmarks.speed import statistics
+from gradfree.benchmarks.speed import Timing, compared, now
 from gradfree.benchmarks.statistics import Spread
 
 _ROUNDS = 9
@@ -60,48 +60,33 @@ class Phases(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTiming(Case):
+class StepTiming(Timing):
     """Time of a training step with plain SGD, the rows in turns, and of its phases."""
 
     kind: ClassVar[str] = "step"
-    alone: ClassVar[bool] = True
     network: Network
-    rows: tuple[Row, ...]
-    threads: int
 
     @property
     def topic(self) -> str:
         """The network."""
         return str(self.network)
 
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return f"all rows, {self.threads} threads"
-
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the first row's, and medians of the phases."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
         trainees = [_Trainee(self.network, row, self.device, self.seed) for row in self.rows]
-        for trainee in trainees:
-            _round(trainee)
-        rounds = [[_round(trainee) for trainee in trainees] for _ in range(_ROUNDS)]
-        torch.set_num_threads(before)
-        times = [[sum(phases) for phases in own] for own in zip(*rounds, strict=True)]
-        return {
-            "rows": [
-                {"label": row.label, "phases": [median(phase) for phase in zip(*own, strict=True)]}
-                | statistics(total, times[0])
-                for row, own, total in zip(self.rows, zip(*rounds, strict=True), times, strict=True)
-            ]
-        }
+        with set_torch_threads(self.threads):
+            _, *rounds = ([_round(trainee) for trainee in trainees] for _ in range(1 + _ROUNDS))
+        steps = list(zip(*rounds, strict=True))
+        rows = compared((row.label for row in self.rows), [[sum(phases) for phases in own] for own in steps])
+        phases = [[median(phase) for phase in zip(*own, strict=True)] for own in steps]
+        return {"rows": [row | {"phases": own} for row, own in zip(rows, phases, strict=True)]}
 
 
 class _Trainee:
     """A network in training with one row's engine, on one batch over and over."""
 
     def __init__(self, network: Network, row: Row, device: str, seed: int):
+        self.device = device
         torch.manual_seed(seed)
         self.model = network.create_model().to(device)
         self.inputs = torch.randn(network.batch, network.width).float().to(device)
@@ -118,19 +103,14 @@ class _Trainee:
 
     def step(self) -> Phases:
         """Take one training step; return how long its phases took."""
-        start = self._now()
+        start = now(self.device)
         self.passes()
-        passed = self._now()
+        passed = now(self.device)
         self.optimizer.step()
-        return Phases(passed - start, self._updated - passed, self._now() - self._updated)
+        return Phases(passed - start, self._updated - passed, now(self.device) - self._updated)
 
     def _note_update(self) -> None:
-        self._updated = self._now()
-
-    def _now(self) -> float:
-        if self.inputs.is_cuda:
-            torch.cuda.synchronize(self.inputs.device)
-        return perf_counter()
+        self._updated = now(self.device)
 
 
 def _round(trainee: _Trainee) -> Phases:
@@ -144,7 +124,6 @@ class ActivationMemory(Case):
     """Peak memory of forward and backward pass at several depths, less the gradients that it leaves behind."""
 
     kind: ClassVar[str] = "activations"
-    alone: ClassVar[bool] = True
     networks: tuple[Network, ...]
     row: Row
 

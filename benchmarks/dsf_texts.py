@@ -16,6 +16,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.part import Part, Suite
 from gradfree.benchmarks.published import Beside, Claim, Published
+from gradfree.benchmarks.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
 from gradfree.benchmarks.schedules import AdamTask, StagedAdamTask
 from gradfree.benchmarks.sentences import PADDING, Sentences
 from gradfree.benchmarks.tasks import Score, Task, cross_entropy
@@ -23,16 +24,11 @@ from gradfree.benchmarks.text import Text
 
 _AnyTask = TypeVar("_AnyTask", bound=Task)
 
-_BPTT = Row("backprop", "backprop", {"plain": True})
-_DSF = Row("dsf linspace", "dsf", {"feedback": "linspace"})
-_GATE = Row("dsf gate", "dsf", {"feedback": "gate"})
-_FT_BPTT = Row("truncated w=1", "truncated", {"window": 1})
-
 
 def _rows(task: Task) -> tuple[Row, ...]:
     """Return the paper's three, and our feedback where the cell has a gate to take it from."""
-    gate = () if task.options["cell"] == "rnn" else (_GATE,)
-    return (_BPTT, _DSF, *gate, _FT_BPTT)
+    gate = () if task.options["cell"] == "rnn" else (DSF_GATE,)
+    return (BACKPROP, DSF, *gate, TRUNCATED)
 
 
 def padded_perplexity() -> Perplexity:
@@ -50,8 +46,8 @@ def _beside(comparison: Comparison, *differs: str) -> Beside:
             hardware="not at hand",
             columns=(column, "cosine"),
             claims=(
-                Claim("backpropagation through time is at least as good as DSF", column, (_BPTT.label, _DSF.label)),
-                Claim("DSF is far better than fully truncated backpropagation", column, (_DSF.label, _FT_BPTT.label)),
+                Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.label, DSF.label)),
+                Claim("DSF is far better than fully truncated backpropagation", column, (DSF.label, TRUNCATED.label)),
             ),
             differs=("the score at the end of training for the best of 50 validation scores on the way", *differs),
         ),

@@ -12,9 +12,9 @@ from gradfree.benchmarks.data import digits
 from gradfree.benchmarks.depths import DepthSweep
 from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.part import Suite
+from gradfree.benchmarks.rows import BACKPROP
 from gradfree.benchmarks.tasks import DIGITS, SGDTask, cross_entropy
 
-BACKPROP = Row("backprop", "backprop", {"plain": True})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
 DFA = Row("dfa", "dfa", {})
 FA = Row("fa", "fa", {})
@@ -41,10 +41,10 @@ def _cadences(**options: float) -> tuple[Row, ...]:
     return (Row("foton as it drifts", "foton", options), *(_every(steps, **options) for steps in (1, 4, 8, 16)))
 
 
-ORTHOGONAL, FOTON = _orthogonal()
+ORTHOGONAL, _, FOTON, WARM = _orthogonal(16.0)
+ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
-_ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
 _CADENCES = _cadences(temperature=16.0)
 
 ORTHOGONAL_DIGITS = SGDTask(
@@ -80,12 +80,6 @@ CIFAR10 = replace(
     options={"in_features": 3072, "num_classes": 10, "width": 128},
     steps=400,
 )
-CIFAR100 = replace(
-    CIFAR10,
-    name="cifar100",
-    data=Images("cifar100", column="img", train=20000, validation=2000, label="fine_label"),
-    options={**CIFAR10.options, "num_classes": 100},
-)
 _CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})
 
 
@@ -101,11 +95,11 @@ QUICK = Comparison(
 """The shortest comparison that shows what each is like."""
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(MNIST, _mlps(5, 20, 50), _ROWS, _RATES),
-    DepthSweep(_LENET, {4: {}}, _ROWS, _RATES),
-    DepthSweep(CIFAR10, _mlps(5, 20), _ROWS, _RATES),
-    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, _ROWS, _RATES),
-    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*_ROWS, FA), _RATES),
+    DepthSweep(MNIST, _mlps(5, 20, 50), ROWS, _RATES),
+    DepthSweep(_LENET, {4: {}}, ROWS, _RATES),
+    DepthSweep(CIFAR10, _mlps(5, 20), ROWS, _RATES),
+    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, ROWS, _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
     DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(), BACKPROP, DFA, PEPITA), _RATES),
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
     Cadences(MNIST, _mlps(20), _CADENCES, _RATES),

@@ -11,18 +11,14 @@ from dataclasses import replace
 
 from torchmetrics.classification import MulticlassAccuracy
 
-from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.depths import DepthSweep
-from gradfree.benchmarks.forward_only import BACKPROP, DFA, FOTON, ORTHOGONAL, PEPITA
+from gradfree.benchmarks.forward_only import CIFAR10, FOTON, PEPITA, ROWS, WARM
 from gradfree.benchmarks.images import Images
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.published import Beside, Claim, Published
+from gradfree.benchmarks.rows import BACKPROP
 from gradfree.benchmarks.schedules import ConstantSGDTask
 from gradfree.benchmarks.tasks import DIGITS, Score, cross_entropy
-
-_WARM = Row("foton T=16", "foton", {"temperature": 16.0})
-_WARM_ORTHOGONAL = Row("orthogonal_backprop T=16", "orthogonal_backprop", {"temperature": 16.0})
-_ROWS = (ORTHOGONAL, _WARM_ORTHOGONAL, FOTON, _WARM, BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0)
 
@@ -52,12 +48,21 @@ def fine_accuracy() -> MulticlassAccuracy:
     return MulticlassAccuracy(num_classes=100, average="micro")
 
 
+_FINE = Score("accuracy", "%", fine_accuracy, factor=100.0)
+
+CIFAR100 = replace(
+    CIFAR10,
+    name="cifar100",
+    data=Images("cifar100", column="img", train=20000, validation=2000, label="fine_label"),
+    options={**CIFAR10.options, "num_classes": 100},
+    score=_FINE,
+)
 _PUBLISHED_CONFIGURATION = replace(
     _CIFAR,
     name="foton_cifar100",
     data=Images("cifar100", column="img", train=45000, validation=5000, label="fine_label"),
     options={"in_features": 3072, "num_classes": 100, "width": 256, "activation": "relu", "dropout": 0.1},
-    score=Score("accuracy", "%", fine_accuracy, factor=100.0),
+    score=_FINE,
 )
 _PEPITA_CIFAR = replace(
     _CIFAR,
@@ -83,7 +88,7 @@ def _relu(task: ConstantSGDTask) -> ConstantSGDTask:
 
 
 def _sweep(task: ConstantSGDTask, *depths: int, rates: tuple[float, ...] = _RATES) -> DepthSweep:
-    return DepthSweep(task, {depth: {"depth": depth} for depth in depths}, _ROWS, rates)
+    return DepthSweep(task, {depth: {"depth": depth} for depth in depths}, ROWS, rates)
 
 
 def _beside(sweep: DepthSweep, *differs: str) -> Beside:
@@ -95,7 +100,7 @@ def _beside(sweep: DepthSweep, *differs: str) -> Beside:
             columns=tuple(map(str, sweep.depths)),
             claims=tuple(
                 Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
-                for row in (FOTON, _WARM)
+                for row in (FOTON, WARM)
                 for depth in sweep.depths
             ),
             differs=(

@@ -24,6 +24,7 @@ from gradfree.benchmarks.recurrent_steps import (
     gain_column,
     time_column,
 )
+from gradfree.benchmarks.rows import BACKPROP, iterated, label_of
 from gradfree.benchmarks.schedules import AdamTask
 from gradfree.benchmarks.tasks import Score, cross_entropy, digit_accuracy
 from gradfree.benchmarks.text import Text
@@ -52,16 +53,8 @@ _MILLISECONDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 """Table 6: a training step by model, backpropagation first, then at each k."""
 
 
-def _label(engine: str, k: int) -> str:
-    return f"{engine} k={k}"
-
-
-def _sweeps(engine: str, counts: tuple[int, ...]) -> tuple[Row, ...]:
-    return tuple(Row(_label(engine, k), engine, {"iterations": k}) for k in counts)
-
-
-def _rows(counts: tuple[int, ...]) -> tuple[Row, ...]:
-    return (Row("backprop", "backprop", {}), *_sweeps("fixed_point", counts), *_sweeps("highway_bp", counts))
+def _rows(exact: Row, *counts: int) -> tuple[Row, ...]:
+    return (exact, *iterated("fixed_point", *counts), *iterated("highway_bp", *counts))
 
 
 def _printed() -> dict[str, dict[str, float]]:
@@ -70,7 +63,7 @@ def _printed() -> dict[str, dict[str, float]]:
     for net, times in _MILLISECONDS.items():
         (exact,) = times[LOOP]
         rows = {
-            _label(engine, k): t for engine in times if engine != LOOP for k, t in zip(_K, times[engine], strict=True)
+            label_of(engine, k): t for engine in times if engine != LOOP for k, t in zip(_K, times[engine], strict=True)
         }
         for label, time in {LOOP: exact, **rows}.items():
             figures.setdefault(label, {})[time_column(net)] = time
@@ -104,8 +97,9 @@ def _nets(batch: int, width: int, words: int, pixels: tuple[int, int, int]) -> t
     )
 
 
-_STEPS = RecurrentSteps(_nets(128, 512, 16000, (256, 32, 64)), _rows(_K), threads=8)
-_SMALL_STEPS = RecurrentSteps(_nets(16, 128, 500, (256, 32, 64)), _rows(_SMALL_K), threads=2)
+_BATCHED = Row("backprop", "backprop", {})
+_STEPS = RecurrentSteps(_nets(128, 512, 16000, (256, 32, 64)), _rows(_BATCHED, *_K), threads=8)
+_SMALL_STEPS = RecurrentSteps(_nets(16, 128, 500, (256, 32, 64)), _rows(_BATCHED, *_SMALL_K), threads=2)
 
 _GAINS = tuple(map(gain_column, _MILLISECONDS))
 _TIMES = tuple(map(time_column, _MILLISECONDS))
@@ -175,12 +169,6 @@ _SMALL_PIXELS = replace(
     steps=300,
 )
 
-_PLAIN = (Row("backprop", "backprop", {"plain": True}),)
-
-
-def _trained(counts: tuple[int, ...]) -> tuple[Row, ...]:
-    return (*_PLAIN, *_sweeps("fixed_point", counts), *_sweeps("highway_bp", counts))
-
 
 def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Beside:
     claims = tuple(Claim(says, column, rows) for says, rows in ascending.items())
@@ -198,13 +186,13 @@ def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[
 
 def _convergence(*counts: int) -> dict[str, tuple[str, ...]]:
     says = "at equal k Highway-BP does better than fixed-point iteration (k={})"
-    return {says.format(k): (_label("highway_bp", k), _label("fixed_point", k)) for k in counts}
+    return {says.format(k): (label_of("highway_bp", k), label_of("fixed_point", k)) for k in counts}
 
 
 _FAILS = (
     "on a loss at the end alone fixed-point iteration fails where Highway-BP is as good as backpropagation, at k=10"
 )
-_SPARSE = {_FAILS: (_label("fixed_point", 10), _label("highway_bp", 10))}
+_SPARSE = {_FAILS: (label_of("fixed_point", 10), label_of("highway_bp", 10))}
 _PER_CHARACTER, _PER_PIECE, _ACCURACY = (
     "test perplexity (per character)",
     "test perplexity (per piece)",
@@ -212,11 +200,11 @@ _PER_CHARACTER, _PER_PIECE, _ACCURACY = (
 )
 _NOT_103 = "WikiText-2 for WikiText-103"
 
-_TEXTS = tuple(Comparison(task, _trained((0, 1, 2, 3, 5, 10))) for task in (_CHARACTERS, _CHARACTERS_LSTM))
-_STACKED = Comparison(_WORDS, _trained((0, 1, 2, 3)))
-_SEEN = Comparison(_CIFAR, _trained((0, 1, 2, 5, 10)))
-_SMALL_TEXT = Comparison(_SMALL_CHARACTERS, _trained((0, 1, 2, 5)))
-_SMALL_SEEN = Comparison(_SMALL_PIXELS, _trained((0, 2, 10)))
+_TEXTS = tuple(Comparison(task, _rows(BACKPROP, 0, 1, 2, 3, 5, 10)) for task in (_CHARACTERS, _CHARACTERS_LSTM))
+_STACKED = Comparison(_WORDS, _rows(BACKPROP, 0, 1, 2, 3))
+_SEEN = Comparison(_CIFAR, _rows(BACKPROP, 0, 1, 2, 5, 10))
+_SMALL_TEXT = Comparison(_SMALL_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5))
+_SMALL_SEEN = Comparison(_SMALL_PIXELS, _rows(BACKPROP, 0, 2, 10))
 
 HIGHWAY_BP_TABLE6: Suite = (
     _STEPS,

@@ -11,15 +11,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
+from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks import verdict
-from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.drawing import add_legend, count_axis, ratio_axis, style
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, outcomes
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
-from gradfree.benchmarks.speed import interleaved, statistics
+from gradfree.benchmarks.speed import Timing, compared, interleaved
 from gradfree.benchmarks.statistics import Spread
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
@@ -44,19 +45,10 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerCase(Case):
-    """A measurement of one layer.
+class LayerCase(Timing):
+    """A measurement of one layer."""
 
-    Attributes:
-        layer: what is run.
-        rows: the engines.
-        threads: for torch to use.
-    """
-
-    alone: ClassVar[bool] = True
     layer: Layer
-    rows: tuple[Row, ...]
-    threads: int
 
     @property
     def topic(self) -> str:
@@ -73,27 +65,15 @@ class LayerTiming(LayerCase):
 
     kind: ClassVar[str] = "layer"
 
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return f"all rows, {self.threads} threads"
-
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the plain layer's and peak memory in bytes."""
         steps = {"plain": Pass(self), _LOOP: _Loop(self)}
         steps |= {row.label: Pass(self, row) for row in self.rows}
         if self.layer.cell == "GRU":
             steps[_lean(self.rows)] = Pass(self, self.rows[0], lean=True)
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        times = interleaved(list(steps.values()))
-        torch.set_num_threads(before)
-        return {
-            "rows": [
-                {"label": label, "peak_memory": peak_memory(step, self.device), **statistics(own, times[0])}
-                for (label, step), own in zip(steps.items(), times, strict=True)
-            ]
-        }
+        with set_torch_threads(self.threads):
+            rows = compared(steps, interleaved(list(steps.values())))
+        return {"rows": [row | {"peak_memory": peak_memory(steps[row["label"]], self.device)} for row in rows]}
 
 
 class Pass:
@@ -153,7 +133,7 @@ class LayerTimings(Part):
     rows: tuple[Row, ...]
     threads: int
 
-    def timing(self, device: str) -> Iterator[Case]:
+    def timing(self, device: str) -> Iterator[LayerTiming]:
         """Yield one case a layer; cells without a gate are not run with engines that need one."""
         for layer in self.layers:
             rows = tuple(row for row in self.rows if layer.cell != "RNN" or row.engine != "highway_bp")
@@ -161,8 +141,9 @@ class LayerTimings(Part):
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the layers that were timed on ``device``."""
-        found = {case.layer: list(outcomes(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
-        results = {layer: record[0]["results"].get("rows", []) for layer, record in found.items() if record}
+        results = {
+            case.layer: r["results"].get("rows", []) for case in self.timing(device) for r in outcomes(records, case)
+        }
         return LayerSection(results, self.rows, device, self.threads) if any(results.values()) else None
 
 

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any, ClassVar
 
-import torch
 from matplotlib.axes import Axes
+from torch.utils.benchmark import set_torch_threads
 
-from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.drawing import add_legend
 from gradfree.benchmarks.layers import Layer, LayerCase, Pass
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
+from gradfree.benchmarks.speed import now
 from gradfree.cells import LinearisedGRU
 from gradfree.recurrent import Layer as RecordedLayer
 from gradfree.time_chain import CellChain
@@ -55,17 +55,12 @@ class _Clock:
 
         @functools.wraps(work)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = self._now()
+            begin = now(self.device)
             result = work(*args, **kwargs)
-            self.seconds[phase] += self._now() - begin
+            self.seconds[phase] += now(self.device) - begin
             return result
 
         return timed
-
-    def _now(self) -> float:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return perf_counter()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -96,13 +91,10 @@ class PhaseTiming(LayerCase):
         plain = Pass(self)
         steps: dict[str, Callable[[], object]] = {"forward without graph": plain.forward_alone, "plain": plain}
         steps |= {row.label: Pass(self, row) for row in self.rows}
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
         clock = _Clock(self.device)
-        with clock.watching():
+        with set_torch_threads(self.threads), clock.watching():
             _round(clock, steps)
             rounds = [_round(clock, steps) for _ in range(_ROUNDS)]
-        torch.set_num_threads(before)
         return {
             "time": median(times["plain"][_TOTAL] for times in rounds),
             "rows": [{"label": label, "phases": _shares(label, rounds)} for label in steps],
@@ -142,15 +134,14 @@ class PhaseTimings(Part):
     rows: tuple[Row, ...]
     threads: int
 
-    def timing(self, device: str) -> Iterator[Case]:
+    def timing(self, device: str) -> Iterator[PhaseTiming]:
         """Yield one case a layer."""
         for layer in self.layers:
             yield PhaseTiming(layer=layer, rows=self.rows, threads=self.threads, device=device, seed=0)
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the layers that were timed on ``device``."""
-        found = {case.layer: list(matching(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
-        results = {layer: record[0]["results"]["rows"] for layer, record in found.items() if record}
+        results = {case.layer: r["results"]["rows"] for case in self.timing(device) for r in matching(records, case)}
         return PhaseSection(results, device, self.threads) if results else None
 
 

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
+from torch.utils.benchmark import set_torch_threads
 
 from gradfree import create_model
-from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
-from gradfree.benchmarks.speed import interleaved, statistics
+from gradfree.benchmarks.speed import Timing, compared, interleaved
 from gradfree.benchmarks.tasks import cross_entropy
 
 FUSED = "fused layer"
@@ -87,42 +88,31 @@ class CellLoop(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentStep(Case):
+class RecurrentStep(Timing):
     """Time of a whole training step, Adam included, of every row in turns."""
 
     kind: ClassVar[str] = "recurrent step"
-    alone: ClassVar[bool] = True
     net: RecurrentModel
-    rows: tuple[Row, ...]
-    threads: int
 
     @property
     def topic(self) -> str:
         """The model."""
         return self.net.label
 
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return f"all rows, {self.threads} threads"
-
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds and ratios to the fused layer's, or its error."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
         steps: dict[str, Callable[[], object]] = {FUSED: _Trainee(self).step, LOOP: self._loop(False)}
         steps |= {row.label: _Trainee(self, row).step for row in self.rows}
         errors = {}
         compiled = self._loop(True)
-        try:
-            compiled()
-            steps[COMPILED] = compiled
-        except Exception as error:  # No compiler is a finding, and no reason to lose the other rows.
-            errors[COMPILED] = f"{type(error).__name__}: {error}".splitlines()[0]
-        times = interleaved(list(steps.values()), _RUNS)
-        torch.set_num_threads(before)
-        rows = [{"label": label, **statistics(own, times[0])} for label, own in zip(steps, times, strict=True)]
-        return {"rows": rows, "errors": errors}
+        with set_torch_threads(self.threads):
+            try:
+                compiled()
+                steps[COMPILED] = compiled
+            except Exception as error:  # No compiler is a finding, and no reason to lose the other rows.
+                errors[COMPILED] = f"{type(error).__name__}: {error}".splitlines()[0]
+            times = interleaved(list(steps.values()), _RUNS)
+        return {"rows": compared(steps, times), "errors": errors}
 
     def _loop(self, compiled: bool) -> Callable[[], object]:
         trainee = _Trainee(self, loop=lambda layer: CellLoop(layer, compiled))
@@ -178,8 +168,7 @@ class RecurrentSteps(Part):
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the models that were timed on ``device``."""
-        found = {case.net.label: list(matching(records, case)) for case in self.timing(device)}
-        results = {label: record[0]["results"] for label, record in found.items() if record}
+        results = {case.net.label: r["results"] for case in self.timing(device) for r in matching(records, case)}
         return RecurrentStepSection(self, results, device) if results else None
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
+from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case
@@ -18,7 +19,7 @@ from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.scan_methods import ANY_FACTORS, CONSTANT_FACTORS
 from gradfree.benchmarks.section import Fact, Plots, Section
-from gradfree.benchmarks.speed import interleaved, statistics
+from gradfree.benchmarks.speed import compared, interleaved
 from gradfree.benchmarks.statistics import Spread
 
 _RUNS = 10
@@ -55,7 +56,6 @@ class ScanTiming(Case):
     """Time of every method in turns, on the same operands."""
 
     kind: ClassVar[str] = "scan"
-    alone: ClassVar[bool] = True
     operands: Operands
     threads: int
 
@@ -77,13 +77,8 @@ class ScanTiming(Case):
         factors = torch.rand(terms.shape[-1:] if wanted.constant else terms.shape, device=self.device)
         steps = {label: partial(method, terms, factors) for label, method in wanted.methods.items()}
         steps = {label: step for label, step in steps.items() if _works(step)}
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        times = interleaved(list(steps.values()), _RUNS)
-        torch.set_num_threads(before)
-        return {
-            "rows": [{"label": label, **statistics(own, times[0])} for label, own in zip(steps, times, strict=True)]
-        }
+        with set_torch_threads(self.threads):
+            return {"rows": compared(steps, interleaved(list(steps.values()), _RUNS))}
 
 
 def _works(step: Callable[[], object]) -> bool:
@@ -107,7 +102,7 @@ class ScanTimings(Part):
     sizes: tuple[tuple[int, int, int], ...]
     threads: int
 
-    def timing(self, device: str) -> Iterator[Case]:
+    def timing(self, device: str) -> Iterator[ScanTiming]:
         """Yield one case a size and kind of factors."""
         for constant in (True, False):
             for size in self.sizes:
@@ -115,8 +110,7 @@ class ScanTimings(Part):
 
     def section(self, records: Mapping[str, Record], device: str) -> Section | None:
         """Return the figures of the sizes that were timed on ``device``."""
-        found = {case.operands: list(matching(records, case)) for case in self.timing(device)}  # type: ignore[attr-defined]
-        results = {operands: record[0]["results"]["rows"] for operands, record in found.items() if record}
+        results = {case.operands: r["results"]["rows"] for case in self.timing(device) for r in matching(records, case)}
         return ScanSection(results, device, self.threads) if results else None
 
 

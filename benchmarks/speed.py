@@ -1,10 +1,11 @@
-"""What a training step costs with each engine, side by side."""
+"""How fast things are, side by side: in turns, in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -27,30 +28,47 @@ class Speed(Case):
     """
 
     kind: ClassVar[str] = "speed"
-    alone: ClassVar[bool] = True
     task: Task
     rows: tuple[Row, ...]
+
+    subject = "all rows"
 
     @property
     def topic(self) -> str:
         """The task."""
         return self.task.name
 
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return "all rows"
-
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the baseline and peak memory in bytes."""
         trainees = [Trainee(self.task, row, self.device, self.seed) for row in self.rows]
         times = interleaved([trainee.step for trainee in trainees])
-        return {
-            "rows": [
-                {"label": row.label, "peak_memory": trainee.peak_memory(), **statistics(own, times[0])}
-                for row, trainee, own in zip(self.rows, trainees, times, strict=True)
-            ]
-        }
+        rows = compared((row.label for row in self.rows), times)
+        return {"rows": [row | {"peak_memory": own.peak_memory()} for row, own in zip(rows, trainees, strict=True)]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing(Case):
+    """Time of all rows in turns.
+
+    Attributes:
+        rows: the engines.
+        threads: for torch to use.
+    """
+
+    rows: tuple[Row, ...]
+    threads: int
+
+    @property
+    def subject(self) -> str:
+        """All rows."""
+        return f"all rows, {self.threads} threads"
+
+
+def now(device: torch.device | str) -> float:
+    """Return the time in seconds, once ``device`` has done what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
 
 
 def interleaved(steps: Sequence[Callable[[], object]], runs: int = _STEPS) -> list[list[float]]:
@@ -60,6 +78,11 @@ def interleaved(steps: Sequence[Callable[[], object]], runs: int = _STEPS) -> li
         timer.timeit(runs)
     rounds = [[timer.timeit(runs).mean for timer in timers] for _ in range(_ROUNDS)]
     return [list(times) for times in zip(*rounds, strict=True)]
+
+
+def compared(labels: Iterable[str], times: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    """Return a row for each label with the statistics of its ``times``; the first is the baseline."""
+    return [{"label": label, **statistics(own, times[0])} for label, own in zip(labels, times, strict=True)]
 
 
 def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:

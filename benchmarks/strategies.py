@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from time import perf_counter
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -24,7 +23,7 @@ from gradfree.benchmarks.data import Split
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
-from gradfree.benchmarks.speed import statistics
+from gradfree.benchmarks.speed import compared, now
 from gradfree.benchmarks.statistics import Spread
 from gradfree.benchmarks.tasks import Task
 from gradfree.lightning import EngineStrategy
@@ -41,19 +40,15 @@ class StrategyTiming(Case):
     """Time of a step under ``Trainer(strategy="auto")`` and with each row's engine, in turns: one short fit a round."""
 
     kind: ClassVar[str] = "strategy"
-    alone: ClassVar[bool] = True
     task: Task
     rows: tuple[Row, ...]
+
+    subject = "all strategies"
 
     @property
     def topic(self) -> str:
         """The task."""
         return self.task.name
-
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return "all strategies"
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each strategy its times in seconds and ratios to those of "auto"."""
@@ -66,10 +61,7 @@ class StrategyTiming(Case):
             for _ in range(1 + _ROUNDS):
                 strategies = [_AUTO, *(EngineStrategy(row.create_engine()) for row in self.rows)]
                 rounds.append([self._time(*pair, batches) for pair in zip(modules, strategies, strict=True)])
-        times = list(zip(*rounds[1:], strict=True))
-        return {
-            "rows": [{"label": label, **statistics(own, times[0])} for label, own in zip(labels, times, strict=True)]
-        }
+        return {"rows": compared(labels, list(zip(*rounds[1:], strict=True)))}
 
     def _time(self, module: pl.LightningModule, strategy: Any, batches: Sequence[Split]) -> float:
         """Return the mean time of a step."""
@@ -111,10 +103,10 @@ class _Clock(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
         if index == _WARM_UP:
-            self.start = _now(pl_module.device)
+            self.start = now(pl_module.device)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.end = _now(pl_module.device)
+        self.end = now(pl_module.device)
 
 
 @contextmanager
@@ -127,12 +119,6 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     log.setLevel(level)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return perf_counter()
 
 
 @dataclass(frozen=True)

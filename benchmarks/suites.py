@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
@@ -13,6 +14,7 @@ from gradfree.benchmarks.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TAB
 from gradfree.benchmarks.layers import Layer, LayerTimings
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.phases import PhaseTimings
+from gradfree.benchmarks.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.scans import ScanTimings
 from gradfree.benchmarks.strategies import StrategyTimings
 from gradfree.benchmarks.tasks import (
@@ -27,26 +29,15 @@ from gradfree.benchmarks.tasks import (
     Task,
 )
 
-_PLAIN = Row("backprop", "backprop", {"plain": True})
-_BACKPROP = (_PLAIN, Row("backprop via chain", "backprop", {}))
-_BACKPROP_IN_DEPTH = (_PLAIN, Row("backprop via chain", "backprop", {"plain": False}))
-
-
-def _sweeps(engine: str, *iterations: int) -> tuple[Row, ...]:
-    return tuple(Row(f"{engine} k={k}", engine, {"iterations": k}) for k in iterations)
-
-
-def _highway(*iterations: int) -> tuple[Row, ...]:
-    return _sweeps("highway_bp", *iterations)
-
-
-_TRUNCATED = Row("truncated w=1", "truncated", {"window": 1})
-_DSF = (Row("dsf linspace", "dsf", {"feedback": "linspace"}), Row("dsf gate", "dsf", {"feedback": "gate"}))
+_BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
+_BACKPROP_IN_DEPTH = (BACKPROP, Row("backprop via chain", "backprop", {"plain": False}))
+_highway = partial(iterated, "highway_bp")
+_DSF = (DSF, DSF_GATE)
 _RECURRENT = (
     *_BACKPROP,
-    _TRUNCATED,
+    TRUNCATED,
     *_DSF,
-    *_sweeps("fixed_point", 1),
+    *iterated("fixed_point", 1),
     *_highway(0, 1, 2),
 )
 _SIZES = ((1, 4096, 64), (8, 1024, 64), (8, 1024, 256), (32, 256, 256))
@@ -58,7 +49,7 @@ _LAYERS = (
 )
 _LAYER_ROWS = (
     Row("backprop", "backprop", {}),
-    _TRUNCATED,
+    TRUNCATED,
     Row("dsf", "dsf", {}),
     *_highway(0, 2),
 )
@@ -72,9 +63,9 @@ _SCANS = (
     (256, 64, 512),
 )
 
-_SYNTHETIC = (_PLAIN, _TRUNCATED, *_DSF, *_highway(0, 2))
+_SYNTHETIC = (BACKPROP, TRUNCATED, *_DSF, *_highway(0, 2))
 _AS_STRATEGY = Row("backprop", "backprop", {})
-_SWEPT = _BACKPROP + _sweeps("fixed_point", 1, 2, 4)
+_SWEPT = _BACKPROP + iterated("fixed_point", 1, 2, 4)
 _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
 
@@ -113,9 +104,9 @@ SUITES: dict[str, Suite] = {
     "forward-only": FORWARD_ONLY,
     "lightning": (
         StrategyTimings(
-            DIGITS, (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], _TRUNCATED, *_sweeps("fixed_point", 2), *_highway(0, 2))
+            DIGITS, (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))
         ),
-        StrategyTimings(PYDOC_GRU, (_AS_STRATEGY, _TRUNCATED, *_DSF, *_highway(0, 2))),
+        StrategyTimings(PYDOC_GRU, (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
         StrategyTimings(
             ORTHOGONAL_DIGITS,
             (

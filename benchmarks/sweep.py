@@ -18,10 +18,12 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split
 from gradfree.benchmarks.folders import folder_task, is_folder
-from gradfree.benchmarks.forward_only import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.forward_only import CIFAR10, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.foton_depth import CIFAR100
 from gradfree.benchmarks.own import own_task
 from gradfree.benchmarks.part import Suite
 from gradfree.benchmarks.reference import Builder, is_reference
+from gradfree.benchmarks.rows import BACKPROP
 from gradfree.benchmarks.target import TimeToTarget
 from gradfree.benchmarks.tasks import (
     ADDING,
@@ -57,8 +59,6 @@ TASKS: dict[str, Task] = {
 }
 """What can be swept over by name."""
 
-BASELINE = Row("backprop", "backprop", {"plain": True})
-"""What engines are compared with."""
 
 _DTYPES = ("float32", "float64", "bfloat16")
 _DEPTHS = ("depth", "layers")
@@ -191,12 +191,12 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
         if problem:
             refused.setdefault(problem, []).append(label)
     reasons = "\n".join(f"{task.name} without {', '.join(labels)}: {problem}" for problem, labels in refused.items())
-    allowed = [r for r in rows if not problems[r.label] and r.options != BASELINE.options]
+    allowed = [r for r in rows if not problems[r.label] and r.options != BACKPROP.options]
     if not allowed:
         raise UsageError(f"{task.name}: no engine to compare with plain backprop.\n{reasons}".strip())
     if reasons:
         print(reasons, file=sys.stderr)
-    return (BASELINE, *allowed)
+    return (BACKPROP, *allowed)
 
 
 def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
@@ -214,7 +214,7 @@ def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
 
 def row(engine: str, options: Mapping[str, Any]) -> Row:
     """Return a row that is labelled by its engine and options."""
-    if engine == BASELINE.engine and not options:
+    if engine == BACKPROP.engine and not options:
         return Row(f"{engine} (default)", engine, options)
     return Row(
         _label(engine, {"k" if name == "iterations" else name: v for name, v in options.items()}), engine, options

@@ -1,7 +1,7 @@
-"""Trains with a running mean of gates, stopped and not, as one rank of two, in Lightning and in Fabric.
+"""Trains with a running mean of gates, stopped and not, in Lightning and in Fabric.
 
-Called as ``python resumed_ranks.py FOLDER`` with the environment of torchrun; writes to FOLDER/<rank>.pt, by framework,
-the weights at the end of the whole run and of the resumed one, and what the engine remembers behind each step of both.
+Writes, by framework, the weights at the end of the whole run and of the resumed one, and what the engine remembers
+behind each step of both.
 """
 
 import logging
@@ -13,8 +13,9 @@ from itertools import islice
 import lightning.fabric
 import lightning.pytorch as pl
 import torch
+from plain_modules import weights
+from rank_scripts import QUIET, Module, leave, loader, optimizer
 from torch import nn
-from two_ranks import Module, flat, leave, loader, optimizer
 
 import gradfree.lightning
 
@@ -40,15 +41,12 @@ def in_lightning(folder):
             precision="64-true",
             max_epochs=steps // STOP,
             limit_train_batches=STOP,
-            use_distributed_sampler=False,
             callbacks=[remembered],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             enable_checkpointing=False,
+            **QUIET,
         )
         trainer.fit(module, loader(2), ckpt_path=ckpt_path)
-        return trainer, flat(module), remembered.states
+        return trainer, weights(module), remembered.states
 
     stopped, *_ = fitted(STOP)
     stopped.save_checkpoint(f"{folder}/lightning.ckpt")
@@ -74,7 +72,7 @@ def in_fabric(folder):
             states.append(strategy.handles[0].state_dict())
         if save:
             fabric.save(save, {"model": wrapped, "optimizer": stepper})
-        return flat(module), states
+        return weights(module), states
 
     fitted(0, STOP, save=f"{folder}/fabric.ckpt")
     return fitted(0, STEPS), fitted(STOP, STEPS, load=f"{folder}/fabric.ckpt")

@@ -1,8 +1,4 @@
-"""Trains models sharded by FSDP2 with every engine, and as one process does, as one rank of as many as WORLD_SIZE says.
-
-Called as ``python sharded_ranks.py FOLDER`` with the environment of torchrun; writes what the last functions return to
-FOLDER/<rank>.pt.
-"""
+"""Trains models sharded by FSDP2 with every engine, and as one process does; writes what the last functions return."""
 
 import logging
 import os
@@ -14,10 +10,11 @@ import lightning.fabric
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from plain_modules import KINDS, Net, samples
+from rank_scripts import QUIET, SAMPLES, Module, create_net, leave, loader, optimizer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from two_ranks import SAMPLES, Module, Net, create_net, data, loader, optimizer
 
 import gradfree
 import gradfree.lightning
@@ -29,7 +26,6 @@ OPTIONS = {
     "highway_bp": {"iterations": 1},
     "pepita": {"mirror_every": 2},
 }
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 def create_engine(name):
@@ -37,7 +33,7 @@ def create_engine(name):
 
 
 def kinds(name):
-    return [kind for kind in ("layers", "blocks", "time") if create_engine(name).validate(Net(kind)).ok]
+    return [kind for kind in KINDS if create_engine(name).validate(Net(kind)).ok]
 
 
 def trained(model, batches):
@@ -63,7 +59,7 @@ def mine():
 def one_process(name, kind):
     model = create_net(kind)
     with create_engine(name).attach(model):
-        return trained(model, zip(*(x[: STEPS * SAMPLES].split(SAMPLES) for x in data().tensors), strict=True))
+        return trained(model, zip(*(x[: STEPS * SAMPLES].split(SAMPLES) for x in samples().tensors), strict=True))
 
 
 def attached_and_sharded(name, kind):
@@ -112,7 +108,6 @@ def trainer(name, **options):
         strategy=strategy(name, pl.strategies.ModelParallelStrategy),
         devices=dist.get_world_size(),
         accelerator="cpu",
-        use_distributed_sampler=False,
         **(QUIET | {"max_epochs": 1, "limit_train_batches": STEPS, "enable_checkpointing": False} | options),
     )
 
@@ -164,7 +159,7 @@ def all_runs():
 def sharded_block_by_block():
     """Return the weights after training with what leaves the blocks to autograd, and those of one process."""
     model = create_net("blocks")
-    for block in model.net.middle.blocks:
+    for block in model.net.middle:
         fully_shard(block, mesh=mesh())
     fully_shard(model, mesh=mesh())
     with gradfree.create_engine("backprop").attach(model):
@@ -183,8 +178,8 @@ class Cells(nn.Module):
 def refusals():
     """Return the messages where something inside a chain is sharded, before attaching and after."""
     makes = {
-        "a block": (lambda: create_net("blocks"), lambda model: model.net.middle.blocks[1]),
-        "a part of a block": (lambda: create_net("blocks"), lambda model: model.net.middle.blocks[2].branch),
+        "a block": (lambda: create_net("blocks"), lambda model: model.net.middle[1]),
+        "a part of a block": (lambda: create_net("blocks"), lambda model: model.net.middle[2].branch),
         "a cell": (lambda: Cells().double(), lambda model: model.middle.cell),
     }
     found = {}
@@ -252,4 +247,4 @@ if __name__ == "__main__":
         "remembered": remembered(sys.argv[1]),
     }
     torch.save(found, f"{sys.argv[1]}/{os.environ['RANK']}.pt")
-    dist.destroy_process_group()
+    leave()

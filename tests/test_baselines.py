@@ -1,12 +1,12 @@
 """DFA, FA, PEPITA and backpropagation with orthogonal weights: each against the same written down by hand."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from test_foton import dense
 from torch import nn
 
 import gradfree
@@ -17,14 +17,6 @@ from gradfree.testing.chains import assert_equal_gradients, gradients
 
 FEEDBACK = {"dfa": DFA(), "fa": FA(), "pepita": PEPITA(), "pepita, mirrored": PEPITA(mirror_every=1)}
 PEPITAS_SCALE = 0.05 * 2**0.5
-
-
-def dense(*widths, bend=None):
-    """Linear layers of ``widths``, with ``bend`` between them."""
-    layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
-    if bend is None:
-        return nn.Sequential(*layers)
-    return nn.Sequential(*[part for layer in layers[:-1] for part in (layer, bend())], layers[-1])
 
 
 def convolutions(pool=nn.AvgPool2d):
@@ -375,6 +367,7 @@ def test_gradients_are_linear_in_the_loss(engine, kind):
         assert_equal_gradients(found[scale], found[1.0], tolerance=1e-12)
 
 
+@pytest.mark.parametrize("engine", [*FEEDBACK.values(), FOTON()], ids=str)
 def test_a_short_batch_gets_the_mean_gradient_of_its_samples(engine):
     net, x, y = dense(8, 6, 3, bend=nn.Tanh), torch.randn(5, 8), torch.randint(3, (5,))
     with engine.attach(net):

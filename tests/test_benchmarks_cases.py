@@ -11,12 +11,13 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
 
 from gradfree.benchmarks.case import ADDED
 from gradfree.benchmarks.comparison import Comparison
-from gradfree.benchmarks.data import pydoc
+from gradfree.benchmarks.data import Split, pydoc
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import cases
 from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import Report
 from gradfree.benchmarks.suites import SUITES
+from gradfree.benchmarks.sweep import TASKS
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -174,6 +175,14 @@ def test_committed_reports_are_what_the_records_give_now(name):
     records = RecordFile(RESULTS / name / "records.jsonl").read()
     published = (RESULTS / name / "report.md").read_text(encoding="utf-8")
     assert Report.of(name, SUITES[name], records).markdown() == published
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "cifar100", "parity"])
+def test_a_task_scores_as_many_classes_as_its_model_tells_apart(name):
+    """Others would fail at the end of the training."""
+    classes = torch.arange(TASKS[name].options["num_classes"])
+    logits = torch.nn.functional.one_hot(classes).float()
+    assert TASKS[name].score.of(torch.nn.Identity(), Split(logits, classes)) == 100
 
 
 def test_what_is_held_out_of_pydoc_is_not_trained_on():

@@ -1,73 +1,16 @@
-"""Two gloo ranks stay in step to the last bit, and train as one process does on their joined batches."""
-
-import os
-import socket
-import subprocess
-import sys
+"""What an engine remembers on two gloo ranks that train by DDP."""
 
 import pytest
 import torch
+from rank_scripts import results_of_ranks
 
-import gradfree
-
-two_ranks = pytest.importorskip("two_ranks")
 resumed_ranks = pytest.importorskip("resumed_ranks")
 pytestmark = pytest.mark.slow
-
-RUNS = [
-    (engine, kind, run)
-    for engine in gradfree.list_engines()
-    for kind in two_ranks.kinds(engine)
-    for run in ("lightning_run", "fabric_run")
-]
-
-
-def results_of_ranks(folder, count, script=two_ranks.__file__):
-    """Return what each of ``count`` ranks of ``script`` has written."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "NODE_RANK": "0"}
-    command = [sys.executable, script, str(folder)]
-    environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-    started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for env in environments]
-    for process in started:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-    return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return results_of_ranks(tmp_path_factory.mktemp("two"), 2)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return results_of_ranks(tmp_path_factory.mktemp("one"), 1)[0]
-
-
-@pytest.mark.parametrize("run", RUNS, ids="-".join)
-def test_ranks_stay_equal_to_the_last_bit(ranks, run):
-    assert torch.equal(ranks[0][run], ranks[1][run])
-
-
-@pytest.mark.parametrize("run", RUNS, ids="-".join)
-def test_two_ranks_train_as_one_process_does(ranks, alone, run):
-    torch.testing.assert_close(ranks[0][run], alone[run], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("engine", gradfree.list_engines())
-def test_lightning_and_fabric_train_alike(alone, engine):
-    for kind in two_ranks.kinds(engine):
-        torch.testing.assert_close(
-            alone[engine, kind, "lightning_run"], alone[engine, kind, "fabric_run"], rtol=1e-5, atol=1e-5
-        )
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    return results_of_ranks(tmp_path_factory.mktemp("resumed"), 2, resumed_ranks.__file__)
+    return results_of_ranks(tmp_path_factory.mktemp("resumed"), resumed_ranks.__file__)
 
 
 def means_of(states):

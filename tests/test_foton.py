@@ -245,17 +245,6 @@ def test_dropout_masks_are_those_of_the_first_pass(way):
     torch.testing.assert_close(net[2].bias.grad, (masks[0] * masks[1].bool() * 2)[0])
 
 
-def test_a_short_batch_gets_the_mean_gradient_of_its_samples():
-    net, x, y = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(5, 8), torch.randint(4, (5,))
-    with FOTON().attach(net):
-        F.cross_entropy(net(x), y).backward()
-        together = {name: p.grad.clone() for name, p in net.named_parameters()}
-        net.zero_grad()
-        for sample, target in zip(x, y, strict=True):
-            (F.cross_entropy(net(sample[None]), target[None]) / 5).backward()
-    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, together)
-
-
 def test_a_sample_without_an_error_has_no_gradient():
     net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(2, 8)
     with FOTON().attach(net):

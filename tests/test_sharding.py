@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("torch.distributed.fsdp")
 import sharded_ranks
-from test_distributed import results_of_ranks
+from rank_scripts import results_of_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return results_of_ranks(tmp_path_factory.mktemp("sharded"), 2, sharded_ranks.__file__)
+    return results_of_ranks(tmp_path_factory.mktemp("sharded"), sharded_ranks.__file__)
 
 
 @pytest.mark.parametrize("run", RUNS, ids="-".join)
@@ -33,8 +33,8 @@ def test_two_ranks_train_a_sharded_model_as_one_process_does(ranks, run):
 @pytest.mark.parametrize(
     ("what", "path"),
     [
-        ("a block", "net.middle.blocks.1"),
-        ("a part of a block", "net.middle.blocks.2.branch"),
+        ("a block", "net.middle.1"),
+        ("a part of a block", "net.middle.2.branch"),
         ("a cell", "middle.cell"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import set_torch_threads
 
 from gradfree.cell_layer import CellLayer
 from gradfree.engine import Engine
@@ -151,14 +152,12 @@ def attached(engine: Engine, case: Case, dtype: torch.dtype = torch.float64) -> 
 @contextmanager
 def isolated() -> Iterator[None]:
     """Compute in float64, in one thread, from the same random numbers, and leave torch's settings as they were."""
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    dtype = torch.get_default_dtype()
     # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
-    torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):
+    with set_torch_threads(1), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float64)
         try:
             yield
         finally:
             torch.set_default_dtype(dtype)
-            torch.set_num_threads(threads)

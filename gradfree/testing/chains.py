@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from gradfree.models.gpt import AttentionSublayer, MLPSublayer
-from gradfree.models.resnet import PostActBlock, PreActBlock
+from gradfree.registry import create_model
 
 Gradients = Mapping[str, Tensor | None]
 
@@ -70,12 +70,25 @@ class Plain(nn.Module):
         return x + (branch if scale is None else scale * branch)
 
 
+def _block(model: str, path: str, **options: int) -> nn.Module:
+    """Return the block at ``path`` of a new registered model, with its layers' own initial weights.
+
+    The model's may be so small that next to nothing comes back through a branch.
+    """
+    block = create_model(model, **options).get_submodule(path)
+    for layer in block.modules():
+        getattr(layer, "reset_parameters", lambda: None)()
+    return block
+
+
+_GPT = partial(_block, "gpt", vocab_size=1, context=1, layers=1, width=6, heads=2)
+
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "plain": (Plain, (4, 6)),
-    "pre-activation ResNet": (lambda: PreActBlock(3, 2), (4, 3, 8, 8)),
-    "post-activation ResNet": (lambda: PostActBlock(3, 1), (4, 3, 4, 4)),
-    "pre-LN attention": (lambda: AttentionSublayer(6, 2, 0.0), (2, 5, 6)),
-    "pre-LN MLP": (lambda: MLPSublayer(6, 0.0), (2, 5, 6)),
+    "pre-activation ResNet": (partial(_block, "preact_resnet", "blocks.1", depth=8, width=3), (4, 3, 8, 8)),
+    "post-activation ResNet": (partial(_block, "postact_resnet", "blocks.0", depth=8, width=3), (4, 3, 4, 4)),
+    "pre-LN attention": (partial(_GPT, "sublayers.0"), (2, 5, 6)),
+    "pre-LN MLP": (partial(_GPT, "sublayers.1"), (2, 5, 6)),
     "post-LN": (lambda: PostLN(6), (2, 5, 6)),
     "post-LN, no scale": (lambda: PostLN(6, affine=False), (2, 5, 6)),
     "highway layers": (lambda: Gated(6), (4, 6)),

@@ -74,14 +74,14 @@ def fsdp(engine: Engine, case: Case) -> None:
 
 @feature("Lightning DDP, two ranks", slow=True)
 def lightning_ddp(engine: Engine, case: Case) -> None:
-    """Likewise, with ``Trainer(strategy=EngineDDPStrategy(engine), devices=2)``."""
-    _check_ranks(lightning_run, engine, case)
+    """Likewise, with ``Trainer(strategy=EngineDDPStrategy(engine), devices=2, accumulate_grad_batches=2)``."""
+    _check_ranks(lightning_run, engine, case, accumulate=2)
 
 
 @feature("Fabric DDP, two ranks", slow=True)
 def fabric_ddp(engine: Engine, case: Case) -> None:
-    """Likewise, in Fabric."""
-    _check_ranks(fabric_run, engine, case)
+    """Likewise, in Fabric, with ``no_backward_sync``."""
+    _check_ranks(fabric_run, engine, case, accumulate=2)
 
 
 def _check_fit(
@@ -92,7 +92,7 @@ def _check_fit(
     assert_equal_gradients(fit(engine, case, **options), train(engine, case, **plain), tolerance)
 
 
-def _check_ranks(run: Any, engine: Engine, case: Case) -> None:
+def _check_ranks(run: Any, engine: Engine, case: Case, accumulate: int = 1) -> None:
     first, second = on_two_ranks(run, engine, case)
     assert_equal_gradients(second, first, tolerance=0.0)
-    assert_equal_gradients(first, train(engine, case))
+    assert_equal_gradients(first, train(engine, case, accumulate=accumulate))

@@ -77,8 +77,8 @@ def fit_and_resume(engine: Engine, case: Case) -> Updates:
     return updates_of(second)
 
 
-def fabric(engine: Engine, case: Case, rank: int = 0, devices: int = 1) -> Updates:
-    """Return the updates of the weights by a loop in Fabric."""
+def fabric(engine: Engine, case: Case, rank: int = 0, devices: int = 1, accumulate: int = 1) -> Updates:
+    """Return the updates of the weights by a loop in Fabric, a step for every ``accumulate`` batches."""
     task = Task(case)
     base = SingleDeviceStrategy if devices == 1 else DDPStrategy
     strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])
@@ -86,10 +86,13 @@ def fabric(engine: Engine, case: Case, rank: int = 0, devices: int = 1) -> Updat
         runner = lightning.fabric.Fabric(accelerator="cpu", devices=devices, strategy=strategy)
         runner.launch()
         model, optimizer = runner.setup(Module(task), optimizer_of(task.model))
-        for x in _loader(task, rank, devices):
-            optimizer.zero_grad()
-            runner.backward(model.training_step(x, 0))
-            optimizer.step()
+        for number, x in enumerate(_loader(task, rank, devices), 1):
+            due = number % accumulate == 0
+            with runner.no_backward_sync(model, enabled=not due):
+                runner.backward(model.training_step(x, 0) / accumulate)
+            if due:
+                optimizer.step()
+                optimizer.zero_grad()
         strategy.teardown()
     return updates_of(task)
 

@@ -66,17 +66,17 @@ def _train(task: Task, model: nn.Module, rank: int) -> None:
 
 
 def lightning_run(engine: Engine, case: Case, rank: int) -> Updates:
-    """Train with Lightning's Trainer."""
+    """Train with Lightning's Trainer; of two batches the first one's gradients stay on their rank."""
     from gradfree.testing.lightning_runs import fit
 
-    return fit(engine, case, rank=rank, devices=RANKS)
+    return fit(engine, case, rank=rank, devices=RANKS, accumulate_grad_batches=2)
 
 
 def fabric_run(engine: Engine, case: Case, rank: int) -> Updates:
-    """Train with Fabric."""
+    """Train with Fabric, likewise."""
     from gradfree.testing.lightning_runs import fabric
 
-    return fabric(engine, case, rank=rank, devices=RANKS)
+    return fabric(engine, case, rank=rank, devices=RANKS, accumulate=2)
 
 
 @cache
