@@ -26,10 +26,10 @@ _FOLLOWERS = {"data.length": "options.context"}
 
 
 def trends(sections: Sequence[Section]) -> Iterator[TrendSection]:
-    """Yield a section for each setting that has several values, and on each device, in the most of ``sections``."""
-    summaries = [section for section in sections if isinstance(section, Summary)]
+    """Yield a section for each setting with several timed values, and on each device, in the most of ``sections``."""
+    timed = [s for s in sections if isinstance(s, Summary) and any(map(_is_timed, s.rows))]
     groups: defaultdict[tuple[str, Hashable], dict[int, Summary]] = defaultdict(dict)
-    for summary in summaries:
+    for summary in timed:
         settings = dict(_settings(summary.task))
         for axis, value in settings.items():
             if axis.startswith(_OF_A_STEP) and isinstance(value, int) and value > 0:
@@ -86,7 +86,7 @@ class TrendSection(Section):
         curves: defaultdict[str, dict[int, RowSummary]] = defaultdict(dict)
         for value, summary in self.summaries.items():
             for row in summary.rows:
-                if not isnan(row.time.median):
+                if _is_timed(row):
                     curves[row.label][value] = row
         return curves
 
@@ -98,8 +98,6 @@ class TrendSection(Section):
 
     def plots(self) -> Plots:
         """Return what draws time and memory."""
-        if not self._curves:
-            return {}
         where = f"{self._task.model}, {next(iter(self.summaries.values())).device}"
         return {
             f"{where}: time against {self.axis}": self._draw_times,
@@ -123,6 +121,10 @@ class TrendSection(Section):
         log_axis(axes, name)
         count_axis(axes, list(self.summaries), f"{self.axis} (count)")
         add_legend(axes)
+
+
+def _is_timed(row: RowSummary) -> bool:
+    return not isnan(row.time.median)
 
 
 def _cell(row: RowSummary) -> str:
