@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan, nan
 from statistics import median
 from time import perf_counter
@@ -24,6 +25,7 @@ from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.speed import statistics
 from gradfree.benchmarks.statistics import Spread
+from gradfree.layer_engine import OrthogonalEngine
 
 _ROUNDS = 9
 _STEPS = 16
@@ -233,8 +235,8 @@ class CostSection(Section):
         small, deepest = self.part.small, self.part.depths[-1]
         return (
             f"One step with plain SGD; medians and quartiles of {_ROUNDS} interleaved rounds of {_STEPS} steps, "
-            "retractions included. Passes: forward and backward, or what stands for it. Step: all three, as a "
-            "multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
+            f"retractions included. Passes: forward and backward, or what stands for it.{self._idle} Step: all three, "
+            "as a multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
             f"{small.width} and batch {small.batch}, less the weights' gradients, "
             f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
             f"{deepest} layers, which every engine leaves behind."
@@ -245,11 +247,29 @@ class CostSection(Section):
         phases = [f"{name} (ms)" for name in Phases._fields]
         yield ["engine", *phases, "step (×)", "quartiles", *(f"MiB at {depth}" for depth in self.part.depths)]
         for step, memory in zip(self.steps, self.memory, strict=True):
-            milliseconds = [f"{1e3 * phase:.1f}" for phase in step["phases"]]
+            milliseconds = [f"{1e3 * phase:.1f}".replace("nan", "–") for phase in self._phases(step)]
             ratio = Spread.recorded(step, "ratio")
             times = [f"{ratio.median:.2f}", f"{ratio.low:.2f}–{ratio.high:.2f}"]
             mebibytes = [f"{peak / _MIB:.1f}".replace("nan", "–") for peak in memory]
             yield [step["label"], *milliseconds, *times, *mebibytes]
+
+    @property
+    def _idle(self) -> str:
+        """Say what stands where nothing is retracted: in one process, each row's steps call the hooks of all."""
+        idle = [Phases(*step["phases"]).retraction for step in self.steps if step["label"] not in self._retracting]
+        if not idle:
+            return ""
+        return f" –: the engine retracts nothing; other rows' hooks, {1e3 * max(idle):.1f} ms at most, are in its step."
+
+    @cached_property
+    def _retracting(self) -> set[str]:
+        """The labels of engines that retract."""
+        return {row.label for row in self.part.rows if isinstance(row.create_engine(), OrthogonalEngine)}
+
+    def _phases(self, step: Mapping[str, Any]) -> Phases:
+        """Return the phases of a row; NaN for the retraction of an engine that has none."""
+        phases = Phases(*step["phases"])
+        return phases if step["label"] in self._retracting else phases._replace(retraction=nan)
 
     def verdicts(self) -> list[str]:
         """Return how each row's speed compares to the first's, in words."""
@@ -259,9 +279,9 @@ class CostSection(Section):
     def remarks(self) -> Iterator[str]:
         """Yield what part of a step retraction takes, and how memory grows with depth."""
         shares = [
-            f"{step['label']} {100 * Phases(*step['phases']).retraction / sum(step['phases']):.0f} %"
+            f"{step['label']} {100 * self._phases(step).retraction / sum(step['phases']):.0f} %"
             for step in self.steps
-            if Phases(*step["phases"]).retraction > 0.01 * sum(step["phases"])
+            if step["label"] in self._retracting
         ]
         if shares:
             yield f"Retraction's share of a step: {', '.join(shares)}."
@@ -288,7 +308,8 @@ class CostSection(Section):
         labels = [step["label"] for step in self.steps]
         start = [0.0] * len(labels)
         for n, name in enumerate(Phases._fields):
-            lengths = [1e3 * step["phases"][n] for step in self.steps]
+            phases = [self._phases(step)[n] for step in self.steps]
+            lengths = [0.0 if isnan(seconds) else 1e3 * seconds for seconds in phases]
             axes.barh(labels, lengths, left=start, label=name)
             start = [a + b for a, b in zip(start, lengths, strict=True)]
         axes.invert_yaxis()
@@ -310,7 +331,7 @@ class CostSection(Section):
             label, where = step["label"], str(self.part.timed)
             yield Fact.median(label, where, "step time", "s", Spread.recorded(step, "time"))
             yield Fact.median(label, where, "step time", f"× {baseline}", Spread.recorded(step, "ratio"))
-            for name, seconds in zip(Phases._fields, step["phases"], strict=True):
+            for name, seconds in zip(Phases._fields, self._phases(step), strict=True):
                 yield Fact(label, where, f"time of {name}", "s", seconds)
             for depth, peak in zip(self.part.depths, memory, strict=True):
                 where = str(replace(self.part.small, depth=depth))

@@ -1,6 +1,7 @@
 """Phases of a training step, and activation memory by depth."""
 
 from itertools import pairwise
+from math import isnan
 
 import pytest
 import torch
@@ -67,7 +68,11 @@ def test_activation_memory_grows_with_depth_unless_it_is_streamed():
 
 def fakes():
     step, *measured = PART.timing("cpu")
-    phases = {"backprop": [0.001, 0.002, 0.0], "foton": [0.002, 0.002, 0.001], "foton streaming": [0.003, 0.002, 0.0]}
+    phases = {
+        "backprop": [0.001, 0.0015, 0.0005],
+        "foton": [0.002, 0.002, 0.001],
+        "foton streaming": [0.003, 0.002, 0.0],
+    }
     rows = [
         {
             "label": label,
@@ -88,11 +93,13 @@ def test_the_section_shows_phases_and_memory():
     text = markdown(section)
     assert "| foton | 2.0 | 2.0 | 1.0 | 1.67 | 1.25–2.50 | 2.0 | 4.0 | 8.0 |" in text
     assert list(section.remarks()) == [
-        "Retraction's share of a step: foton 20 %.",
+        "Retraction's share of a step: foton 20 %, foton streaming 0 %.",
         "Activation memory at depth 16 as a multiple of that at depth 4: backprop 4.00, foton 4.00, "
         "foton streaming 1.00.",
     ]
     assert section.verdicts()[1] == "1.67× slower than backprop"
+    assert "| backprop | 1.0 | 1.5 | – | 1.00 |" in text
+    assert "–: the engine retracts nothing; other rows' hooks, 0.5 ms at most, are in its step." in section.legend
     phases = drawn(section, "cpu, 1 threads")
     assert [bar.get_width() for bar in phases.containers[2]] == pytest.approx([0, 1, 0])
     lines = {
@@ -102,6 +109,7 @@ def test_the_section_shows_phases_and_memory():
     facts = {(f.subject, f.setting, f.quantity, f.unit): f.value for f in section.facts()}
     assert facts["foton", "8 layers of 16, batch 512", "peak activation memory", "MiB"] == 4
     assert facts["foton", "3 layers of 16, batch 8", "time of retraction", "s"] == 0.001
+    assert isnan(facts["backprop", "3 layers of 16, batch 8", "time of retraction", "s"])
 
 
 def test_memory_that_was_not_measured_or_failed_is_left_open():
