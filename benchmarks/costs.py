@@ -18,7 +18,7 @@ from torch import nn
 from gradfree import create_model
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.drawing import add_legend, count_axis, log_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, log_axis, shades
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
@@ -298,28 +298,29 @@ class CostSection(Section):
     def plots(self) -> Plots:
         """Return what draws the phases of a step, and memory against depth."""
         return {
-            f"{self.part.timed}, {self.device}, {self.part.threads} threads": self._draw_phases,
+            f"{self.part.timed}, {self.device}, {self.part.threads} threads: where the time goes": self._draw_phases,
             f"width {self.part.small.width}, batch {self.part.small.batch}, {self.device}: memory against depth": (
                 self._draw_memory
             ),
         }
 
-    def _draw_phases(self, axes: Axes) -> None:
+    def _draw_phases(self, axes: Axes, styles: Styles) -> None:
         labels = [step["label"] for step in self.steps]
         start = [0.0] * len(labels)
-        for n, name in enumerate(Phases._fields):
+        for n, (name, color) in enumerate(zip(Phases._fields, shades(len(Phases._fields)), strict=True)):
             phases = [self._phases(step)[n] for step in self.steps]
             lengths = [0.0 if isnan(seconds) else 1e3 * seconds for seconds in phases]
-            axes.barh(labels, lengths, left=start, label=name)
+            axes.barh(labels, lengths, left=start, label=name, color=color, edgecolor="white")
             start = [a + b for a, b in zip(start, lengths, strict=True)]
         axes.invert_yaxis()
         axes.set_xlabel("time of a step (ms)")
         axes.set_ylabel("engine")
         add_legend(axes)
 
-    def _draw_memory(self, axes: Axes) -> None:
-        for n, (step, memory) in enumerate(self._measured()):
-            axes.plot(self.part.depths, [peak / _MIB for peak in memory], label=step["label"], **style(n))
+    def _draw_memory(self, axes: Axes, styles: Styles) -> None:
+        peaks = {step["label"]: [(peak / _MIB, nan, nan) for peak in memory] for step, memory in self._measured()}
+        lines = {label: dict(zip(self.part.depths, bars, strict=True)) for label, bars in peaks.items()}
+        draw_curves(axes, lines, styles)
         log_axis(axes, "peak activation memory (MiB)")
         count_axis(axes, self.part.depths, "hidden layers (count)")
         add_legend(axes)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.part import Part
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
@@ -160,7 +161,7 @@ class BesideSection(Section):
         """Return what draws our figures against the paper's."""
         return {f"{self.published.source}: ours against the paper's": self._draw} if self.published.figures else {}
 
-    def _draw(self, axes: Axes) -> None:
+    def _draw(self, axes: Axes, styles: Styles) -> None:
         figures = self.published.figures
         for column in self.published.columns:
             points = {

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradfree import create_model
 from gradfree.benchmarks.case import Case, Row
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
@@ -247,14 +248,14 @@ class RecurrentStepSection(Section):
         """Return what draws the time against k."""
         return {f"recurrent models, {self.device}: time of a step against k": self._draw}
 
-    def _draw(self, axes: Axes) -> None:
+    def _draw(self, axes: Axes, styles: Styles) -> None:
         for n, (net, times) in enumerate(self.times.items()):
-            for engine, style in (("highway_bp", "o-"), ("fixed_point", "s--")):
+            for engine, line in (("highway_bp", "o-"), ("fixed_point", "s--")):
                 swept = {
                     r.options["iterations"]: times[r.label] / times[LOOP] for r in self.part.rows if r.engine == engine
                 }
                 if swept:
-                    axes.plot(list(swept), list(swept.values()), style, color=f"C{n}", label=f"{net}, {engine}")
+                    axes.plot(list(swept), list(swept.values()), line, color=f"C{n}", label=f"{net}, {engine}")
             axes.axhline(times[FUSED] / times[LOOP], color=f"C{n}", linestyle=":", label=f"{net}, {FUSED}")
         axes.axhline(1.0, color="0.7", zorder=0)
         axes.set_xlabel("iterations k (count)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.drawing import add_legend, style
+from gradfree.benchmarks.drawing import Styles, add_legend, draw_level
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.row_summary import RowSummary
-from gradfree.benchmarks.section import Fact, Plots, Section
+from gradfree.benchmarks.section import Draw, Fact, Plots, Section
 from gradfree.benchmarks.statistics import Estimate, Spread, paired, pareto_front
 from gradfree.benchmarks.tasks import Task
 
@@ -140,20 +140,21 @@ class Summary(Section):
 
     def plots(self) -> Plots:
         """Return what draws the score against the step time, and the gradients' distance in angle against k."""
-        where, plots = f"{self.task.name}, {self.device}", dict[str, Callable[[Axes], None]]()
+        where, plots = f"{self.task.name}, {self.device}", dict[str, Draw]()
         if self.front:
             plots[f"{where}: {self.task.score.name} against step time"] = self._draw_scores
         if any(_is_inexact(row) for row in self.rows):
             plots[f"{where}: gradients against iterations"] = self._draw_cosines
         return plots
 
-    def _draw_scores(self, axes: Axes) -> None:
+    def _draw_scores(self, axes: Axes, styles: Styles) -> None:
         baseline, score = self.rows[0], self.task.score
         axes.axhspan(
             baseline.score.low, baseline.score.high, color="0.93", zorder=0, label=f"{baseline.label}'s interval"
         )
-        for i, (label, rows) in enumerate(_series(self.rows).items()):
-            _draw_points(axes, rows, label, i)
+        series = _series(self.rows)
+        for label, look in styles(series).items():
+            _draw_points(axes, series[label], label, look)
         front = [row.ratio.median for row in self.front], [row.score.mean for row in self.front]
         axes.step(*front, where="post", color="0.5", linestyle=":", zorder=1)
         axes.plot(*front, "o", markersize=13, markerfacecolor="none", markeredgecolor="0.5", label="Pareto front")
@@ -166,19 +167,19 @@ class Summary(Section):
             axes.set_ylim(max(low, 0), min(high, 100))
         add_legend(axes)
 
-    def _draw_cosines(self, axes: Axes) -> None:
+    def _draw_cosines(self, axes: Axes, styles: Styles) -> None:
         """Draw engines with iterations as lines, others as levels; what is exact has no place on a log axis."""
-        for i, (label, rows) in enumerate(_series(self.rows).items()):
-            inexact = [r for r in rows if _is_inexact(r)]
-            points = [(k, 1 - r.cosine) for r in inexact if (k := _iterations(r)) is not None]
+        series = _series([row for row in self.rows if _is_inexact(row)])
+        for label, look in styles(series).items():
+            points = [(k, 1 - r.cosine) for r in series[label] if (k := r.row.iterations) is not None]
             if points:
-                axes.plot(*zip(*points, strict=True), "-", label=label, **style(i))
-            elif inexact:
-                axes.axhline(1 - rows[0].cosine, linestyle="--", label=label, color=style(i)["color"])
+                axes.plot(*zip(*points, strict=True), label=label, **look)
+            else:
+                draw_level(axes, 1 - series[label][0].cosine, label, look)
         axes.set_yscale("log")
         axes.set_xlabel("iterations k (count)")
         axes.set_ylabel("1 − cosine of the gradient and the exact one")
-        axes.set_xticks(sorted({k for row in self.rows if (k := _iterations(row)) is not None}))
+        axes.set_xticks(sorted({k for row in self.rows if (k := row.row.iterations) is not None}))
         add_legend(axes)
 
     def facts(self) -> Iterator[Fact]:
@@ -232,14 +233,14 @@ def summarise(
     )
 
 
-def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, n: int) -> None:
+def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, look: Mapping[str, Any]) -> None:
     times, scores = [r.ratio.median for r in rows], [r.score.mean for r in rows]
     time_errors = np.abs(np.transpose([(r.ratio.low, r.ratio.high) for r in rows]) - times)
-    axes.plot(times, scores, color=style(n)["color"], alpha=0.3)
+    axes.plot(times, scores, color=look["color"], alpha=0.3)
     margins = [r.score.margin for r in rows]
-    axes.errorbar(times, scores, margins, time_errors, linestyle="", capsize=3, label=label, **style(n))
+    axes.errorbar(times, scores, margins, time_errors, linestyle="", capsize=3, label=label, **look)
     for r in rows:
-        if (k := _iterations(r)) is not None:
+        if (k := r.row.iterations) is not None:
             axes.annotate(
                 f"k={k}", (r.ratio.median, r.score.mean), (7, 5), textcoords="offset points", fontsize="small"
             )
@@ -249,18 +250,13 @@ def _series(rows: Sequence[RowSummary]) -> dict[str, list[RowSummary]]:
     """Return the rows that make one line, by its label: an engine at several k, or any other row by itself."""
     series: dict[str, list[RowSummary]] = {}
     for r in rows:
-        label = r.label if _iterations(r) is None else f"{r.row.engine} with k iterations"
-        series.setdefault(label, []).append(r)
+        series.setdefault(r.row.series, []).append(r)
     return series
 
 
 def _is_inexact(r: RowSummary) -> bool:
     """Return whether the row's gradient is another than the exact one by more than rounding; not if nobody knows."""
     return 1 - r.cosine >= _ROUNDING
-
-
-def _iterations(r: RowSummary) -> int | None:
-    return r.row.options.get("iterations")
 
 
 def _milliseconds(time: Spread) -> str:

@@ -5,7 +5,7 @@ from math import isnan
 
 import pytest
 import torch
-from report_records import drawn, failed, markdown
+from report_records import curves, drawn, failed, markdown
 from tiny_suite import fake
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -100,12 +100,9 @@ def test_the_section_shows_phases_and_memory():
     assert section.verdicts()[1] == "1.67× slower than backprop"
     assert "| backprop | 1.0 | 1.5 | – | 1.00 |" in text
     assert "–: the engine retracts nothing; other rows' hooks, 0.5 ms at most, are in its step." in section.legend
-    phases = drawn(section, "cpu, 1 threads")
+    phases = drawn(section, "cpu, 1 threads: where the time goes")
     assert [bar.get_width() for bar in phases.containers[2]] == pytest.approx([0, 1, 0])
-    lines = {
-        line.get_label(): line.get_xydata().tolist() for line in drawn(section, "memory against depth").get_lines()
-    }
-    assert lines["foton"] == [[4, 2], [8, 4], [16, 8]]
+    assert curves(drawn(section, "memory against depth"))["foton"] == [[4, 2], [8, 4], [16, 8]]
     facts = {(f.subject, f.setting, f.quantity, f.unit): f.value for f in section.facts()}
     assert facts["foton", "8 layers of 16, batch 512", "peak activation memory", "MiB"] == 4
     assert facts["foton", "3 layers of 16, batch 8", "time of retraction", "s"] == 0.001
@@ -119,4 +116,4 @@ def test_memory_that_was_not_measured_or_failed_is_left_open():
         section = PART.section(records, "cpu")
         assert "| foton streaming | 3.0 | 2.0 | 0.0 | 1.67 | 1.25–2.50 | – | – | – |" in markdown(section)
         assert "foton streaming" not in list(section.remarks())[-1]
-        assert len(drawn(section, "memory against depth").get_lines()) == 2
+        assert curves(drawn(section, "memory against depth")).keys() == {"backprop", "foton"}

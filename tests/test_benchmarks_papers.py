@@ -15,6 +15,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split
 from gradfree.benchmarks.depths import DepthSweep
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.highway_table6 import HIGHWAY_BP_TABLE6
 from gradfree.benchmarks.part import cases, sections
 from gradfree.benchmarks.published import Beside, Claim, Published
@@ -231,7 +232,7 @@ def test_an_order_within_the_spread_is_none():
 def test_a_papers_figures_are_drawn_against_ours():
     (draw,) = section(SCORES).plots().values()
     axes = Figure().subplots()
-    draw(axes)
+    draw(axes, Styles())
     points, equal = axes.get_lines()
     assert points.get_xydata().tolist() == [[91.5, 91.0]]
     assert equal.get_label() == "equal"

@@ -195,7 +195,8 @@ def test_the_gradients_plot_shows_how_the_angle_shrinks_with_k():
     (section,) = sections((part,), records)
     axes = drawn(section, "gradients against iterations")
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert lines == {"dsf gate": [[0, 0.5], [1, 0.5]], "highway_bp with k iterations": [[1, 0.25], [3, 0.125]]}
+    assert lines.pop("highway_bp with k iterations") == [[1, 0.25], [3, 0.125]]
+    assert {label: {y for _, y in points} for label, points in lines.items()} == {"dsf gate": {0.5}}
     assert axes.get_yscale() == "log"
 
 
