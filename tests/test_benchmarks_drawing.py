@@ -2,20 +2,34 @@
 
 import re
 from collections import defaultdict
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from tiny_suite import PLAIN
+from report_records import drawn, rounds, trained
+from tiny_suite import PLAIN, SUITE, fake, speed
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.drawing import Styles
+from gradfree.benchmarks.part import sections
 from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import Report
 from gradfree.benchmarks.suites import SUITES
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+WITHOUT_UNIT = {
+    "engine",
+    "strategy",
+    "row",
+    "cosine with the true gradient",
+    "1 − cosine of the gradient and the exact one",
+}
+SWEEPS = tuple(
+    Row(f"{engine} k={k}", engine, {"iterations": k}) for engine in ("highway_bp", "fixed_point") for k in (0, 1)
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +91,41 @@ def test_new_lines_do_not_share_a_color_with_those_that_come_back():
     later = styles(["new", "first 0", "newer", "first 3", "newest"])
     assert {label: later[label] for label in known} == known
     assert len({look["color"] for look in later.values()}) == 5
+
+
+@pytest.mark.slow
+def test_every_axis_has_a_name_and_its_unit(published):
+    for name, title, axes in published:
+        for label in (axes.get_xlabel(), axes.get_ylabel()):
+            assert re.search(r"\(.+\)", label) or label in WITHOUT_UNIT, (name, title, label)
+
+
+@pytest.mark.slow
+def test_no_legend_hides_what_is_drawn(published):
+    for name, title, axes in published:
+        if legend := axes.get_legend():
+            FigureCanvasAgg(axes.figure).draw()
+            assert not legend.get_window_extent().overlaps(axes.get_window_extent()), (name, title)
+
+
+@pytest.mark.slow
+def test_plots_of_a_report_differ_in_title(published):
+    titles = [(name, title) for name, title, _ in published]
+    assert len(set(titles)) == len(titles)
+
+
+def test_the_names_of_points_at_the_same_place_lie_apart():
+    """And tell by color whose they are: two engines, as fast and as good as each other at each k."""
+    part = replace(SUITE[0], rows=(PLAIN, *SWEEPS))
+    records = dict(r for row in part.rows for r in trained(row, [97], [90 + row.options.get("iterations", 0)], 0.5))
+    costs = {"rows": [rounds(row.label, 1.0 + row.options.get("iterations", 0), 1) for row in part.rows]}
+    (section,) = sections((part,), records | dict([fake(replace(speed(), rows=part.rows), costs)]))
+    axes = drawn(section, "accuracy against step time")
+    renderer = FigureCanvasAgg(axes.figure).get_renderer()
+    assert sorted(text.get_text() for text in axes.texts) == ["k=0", "k=0", "k=1", "k=1"]
+    for one, other in combinations(axes.texts, 2):
+        assert not one.get_window_extent(renderer).overlaps(other.get_window_extent(renderer))
+    assert len({text.get_color() for text in axes.texts}) == 2
 
 
 def test_engines_that_differ_in_more_than_k_are_lines_of_their_own():
