@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import nan
 
 from matplotlib.axes import Axes
 
 from gradfree.benchmarks.depths import DepthSection, DepthSweep, Point
-from gradfree.benchmarks.drawing import add_legend, count_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, draw_level, log_axis, score_axis
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots
+from gradfree.benchmarks.statistics import Bar
 
 _EVERY = "orthogonalize_every"
 
@@ -48,32 +50,26 @@ class CadenceSection(DepthSection):
             f"{where}: drift against cadence": self._draw_drift,
         }
 
-    def _draw_scores(self, axes: Axes) -> None:
-        for n, depth in enumerate(self.part.depths):
-            scores = [self.curves[label][n].score for label in self._cadences]
-            means, margins = [score.mean for score in scores], [score.margin for score in scores]
-            cadences, label = list(self._cadences.values()), f"{depth} hidden layers"
-            axes.errorbar(cadences, means, margins, linestyle="-", capsize=3, label=label, **style(n))
-            self._draw_levels(axes, n, lambda point: point.score.mean)
-        axes.set_ylabel(f"test {self.part.task.score.name} ({self.part.task.score.unit})")
-        self._finish(axes)
+    def _draw_scores(self, axes: Axes, styles: Styles) -> None:
+        self._draw(axes, styles, lambda point: point.score.bar)
+        score_axis(axes, "test", self.part.task.score)
 
-    def _draw_drift(self, axes: Axes) -> None:
-        for n, depth in enumerate(self.part.depths):
-            drifts = [self.curves[label][n].drift for label in self._cadences]
-            axes.plot(list(self._cadences.values()), drifts, label=f"{depth} hidden layers", **style(n))
-            self._draw_levels(axes, n, lambda point: point.drift)
-        axes.set_ylabel("largest ‖W Wᵀ − I‖ (spectral norm)")
-        axes.set_yscale("log")
-        self._finish(axes)
+    def _draw_drift(self, axes: Axes, styles: Styles) -> None:
+        self._draw(axes, styles, lambda point: (point.drift, nan, nan))
+        log_axis(axes, "largest ‖W Wᵀ − I‖ (spectral norm)")
 
-    def _draw_levels(self, axes: Axes, n: int, figure: Callable[[Point], float]) -> None:
-        """Draw the rows without a cadence, at the ``n``-th depth."""
-        for label in self.curves.keys() - self._cadences.keys():
-            name = f"{label}, {list(self.part.depths)[n]}"
-            axes.axhline(figure(self.curves[label][n]), linestyle="--", color=style(n)["color"], label=name)
-
-    def _finish(self, axes: Axes) -> None:
+    def _draw(self, axes: Axes, styles: Styles, figure: Callable[[Point], Bar]) -> None:
+        """Draw a line for each depth, and rows without a cadence as levels."""
+        names = [f"{depth} hidden layers" for depth in self.part.depths]
+        lines = {
+            name: {every: figure(self.curves[label][n]) for label, every in self._cadences.items()}
+            for n, name in enumerate(names)
+        }
+        draw_curves(axes, lines, styles)
+        for n, look in enumerate(styles(names).values()):
+            for label in self.curves.keys() - self._cadences.keys():
+                value, _, _ = figure(self.curves[label][n])
+                draw_level(axes, value, f"{label}, {names[n]}", look)
         count_axis(axes, list(self._cadences.values()), "optimizer steps between retractions (count)")
         add_legend(axes)
 

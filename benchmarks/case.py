@@ -34,6 +34,18 @@ class Row:
         """Return the engine."""
         return create_engine(self.engine, **self.options)
 
+    @property
+    def iterations(self) -> int | None:
+        """The engine's sweeps, if it is told."""
+        return self.options.get("iterations")
+
+    @property
+    def series(self) -> str:
+        """The label of the line in a plot that the row is a point of: an engine with several k, or itself alone."""
+        if self.iterations is None:
+            return self.label
+        return f"{self.label.replace(f' k={self.iterations}', '')} with k iterations"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case(ABC):

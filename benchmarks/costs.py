@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan, nan
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -17,13 +18,14 @@ from torch.utils.benchmark import set_torch_threads
 from gradfree import create_model
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.drawing import add_legend, count_axis, log_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, log_axis, shades
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.speed import Timing, compared, now
 from gradfree.benchmarks.statistics import Spread
+from gradfree.layer_engine import OrthogonalEngine
 
 _ROUNDS = 9
 _STEPS = 16
@@ -212,8 +214,8 @@ class CostSection(Section):
         small, deepest = self.part.small, self.part.depths[-1]
         return (
             f"One step with plain SGD; medians and quartiles of {_ROUNDS} interleaved rounds of {_STEPS} steps, "
-            "retractions included. Passes: forward and backward, or what stands for it. Step: all three, as a "
-            "multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
+            f"retractions included. Passes: forward and backward, or what stands for it.{self._idle} Step: all three, "
+            "as a multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
             f"{small.width} and batch {small.batch}, less the weights' gradients, "
             f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
             f"{deepest} layers, which every engine leaves behind."
@@ -224,11 +226,29 @@ class CostSection(Section):
         phases = [f"{name} (ms)" for name in Phases._fields]
         yield ["engine", *phases, "step (×)", "quartiles", *(f"MiB at {depth}" for depth in self.part.depths)]
         for step, memory in zip(self.steps, self.memory, strict=True):
-            milliseconds = [f"{1e3 * phase:.1f}" for phase in step["phases"]]
+            milliseconds = [f"{1e3 * phase:.1f}".replace("nan", "–") for phase in self._phases(step)]
             ratio = Spread.recorded(step, "ratio")
             times = [f"{ratio.median:.2f}", f"{ratio.low:.2f}–{ratio.high:.2f}"]
             mebibytes = [f"{peak / _MIB:.1f}".replace("nan", "–") for peak in memory]
             yield [step["label"], *milliseconds, *times, *mebibytes]
+
+    @property
+    def _idle(self) -> str:
+        """Say what stands where nothing is retracted: in one process, each row's steps call the hooks of all."""
+        idle = [Phases(*step["phases"]).retraction for step in self.steps if step["label"] not in self._retracting]
+        if not idle:
+            return ""
+        return f" –: the engine retracts nothing; other rows' hooks, {1e3 * max(idle):.1f} ms at most, are in its step."
+
+    @cached_property
+    def _retracting(self) -> set[str]:
+        """The labels of engines that retract."""
+        return {row.label for row in self.part.rows if isinstance(row.create_engine(), OrthogonalEngine)}
+
+    def _phases(self, step: Mapping[str, Any]) -> Phases:
+        """Return the phases of a row; NaN for the retraction of an engine that has none."""
+        phases = Phases(*step["phases"])
+        return phases if step["label"] in self._retracting else phases._replace(retraction=nan)
 
     def verdicts(self) -> list[str]:
         """Return how each row's speed compares to the first's, in words."""
@@ -238,9 +258,9 @@ class CostSection(Section):
     def remarks(self) -> Iterator[str]:
         """Yield what part of a step retraction takes, and how memory grows with depth."""
         shares = [
-            f"{step['label']} {100 * Phases(*step['phases']).retraction / sum(step['phases']):.0f} %"
+            f"{step['label']} {100 * self._phases(step).retraction / sum(step['phases']):.0f} %"
             for step in self.steps
-            if Phases(*step["phases"]).retraction > 0.01 * sum(step["phases"])
+            if step["label"] in self._retracting
         ]
         if shares:
             yield f"Retraction's share of a step: {', '.join(shares)}."
@@ -257,27 +277,29 @@ class CostSection(Section):
     def plots(self) -> Plots:
         """Return what draws the phases of a step, and memory against depth."""
         return {
-            f"{self.part.timed}, {self.device}, {self.part.threads} threads": self._draw_phases,
+            f"{self.part.timed}, {self.device}, {self.part.threads} threads: where the time goes": self._draw_phases,
             f"width {self.part.small.width}, batch {self.part.small.batch}, {self.device}: memory against depth": (
                 self._draw_memory
             ),
         }
 
-    def _draw_phases(self, axes: Axes) -> None:
+    def _draw_phases(self, axes: Axes, styles: Styles) -> None:
         labels = [step["label"] for step in self.steps]
         start = [0.0] * len(labels)
-        for n, name in enumerate(Phases._fields):
-            lengths = [1e3 * step["phases"][n] for step in self.steps]
-            axes.barh(labels, lengths, left=start, label=name)
+        for n, (name, color) in enumerate(zip(Phases._fields, shades(len(Phases._fields)), strict=True)):
+            phases = [self._phases(step)[n] for step in self.steps]
+            lengths = [0.0 if isnan(seconds) else 1e3 * seconds for seconds in phases]
+            axes.barh(labels, lengths, left=start, label=name, color=color, edgecolor="white")
             start = [a + b for a, b in zip(start, lengths, strict=True)]
         axes.invert_yaxis()
         axes.set_xlabel("time of a step (ms)")
         axes.set_ylabel("engine")
         add_legend(axes)
 
-    def _draw_memory(self, axes: Axes) -> None:
-        for n, (step, memory) in enumerate(self._measured()):
-            axes.plot(self.part.depths, [peak / _MIB for peak in memory], label=step["label"], **style(n))
+    def _draw_memory(self, axes: Axes, styles: Styles) -> None:
+        peaks = {step["label"]: [(peak / _MIB, nan, nan) for peak in memory] for step, memory in self._measured()}
+        lines = {label: dict(zip(self.part.depths, bars, strict=True)) for label, bars in peaks.items()}
+        draw_curves(axes, lines, styles)
         log_axis(axes, "peak activation memory (MiB)")
         count_axis(axes, self.part.depths, "hidden layers (count)")
         add_legend(axes)
@@ -289,7 +311,7 @@ class CostSection(Section):
             label, where = step["label"], str(self.part.timed)
             yield Fact.median(label, where, "step time", "s", Spread.recorded(step, "time"))
             yield Fact.median(label, where, "step time", f"× {baseline}", Spread.recorded(step, "ratio"))
-            for name, seconds in zip(Phases._fields, step["phases"], strict=True):
+            for name, seconds in zip(Phases._fields, self._phases(step), strict=True):
                 yield Fact(label, where, f"time of {name}", "s", seconds)
             for depth, peak in zip(self.part.depths, memory, strict=True):
                 where = str(replace(self.part.small, depth=depth))

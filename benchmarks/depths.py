@@ -10,14 +10,13 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.comparison import Comparison
-from gradfree.benchmarks.drawing import add_legend, count_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, draw_rows, score_axis
 from gradfree.benchmarks.failures import error_of
 from gradfree.benchmarks.layerwise import LayerwiseTraining
 from gradfree.benchmarks.part import Part, outcomes
@@ -26,6 +25,9 @@ from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.statistics import Estimate, paired
 from gradfree.benchmarks.stored import Stored
 from gradfree.benchmarks.tasks import Task
+
+_MARKS = 10
+"""On a line of many points, at most."""
 
 
 class _Layerwise(Comparison):
@@ -267,36 +269,48 @@ class DepthSection(Section):
         """Return what draws the score against the depth, and the alignment layer by layer of the deepest network."""
         activation = self.part.task.options.get("activation", "tanh")
         where = f"{self.part.task.name} ({activation}), {self.device}"
+        score, (first, *more) = self.part.task.score.name, self.part.depths
+        scores: Plots = (
+            {f"{where}: {score} against depth": self._draw_scores}
+            if more
+            else {f"{where}: {score} with {first} hidden layers": self._draw_scores_of_one}
+        )
         return {
-            f"{where}: {self.part.task.score.name} against depth": self._draw_scores,
+            **scores,
             f"{where}: gradients layer by layer": self._draw_alignment,
         }
 
-    def _draw_scores(self, axes: Axes) -> None:
-        for n, (label, points) in enumerate(self.curves.items()):
-            means, margins = [p.score.mean for p in points], [p.score.margin for p in points]
-            axes.errorbar(list(self.part.depths), means, margins, linestyle="-", capsize=3, label=label, **style(n))
-        score = self.part.task.score
+    def _draw_scores(self, axes: Axes, styles: Styles) -> None:
+        scores = {label: [point.score.bar for point in points] for label, points in self.curves.items()}
+        lines = {label: dict(zip(self.part.depths, bars, strict=True)) for label, bars in scores.items()}
+        draw_curves(axes, lines, styles)
+        score_axis(axes, "test", self.part.task.score)
         count_axis(axes, list(self.part.depths), "hidden layers (count)")
-        axes.set_ylabel(f"test {score.name} ({score.unit})")
         add_legend(axes)
 
-    def _draw_alignment(self, axes: Axes) -> None:
+    def _draw_scores_of_one(self, axes: Axes, styles: Styles) -> None:
+        draw_rows(axes, {label: point.score.bar for label, (point,) in self.curves.items()}, "engine", styles)
+        score_axis(axes, "test", self.part.task.score)
+
+    def _draw_alignment(self, axes: Axes, styles: Styles) -> None:
         """Draw the first engine that is not exact over the training, of the others the end alone."""
         deepest = {label: points[-1] for label, points in self.curves.items()}
         inexact = {label: point for label, point in deepest.items() if point.cosine < 1 - 1e-3}
         followed = next(iter(inexact), None)
-        for n, (label, point) in enumerate(deepest.items()):
-            if label == followed:
-                for color, (step, layers) in zip(_shades(len(point.alignment)), point.alignment.items(), strict=True):
-                    axes.plot(range(1, len(layers) + 1), layers, color=color, label=f"{label}, step {step}")
-            elif label in inexact:
-                *_, layers = point.alignment.values()
-                axes.plot(range(1, len(layers) + 1), layers, "--", color=style(n)["color"], label=f"{label}, last step")
+        looks = styles(inexact)
+        for label, point in inexact.items():
+            *earlier, (last, cosines) = point.alignment.items()
+            layers, color = range(1, len(cosines) + 1), looks[label]["color"]
+            for n, (step, before) in enumerate(earlier if label == followed else (), 1):
+                axes.plot(
+                    layers, before, color=color, alpha=(n + 1) / (len(earlier) + 2), label=f"{label}, step {step}"
+                )
+            every = -(-len(cosines) // _MARKS)
+            axes.plot(layers, cosines, **looks[label], markevery=every, label=f"{label}, step {last}")
         axes.set_xlabel(f"layer, of {list(self.part.depths)[-1]} hidden ones and the output (number)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("cosine with the true gradient")
-        axes.set_ylim(-0.3, 1.05)
+        axes.set_ylim(min(-0.3, axes.get_ylim()[0]), 1.05)
         axes.axhline(0.0, color="0.7", zorder=0)
         add_legend(axes)
 
@@ -318,7 +332,3 @@ class DepthSection(Section):
             quantity = f"test {score.name}, difference to {self._reference(row).label}"
             for depth, difference in self._differences(row).items():
                 yield Fact.mean(row.label, f"{depth} hidden layers", quantity, score.unit, difference)
-
-
-def _shades(count: int) -> list[Any]:
-    return [colormaps["viridis"](n / max(1, count - 1)) for n in range(count)]

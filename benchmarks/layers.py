@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import nan
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,13 +16,13 @@ from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.drawing import add_legend, count_axis, ratio_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, ratio_axis
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, outcomes
 from gradfree.benchmarks.records import Record
-from gradfree.benchmarks.section import Fact, Plots, Section
+from gradfree.benchmarks.section import Draw, Fact, Plots, Section
 from gradfree.benchmarks.speed import Timing, compared, interleaved
-from gradfree.benchmarks.statistics import Spread
+from gradfree.benchmarks.statistics import Bar, Spread
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _CELLS: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRUCell, "LSTM": nn.LSTMCell, "RNN": nn.RNNCell}
@@ -204,7 +205,7 @@ class LayerSection(Section):
 
     def plots(self) -> Plots:
         """Return what draws time and memory against steps, batch and units, where several were run."""
-        plots: dict[str, Callable[[Axes], None]] = {}
+        plots: dict[str, Draw] = {}
         for size, name in _SIZES.items():
             if swept := _swept(list(self._timed), size):
                 others = ", ".join(f"{getattr(swept[0], other)} {_SIZES[other]}" for other in _SIZES if other != size)
@@ -213,24 +214,27 @@ class LayerSection(Section):
                 plots[f"{where}: memory against {name}"] = partial(self._draw_memory, swept=swept, size=size)
         return plots
 
-    def _draw_times(self, axes: Axes, swept: Sequence[Layer], size: str) -> None:
-        for n, label in enumerate(self._labels):
-            points = [(getattr(a, size), self._timed[a][label].ratio) for a in swept if label in self._timed[a]]
-            if points:
-                counts, ratios = zip(*points, strict=True)
-                errors = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
-                medians = [r.median for r in ratios]
-                axes.errorbar(counts, medians, errors, linestyle="-", capsize=3, label=label, **style(n))
-        self._finish(axes, swept, size, "time")
+    def _draw_times(self, axes: Axes, styles: Styles, swept: Sequence[Layer], size: str) -> None:
+        self._draw(axes, styles, swept, size, lambda timed: timed.ratio.bar, "time")
 
-    def _draw_memory(self, axes: Axes, swept: Sequence[Layer], size: str) -> None:
-        for n, label in enumerate(self._labels):
-            points = [(getattr(a, size), self._timed[a][label].memory) for a in swept if label in self._timed[a]]
-            if points:
-                axes.plot(*zip(*points, strict=True), "-", label=label, **style(n))
-        self._finish(axes, swept, size, "peak memory")
+    def _draw_memory(self, axes: Axes, styles: Styles, swept: Sequence[Layer], size: str) -> None:
+        self._draw(axes, styles, swept, size, lambda timed: (timed.memory, nan, nan), "peak memory")
 
-    def _finish(self, axes: Axes, swept: Sequence[Layer], size: str, what: str) -> None:
+    def _draw(
+        self,
+        axes: Axes,
+        styles: Styles,
+        swept: Sequence[Layer],
+        size: str,
+        figure: Callable[[_Timed], Bar],
+        what: str,
+    ) -> None:
+        known = {layer: self._timed[layer] for layer in swept}
+        lines = {
+            label: {getattr(layer, size): figure(timed[label]) for layer, timed in known.items() if label in timed}
+            for label in self._labels
+        }
+        draw_curves(axes, {label: line for label, line in lines.items() if line}, styles)
         count_axis(axes, [getattr(layer, size) for layer in swept], f"{_SIZES[size]} (count)")
         ratio_axis(axes, f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)")
         add_legend(axes)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from matplotlib.axes import Axes
 
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.plot import svg
 from gradfree.benchmarks.report import Report, is_prose
+from gradfree.benchmarks.section import Draw
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -25,11 +26,11 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template(_TEMPLATE.name)
-    return template.render(report=report, picture=_picture, kind=_kind)
+    return template.render(report=report, picture=partial(_picture, styles=Styles()), kind=_kind)
 
 
-def _picture(title: str, draw: Callable[[Axes], None]) -> str:
-    return b64encode(svg(title, draw)).decode()
+def _picture(title: str, draw: Draw, styles: Styles) -> str:
+    return b64encode(svg(title, draw, styles)).decode()
 
 
 def _kind(cell: str, is_label: bool) -> str:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.drawing import add_legend
+from gradfree.benchmarks.drawing import Styles, add_legend, shades
 from gradfree.benchmarks.layers import Layer, LayerCase, Pass
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
@@ -200,14 +200,15 @@ class PhaseSection(Section):
             for label in (labels[0], labels[-1])
         }
 
-    def _draw(self, axes: Axes, label: str) -> None:
+    def _draw(self, axes: Axes, styles: Styles, label: str) -> None:
         """Draw stacked bars."""
         shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
         layers, start = list(map(str, self.results)), [0.0] * len(shares)
-        for n, phase in enumerate((*PHASES, _REST)):
+        phases = (*PHASES, _REST)
+        for phase, color in zip(phases, shades(len(phases)), strict=True):
             lengths = [share[phase] for share in shares]
             if any(lengths):
-                axes.barh(layers, lengths, left=start, label=phase, color=f"C{n}")
+                axes.barh(layers, lengths, left=start, label=phase, color=color, edgecolor="white")
             start = [low + length for low, length in zip(start, lengths, strict=True)]
         axes.invert_yaxis()
         axes.set_ylabel("layer (sequences, steps, units)")

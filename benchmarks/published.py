@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import isnan, nan
 
 from matplotlib.axes import Axes
 
 from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.drawing import Styles, add_legend
 from gradfree.benchmarks.part import Part
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
 from gradfree.benchmarks.statistics import Estimate, paired
 from gradfree.benchmarks.verdict import signed
+
+_INK = "0.2"
+"""Of figures that are no engine's line."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Published:
         figures: the paper's, by row and column; what is left out is not known.
         claims: what the paper says in words alone.
         differs: in what our settings are not the paper's.
+        quantity: what the columns' figures are, where their names do not say so.
     """
 
     source: str
@@ -51,6 +57,7 @@ class Published:
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     differs: tuple[str, ...] = ()
+    quantity: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,7 @@ class BesideSection(Section):
 
     def cells(self) -> Iterator[list[str]]:
         """Yield the table's head and its rows."""
-        figures = self.published.figures
-        known = [column for column in self.published.columns if any(column in row for row in figures.values())]
+        known = self._known
         corner, *_ = next(self.section.cells())
         yield [
             corner,
@@ -130,8 +136,17 @@ class BesideSection(Section):
             for column in self.published.columns:
                 row.append(cells.get(column, "–"))
                 if column in known:
-                    row.append(f"{figures[label][column]:g}" if column in figures.get(label, {}) else "–")
+                    known_here = self._is_known(label, column)
+                    row.append(f"{self.published.figures[label][column]:g}" if known_here else "–")
             yield row
+
+    @property
+    def _known(self) -> list[str]:
+        """The columns that the paper has a figure of for one of our rows."""
+        return [c for c in self.published.columns if any(self._is_known(row, c) for row in self._ours)]
+
+    def _is_known(self, row: str, column: str) -> bool:
+        return column in self.published.figures.get(row, {})
 
     def remarks(self) -> Iterator[str]:
         """Yield whether what the paper says holds here, and in what the settings differ."""
@@ -151,23 +166,22 @@ class BesideSection(Section):
 
     def plots(self) -> Plots:
         """Return what draws our figures against the paper's."""
-        return {f"{self.published.source}: ours against the paper's": self._draw} if self.published.figures else {}
+        return {f"{self.published.source}: {c}": partial(self._draw, column=c) for c in self._known}
 
-    def _draw(self, axes: Axes) -> None:
-        figures = self.published.figures
-        for column in self.published.columns:
-            points = {
-                row: (figures[row][column], _number(cells[column]))
-                for row, cells in self._ours.items()
-                if column in figures.get(row, {}) and column in cells
-            }
-            if points:
-                axes.plot(*zip(*points.values(), strict=True), "o", label=column)
-        low, high = axes.get_xlim()
-        axes.plot([low, high], [low, high], color="0.7", zorder=0, label="equal")
-        axes.set_xlabel("the paper's")
-        axes.set_ylabel("ours")
-        axes.legend(fontsize="small")
+    def _draw(self, axes: Axes, styles: Styles, column: str) -> None:
+        """Draw both figures of each row that the paper has, side by side."""
+        cells, scores = self._ours, self.section.scores(column)
+        rows = [row for row in cells if self._is_known(row, column)]
+        theirs = [self.published.figures[row][column] for row in rows]
+        ours = [_number(cells[row].get(column, "–")) for row in rows]
+        margins = [Estimate.of(list(scores.get(row, {}).values())).margin for row in rows]
+        axes.hlines(rows, theirs, ours, color="0.8", zorder=0)
+        axes.plot(theirs, rows, "o", color=_INK, markersize=9, fillstyle="none", label="the paper's")
+        axes.errorbar(ours, rows, xerr=margins, fmt="o", color=_INK, markersize=5, capsize=3, label="ours")
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{self.published.quantity} {column}".strip())
+        axes.set_ylabel(next(self.section.cells())[0])
+        add_legend(axes)
 
 
 def _order(difference: Estimate) -> str:

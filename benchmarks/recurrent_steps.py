@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +15,12 @@ from torch.utils.benchmark import set_torch_threads
 
 from gradfree import create_model
 from gradfree.benchmarks.case import Row
+from gradfree.benchmarks.drawing import Styles, add_legend, draw_curves, draw_level, iterations_axis, log_axis
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
 from gradfree.benchmarks.speed import Timing, compared, interleaved
+from gradfree.benchmarks.statistics import Bar, Spread
 from gradfree.benchmarks.tasks import cross_entropy
 
 FUSED = "fused layer"
@@ -60,6 +64,13 @@ class RecurrentModel:
     def targets(self) -> Tensor:
         """Return random targets."""
         return torch.randint(self.classes, (self.batch, *(self.example if self._tokens else ())))
+
+    @property
+    def size(self) -> str:
+        """The examples and the options, for people."""
+        shape = " × ".join(map(str, self.example))
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        return f"{self.batch} examples of {shape}, {options}"
 
     @property
     def _tokens(self) -> bool:
@@ -198,7 +209,7 @@ class RecurrentStepSection(Section):
     @property
     def legend(self) -> str:
         """Say what the figures and sizes are."""
-        sizes = "; ".join(f"{n.label}: {n.batch} examples {n.example}, {dict(n.options)}" for n in self.part.nets)
+        sizes = "; ".join(f"{net.label}: {net.size}" for net in self.part.nets)
         return (
             f"Whole step with Adam, median of interleaved rounds; × faster: than the {LOOP} over torch's cell. "
             f"{FUSED}: torch's own module, cuDNN's or oneDNN's kernel where there is one; {COMPILED}: the loop over a "
@@ -233,19 +244,25 @@ class RecurrentStepSection(Section):
                 yield f"{net}, {label} did not run: {error}."
 
     def plots(self) -> Plots:
-        """Return what draws the time against k."""
-        return {f"recurrent models, {self.device}: time of a step against k": self._draw}
+        """Return what draws each model's times against k, where there are several."""
+        if len({row.iterations for row in self.part.rows} - {None}) < 2:
+            return {}
+        return {
+            f"{net}, {self.device}, {self.part.threads} threads: time of a step against k": partial(self._draw, net=net)
+            for net in self.results
+        }
 
-    def _draw(self, axes: Axes) -> None:
-        for n, (net, times) in enumerate(self.times.items()):
-            for engine, style in (("highway_bp", "o-"), ("fixed_point", "s--")):
-                swept = {
-                    r.options["iterations"]: times[r.label] / times[LOOP] for r in self.part.rows if r.engine == engine
-                }
-                if swept:
-                    axes.plot(list(swept), list(swept.values()), style, color=f"C{n}", label=f"{net}, {engine}")
-            axes.axhline(times[FUSED] / times[LOOP], color=f"C{n}", linestyle=":", label=f"{net}, {FUSED}")
-        axes.axhline(1.0, color="0.7", zorder=0)
-        axes.set_xlabel("iterations k (count)")
-        axes.set_ylabel(f"time of a step, as a multiple of the {LOOP}'s (×)")
-        axes.legend(fontsize="x-small")
+    def _draw(self, axes: Axes, styles: Styles, net: str) -> None:
+        """Draw engines with iterations as lines, all else as levels."""
+        bars = {row["label"]: (1e3 * Spread.recorded(row, "time")).bar for row in self.results[net]["rows"]}
+        lines: defaultdict[str, dict[int, Bar]] = defaultdict(dict)
+        for row in self.part.rows:
+            if row.iterations is not None and row.label in bars:
+                lines[row.series][row.iterations] = bars.pop(row.label)
+        looks = styles((*bars, *lines))
+        draw_curves(axes, lines, styles)
+        for label, (time, _, _) in bars.items():
+            draw_level(axes, time, label, looks[label])
+        iterations_axis(axes, [k for line in lines.values() for k in line])
+        log_axis(axes, "time of a step (ms)")
+        add_legend(axes)

@@ -14,7 +14,7 @@ from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case
-from gradfree.benchmarks.drawing import add_legend, ratio_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, draw_curves, ratio_axis
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.scan_methods import ANY_FACTORS, CONSTANT_FACTORS
@@ -168,11 +168,11 @@ class ScanSection(Section):
             if (swept := sorted((a for a in self.results if a.constant == constant), key=_elements))
         }
 
-    def _draw(self, axes: Axes, swept: Sequence[Operands]) -> None:
-        for n, label in enumerate(list(CONSTANT_FACTORS)[1:]):
-            ratios = {a: r["ratio"] for a in swept for r in self.results[a] if r["label"] == label}
-            if ratios:
-                axes.plot([swept.index(a) for a in ratios], list(ratios.values()), "-", label=label, **style(n))
+    def _draw(self, axes: Axes, styles: Styles, swept: Sequence[Operands]) -> None:
+        _, *labels = CONSTANT_FACTORS
+        ratios = [{r["label"]: Spread.recorded(r, "ratio").bar for r in self.results[a]} for a in swept]
+        lines = {label: {n: known[label] for n, known in enumerate(ratios) if label in known} for label in labels}
+        draw_curves(axes, {label: line for label, line in lines.items() if line}, styles)
         axes.axhline(_TARGET, color="0.7", linestyle=":", zorder=0, label=f"{_TARGET:.0f} copies")
         axes.set_xticks(range(len(swept)), [a.size for a in swept], rotation=20, ha="right", fontsize="small")
         axes.set_xlabel("size (steps, sequences, units), by number of elements")

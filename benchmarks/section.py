@@ -9,9 +9,13 @@ from typing import ClassVar, NamedTuple
 
 from matplotlib.axes import Axes
 
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.statistics import Estimate, Spread
 
-Plots = Mapping[str, Callable[[Axes], None]]
+Draw = Callable[[Axes, Styles], None]
+"""Draws a plot, in the styles of its report."""
+
+Plots = Mapping[str, Draw]
 """What draws each plot, by the plot's title."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def devices_in(names: str) -> tuple[str, ...]:
 def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
     listed = list(plan.cases(known := file.read()))
     if manner.listing:
-        print("\n".join(_state(case, known) for case in listed))
+        print("\n".join(_states(listed, known)))
         return
     if known and not manner.resume:
         raise UsageError(f"{file.path.parent} has {len(known)} records; name another --out, or leave out --no-resume.")
@@ -117,7 +117,7 @@ def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
         print(f"{skipped} of {len(listed)} cases are in {file.path} already: skipped.")
     if manner.dry:
         print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
-        print("\n".join(_state(case, known) for case in listed if case is None or case.id not in finished))
+        print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
         return
     make_folder(file.path.parent)
     try:
@@ -138,10 +138,16 @@ def _executor(manner: Manner) -> Executor:
     return RayWorkers()
 
 
-def _state(case: Case | None, records: Mapping[str, Record]) -> str:
+def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield the list: a line a case, and how many are not settled yet."""
+    settled = [case for case in cases if case is not None]
+    yield from (_state(case, records) for case in settled)
+    if waiting := len(cases) - len(settled):
+        yield f"waiting  {waiting} more, for a learning rate to be chosen"
+
+
+def _state(case: Case, records: Mapping[str, Record]) -> str:
     """Return a case's line of the list."""
-    if case is None:
-        return "waiting  a training run whose learning rate is yet to be chosen"
     if case.id not in records:
         return f"missing  {case.id}"
     return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"

@@ -10,6 +10,9 @@ from typing import Any
 
 from scipy import stats
 
+Bar = tuple[float, float, float]
+"""A value and the ends of its interval, as plots show them; NaN for an interval that is not known."""
+
 _CONFIDENCE = 0.95
 
 
@@ -48,6 +51,11 @@ class Estimate:
         """The interval's upper end."""
         return self.mean + self.margin
 
+    @property
+    def bar(self) -> Bar:
+        """The mean with the ends of its interval."""
+        return self.mean, self.low, self.high
+
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.margin:.2f}"
 
@@ -74,6 +82,15 @@ class Spread:
     def relative(self) -> float:
         """The farther quartile's distance, as a share of the median."""
         return max(self.high - self.median, self.median - self.low) / self.median
+
+    @property
+    def bar(self) -> Bar:
+        """The median with its quartiles."""
+        return self.median, self.low, self.high
+
+    def __rmul__(self, factor: float) -> Spread:
+        """Return the same in another unit."""
+        return Spread(factor * self.median, factor * self.low, factor * self.high)
 
     def __truediv__(self, other: Spread) -> Spread:
         """Return the ratio to what was timed elsewhere, between the farthest quartiles."""

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.data import Split
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
@@ -184,10 +185,12 @@ class StrategySection(Section):
         """Return what draws the medians with their quartiles."""
         return {f"Trainer(strategy=...), {self.task.name}, {self.device}": self._draw_ratios}
 
-    def _draw_ratios(self, axes: Axes) -> None:
+    def _draw_ratios(self, axes: Axes, styles: Styles) -> None:
         ratios = [Spread.recorded(row, "ratio") for row in self.results]
         spread = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
-        axes.barh([row["label"] for row in self.results], [r.median for r in ratios], xerr=spread, capsize=3)
+        looks = styles([row["label"] for row in self.results])
+        colors = [look["color"] for look in looks.values()]
+        axes.barh(list(looks), [r.median for r in ratios], xerr=spread, capsize=3, color=colors)
         axes.axvline(1.0, color="0.7", zorder=0)
         axes.invert_yaxis()
         axes.set_xlabel(f'time of a step, as a multiple of "{_AUTO}"\'s (×)')

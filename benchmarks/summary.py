@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from math import isnan
+from itertools import chain, cycle
+from math import isnan, nan
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.patheffects import withStroke
 
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.drawing import add_legend, style
+from gradfree.benchmarks.drawing import (
+    Styles,
+    add_legend,
+    draw_level,
+    draw_rows,
+    iterations_axis,
+    log_axis,
+    score_axis,
+)
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.row_summary import RowSummary
-from gradfree.benchmarks.section import Fact, Plots, Section
+from gradfree.benchmarks.section import Draw, Fact, Plots, Section
 from gradfree.benchmarks.statistics import Estimate, Spread, paired, pareto_front
 from gradfree.benchmarks.tasks import Task
 
+_CORNERS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+"""Beside a point, to the right and up: for the highest line with iterations, then for others from the lowest on."""
+_SHADE = 0.7
+_FAR = 10.0
+"""How many times the least error is the greatest where the axis is logarithmic."""
 _ROUNDING = 1e-6
 """1 − cosine of what is exact but for rounding is below."""
+_DISTANCE = "1 − cosine of the gradient and the exact one"
 
 
 @dataclass(frozen=True)
@@ -147,47 +164,62 @@ class Summary(Section):
         return ", ".join(f"{rate:g}" for rate in self.grid)
 
     def plots(self) -> Plots:
-        """Return what draws the score against the step time, and the gradients' distance in angle against k."""
-        where, plots = f"{self.task.name}, {self.device}", dict[str, Callable[[Axes], None]]()
+        """Return what draws the score against the step time, and the gradients' distance in angle against any k."""
+        where, plots = f"{self.task.name}, {self.task.budget}, {self.device}", dict[str, Draw]()
         if self.front:
             plots[f"{where}: {self.task.score.name} against step time"] = self._draw_scores
-        if any(_is_inexact(row) for row in self.rows):
+        if len({row.row.iterations for row in self._inexact} - {None}) > 1:
             plots[f"{where}: gradients against iterations"] = self._draw_cosines
+        elif self._inexact:
+            plots[f"{where}: gradients by engine"] = self._draw_cosines_by_engine
         return plots
 
-    def _draw_scores(self, axes: Axes) -> None:
-        baseline, score = self.rows[0], self.task.score
+    @property
+    def _inexact(self) -> list[RowSummary]:
+        """The rows whose gradients are not exact: others have no place on the logarithmic axis."""
+        return [row for row in self.rows if _is_inexact(row)]
+
+    def _draw_scores(self, axes: Axes, styles: Styles) -> None:
+        baseline = self.rows[0]
         axes.axhspan(
             baseline.score.low, baseline.score.high, color="0.93", zorder=0, label=f"{baseline.label}'s interval"
         )
-        for i, (label, rows) in enumerate(_series(self.rows).items()):
-            _draw_points(axes, rows, label, i)
+        series = _series(self.rows)
+        looks = styles(series)
+        for label, look in looks.items():
+            _draw_points(axes, series[label], label, look)
+        swept = [label for label, rows in series.items() if rows[0].row.iterations is not None]
+        swept.sort(key=lambda label: fmean(r.score.mean for r in series[label]))
+        for label, corner in zip([*swept[-1:], *swept[:-1]], cycle(_CORNERS), strict=False):
+            _name_iterations(axes, series[label], looks[label]["color"], corner)
         front = [row.ratio.median for row in self.front], [row.score.mean for row in self.front]
         axes.step(*front, where="post", color="0.5", linestyle=":", zorder=1)
         axes.plot(*front, "o", markersize=13, markerfacecolor="none", markeredgecolor="0.5", label="Pareto front")
-        better = "higher" if self.higher_is_better else "lower"
         axes.set_xlabel(f"step time, as a multiple of {baseline.label}'s (×)")
-        axes.set_ylabel(f"test {score.name} ({score.unit}), {better} is better")
         axes.margins(0.1)
-        if score.unit == "%":
-            low, high = axes.get_ylim()
-            axes.set_ylim(max(low, 0), min(high, 100))
+        means = [row.score.mean for row in self.rows if not isnan(row.score.mean)]
+        if not self.higher_is_better and 0.0 < _FAR * min(means) < max(means):
+            log_axis(axes, "")
+            axes.set_ylim(min(means) / 2.0)
+        score_axis(axes, "test", self.task.score)
         add_legend(axes)
 
-    def _draw_cosines(self, axes: Axes) -> None:
-        """Draw engines with iterations as lines, others as levels; what is exact has no place on a log axis."""
-        for i, (label, rows) in enumerate(_series(self.rows).items()):
-            inexact = [r for r in rows if _is_inexact(r)]
-            points = [(k, 1 - r.cosine) for r in inexact if (k := _iterations(r)) is not None]
+    def _draw_cosines(self, axes: Axes, styles: Styles) -> None:
+        """Draw engines with iterations as lines, others as levels."""
+        series = _series(self._inexact)
+        for label, look in styles(series).items():
+            points = [(k, 1 - r.cosine) for r in series[label] if (k := r.row.iterations) is not None]
             if points:
-                axes.plot(*zip(*points, strict=True), "-", label=label, **style(i))
-            elif inexact:
-                axes.axhline(1 - rows[0].cosine, linestyle="--", label=label, color=style(i)["color"])
-        axes.set_yscale("log")
-        axes.set_xlabel("iterations k (count)")
-        axes.set_ylabel("1 − cosine of the gradient and the exact one")
-        axes.set_xticks(sorted({k for row in self.rows if (k := _iterations(row)) is not None}))
+                axes.plot(*zip(*points, strict=True), label=label, **look)
+            else:
+                draw_level(axes, 1 - series[label][0].cosine, label, look)
+        iterations_axis(axes, [k for row in self._inexact if (k := row.row.iterations) is not None])
+        log_axis(axes, _DISTANCE)
         add_legend(axes)
+
+    def _draw_cosines_by_engine(self, axes: Axes, styles: Styles) -> None:
+        draw_rows(axes, {row.label: (1 - row.cosine, nan, nan) for row in self._inexact}, "engine", styles)
+        log_axis(axes, _DISTANCE)
 
     def facts(self) -> Iterator[Fact]:
         """Yield all numbers."""
@@ -240,35 +272,42 @@ def summarise(
     )
 
 
-def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, n: int) -> None:
+def _draw_points(axes: Axes, rows: Sequence[RowSummary], label: str, look: Mapping[str, Any]) -> None:
     times, scores = [r.ratio.median for r in rows], [r.score.mean for r in rows]
     time_errors = np.abs(np.transpose([(r.ratio.low, r.ratio.high) for r in rows]) - times)
-    axes.plot(times, scores, color=style(n)["color"], alpha=0.3)
+    axes.plot(times, scores, color=look["color"], alpha=0.3)
     margins = [r.score.margin for r in rows]
-    axes.errorbar(times, scores, margins, time_errors, linestyle="", capsize=3, label=label, **style(n))
+    axes.errorbar(times, scores, margins, time_errors, linestyle="", capsize=3, label=label, **look)
+
+
+def _name_iterations(axes: Axes, rows: Sequence[RowSummary], color: str, corner: tuple[int, int]) -> None:
+    """Write k into one corner beside the points, in their color, but dark enough to be read."""
+    right, up = corner
     for r in rows:
-        if (k := _iterations(r)) is not None:
-            axes.annotate(
-                f"k={k}", (r.ratio.median, r.score.mean), (7, 5), textcoords="offset points", fontsize="small"
-            )
+        axes.annotate(
+            f"k={r.row.iterations}",
+            (r.ratio.median, r.score.mean),
+            (7 * right, 5 * up),
+            textcoords="offset points",
+            ha="left" if right > 0 else "right",
+            va="bottom" if up > 0 else "top",
+            fontsize="small",
+            color=tuple(_SHADE * part for part in to_rgb(color)),
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
 
 
 def _series(rows: Sequence[RowSummary]) -> dict[str, list[RowSummary]]:
-    """Return the rows that make one line, by its label: an engine at several k, or any other row by itself."""
+    """Return the rows that make one line, by its label."""
     series: dict[str, list[RowSummary]] = {}
     for r in rows:
-        label = r.label if _iterations(r) is None else f"{r.row.engine} with k iterations"
-        series.setdefault(label, []).append(r)
+        series.setdefault(r.row.series, []).append(r)
     return series
 
 
 def _is_inexact(r: RowSummary) -> bool:
     """Return whether the row's gradient is another than the exact one by more than rounding; not if nobody knows."""
     return 1 - r.cosine >= _ROUNDING
-
-
-def _iterations(r: RowSummary) -> int | None:
-    return r.row.options.get("iterations")
 
 
 def _milliseconds(time: Spread) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 
 from gradfree.benchmarks.case import Case, Row
 from gradfree.benchmarks.comparison import Comparison
-from gradfree.benchmarks.drawing import add_legend, style
+from gradfree.benchmarks.drawing import Styles, add_legend, score_axis
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Fact, Plots, Section
@@ -131,19 +132,20 @@ class TargetSection(Section):
         where = f"{self.part.comparison.task.name}, {self.device}"
         score = self.part.comparison.task.score.name
         return {
-            f"{where}: {score} against steps": lambda axes: self._draw(axes, "steps (count)", lambda row: 1.0),
-            f"{where}: {score} against time": lambda axes: self._draw(axes, "time (s)", lambda row: row.step_time),
+            f"{where}: {score} against steps": partial(self._draw, name="steps (count)", scale=lambda row: 1.0),
+            f"{where}: {score} against time": partial(self._draw, name="time (s)", scale=lambda row: row.step_time),
         }
 
-    def _draw(self, axes: Axes, name: str, scale: Callable[[Reach], float]) -> None:
-        for n, row in enumerate(self.rows):
+    def _draw(self, axes: Axes, styles: Styles, name: str, scale: Callable[[Reach], float]) -> None:
+        looks = styles([row.row.label for row in self.rows])
+        for row in self.rows:
             if row.curves:
                 steps = [scale(row) * (evaluation["step"] + 1) for evaluation in row.curves[0]]
                 scores = [fmean(e["validation"] for e in column) for column in zip(*row.curves, strict=True)]
-                axes.plot(steps, scores, label=row.row.label, **style(n))
+                axes.plot(steps, scores, label=row.row.label, **looks[row.row.label])
         axes.axhline(self.part.target, color="0.7", linestyle=":")
         axes.set_xlabel(name)
-        axes.set_ylabel(f"validation {self.part.comparison.task.score.name} ({self.part.comparison.task.score.unit})")
+        score_axis(axes, "validation", self.part.comparison.task.score)
         add_legend(axes)
 
     def facts(self) -> Iterator[Fact]:

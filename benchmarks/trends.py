@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from gradfree.benchmarks.drawing import add_legend, count_axis, log_axis, style
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, log_axis
 from gradfree.benchmarks.row_summary import RowSummary
 from gradfree.benchmarks.section import Plots, Section
+from gradfree.benchmarks.statistics import Bar
 from gradfree.benchmarks.summary import Summary
 from gradfree.benchmarks.tasks import Task
 
@@ -26,10 +27,10 @@ _FOLLOWERS = {"data.length": "options.context"}
 
 
 def trends(sections: Sequence[Section]) -> Iterator[TrendSection]:
-    """Yield a section for each setting that has several values, and on each device, in the most of ``sections``."""
-    summaries = [section for section in sections if isinstance(section, Summary)]
+    """Yield a section for each setting with several timed values, and on each device, in the most of ``sections``."""
+    timed = [s for s in sections if isinstance(s, Summary) and any(map(_is_timed, s.rows))]
     groups: defaultdict[tuple[str, Hashable], dict[int, Summary]] = defaultdict(dict)
-    for summary in summaries:
+    for summary in timed:
         settings = dict(_settings(summary.task))
         for axis, value in settings.items():
             if axis.startswith(_OF_A_STEP) and isinstance(value, int) and value > 0:
@@ -86,7 +87,7 @@ class TrendSection(Section):
         curves: defaultdict[str, dict[int, RowSummary]] = defaultdict(dict)
         for value, summary in self.summaries.items():
             for row in summary.rows:
-                if not isnan(row.time.median):
+                if _is_timed(row):
                     curves[row.label][value] = row
         return curves
 
@@ -98,31 +99,28 @@ class TrendSection(Section):
 
     def plots(self) -> Plots:
         """Return what draws time and memory."""
-        if not self._curves:
-            return {}
         where = f"{self._task.model}, {next(iter(self.summaries.values())).device}"
         return {
             f"{where}: time against {self.axis}": self._draw_times,
             f"{where}: memory against {self.axis}": self._draw_memory,
         }
 
-    def _draw_times(self, axes: Axes) -> None:
-        for n, (label, rows) in enumerate(self._curves.items()):
-            times = [row.time for row in rows.values()]
-            errors = [[1e3 * (t.median - t.low) for t in times], [1e3 * (t.high - t.median) for t in times]]
-            medians = [1e3 * t.median for t in times]
-            axes.errorbar(list(rows), medians, errors, linestyle="-", capsize=3, label=label, **style(n))
-        self._finish(axes, "time of a step (ms)")
+    def _draw_times(self, axes: Axes, styles: Styles) -> None:
+        self._draw(axes, styles, lambda row: (1e3 * row.time).bar, "time of a step (ms)")
 
-    def _draw_memory(self, axes: Axes) -> None:
-        for n, (label, rows) in enumerate(self._curves.items()):
-            axes.plot(list(rows), [row.mebibytes for row in rows.values()], "-", label=label, **style(n))
-        self._finish(axes, "peak memory of a step (MiB)")
+    def _draw_memory(self, axes: Axes, styles: Styles) -> None:
+        self._draw(axes, styles, lambda row: (row.mebibytes, nan, nan), "peak memory of a step (MiB)")
 
-    def _finish(self, axes: Axes, name: str) -> None:
+    def _draw(self, axes: Axes, styles: Styles, figure: Callable[[RowSummary], Bar], name: str) -> None:
+        known = self._curves.items()
+        draw_curves(axes, {label: {value: figure(row) for value, row in rows.items()} for label, rows in known}, styles)
         log_axis(axes, name)
         count_axis(axes, list(self.summaries), f"{self.axis} (count)")
         add_legend(axes)
+
+
+def _is_timed(row: RowSummary) -> bool:
+    return not isnan(row.time.median)
 
 
 def _cell(row: RowSummary) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.provenance import Provenance
 from gradfree.benchmarks.report import Report
 
@@ -71,9 +72,14 @@ def table_rows(text):
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")][2:]
 
 
+def curves(axes):
+    """The points of each line with intervals, or that could have some, by label."""
+    return {container.get_label(): container.lines[0].get_xydata().tolist() for container in axes.containers}
+
+
 def drawn(section, what):
     """The axes of the plot whose title ends with ``what``."""
     (draw,) = (draw for title, draw in section.plots().items() if title.endswith(what))
     axes = Figure().subplots()
-    draw(axes)
+    draw(axes, Styles())
     return axes

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from report_records import drawn, failed, markdown
+from report_records import curves, drawn, failed, markdown
 from tiny_suite import TASK, fake, points
 
 from gradfree.benchmarks.cadence import Cadences
@@ -173,10 +173,10 @@ def test_a_cadence_shows_drift_in_place_of_alignment():
     assert "| foton every 4 | 20.50 ± 6.35 [2.0e-03] | 30.50 ± 6.35 [2.0e-03] |" in text
     assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. In words" in section.legend
     drift = drawn(section, "drift against cadence")
-    lines = {line.get_label(): line.get_xydata().tolist() for line in drift.get_lines()}
-    assert lines["2 hidden layers"] == lines["3 hidden layers"] == [[1, 2e-3], [4, 2e-3]]
+    assert curves(drift) == {f"{depth} hidden layers": [[1, 2e-3], [4, 2e-3]] for depth in (2, 3)}
     # A row without a cadence is a level.
-    assert lines["foton as it drifts, 3"] == [[0, 2e-3], [1, 2e-3]]
+    levels = {line.get_label(): line.get_ydata() for line in drift.get_lines()}
+    assert set(levels["foton as it drifts, 3 hidden layers"]) == {2e-3}
     scores = drawn(section, "accuracy against cadence")
     assert scores.containers[1].lines[0].get_xydata().tolist() == [[1, 30.5], [4, 30.5]]
     assert part.section({}, "cpu") is None

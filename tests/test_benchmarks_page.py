@@ -10,6 +10,7 @@ from pyarrow import parquet
 from report_records import RECORDS, drawn, failed
 from tiny_suite import CHAIN, SUITE, training
 
+from gradfree.benchmarks.drawing import Styles
 from gradfree.benchmarks.export import export
 from gradfree.benchmarks.page import page
 from gradfree.benchmarks.plot import svg
@@ -74,7 +75,8 @@ def test_the_page_has_every_figure_and_verdict():
 def test_the_page_has_every_plot():
     summary, *_ = report().sections
     pictures = [a.partition(",")[2] for a in Page(page(report())).addresses if a.startswith("data:")]
-    assert [b64decode(picture) for picture in pictures] == [svg(*plot) for plot in summary.plots().items()]
+    styles = Styles()
+    assert [b64decode(picture) for picture in pictures] == [svg(*plot, styles) for plot in summary.plots().items()]
     for picture in pictures:
         root = ElementTree.fromstring(b64decode(picture))
         assert root.tag == "{http://www.w3.org/2000/svg}svg"

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from matplotlib.figure import Figure
-from report_records import markdown
+from report_records import drawn, markdown, rounds
 from tiny_suite import SUITE, TASK, fake
 
 from gradfree import create_model
@@ -182,7 +181,7 @@ PAPER = Published(
 )
 
 
-def section(scores):
+def section(scores, paper=PAPER):
     """What is shown beside a paper's figures for test scores by row and seed."""
     records = {}
     for case in cases(SUITE, 3, "cpu", {}):
@@ -191,7 +190,7 @@ def section(scores):
             name, record = fake(case, {"losses": [], "fidelity": [], "validation": score, "test": score})
             record["environment"] |= {"cpus": 2, "platform": "Linux", "torch": "2.13"}
             records[name] = record
-    (found,) = sections((Beside(SUITE[0], PAPER),), records)
+    (found,) = sections((Beside(SUITE[0], paper),), records)
     return found
 
 
@@ -232,12 +231,46 @@ def test_an_order_is_told_from_differences_seed_by_seed():
 
 
 def test_a_papers_figures_are_drawn_against_ours():
-    (draw,) = section(SCORES).plots().values()
-    axes = Figure().subplots()
-    draw(axes)
-    points, equal = axes.get_lines()
-    assert points.get_xydata().tolist() == [[91.5, 91.0]]
-    assert equal.get_label() == "equal"
+    axes = drawn(section(SCORES), "a paper, Table 1: test accuracy (%)")
+    theirs, ours, *_ = axes.get_lines()
+    assert (theirs.get_label(), list(theirs.get_xdata()), list(theirs.get_ydata())) == (
+        "the paper's",
+        [91.5],
+        ["highway_bp k=1"],
+    )
+    assert (list(ours.get_xdata()), list(ours.get_ydata())) == ([91.0], ["highway_bp k=1"])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("test accuracy (%)", "engine")
+
+
+def test_a_figure_whose_column_has_no_unit_has_it_on_its_axis():
+    unnamed = replace(
+        PAPER, quantity="angle (°):", columns=("cosine",), figures={"backprop": {"cosine": 1.0}}, claims=()
+    )
+    axes = drawn(section(SCORES, unnamed), "a paper, Table 1: cosine")
+    assert axes.get_xlabel() == "angle (°): cosine"
+
+
+def timed_steps(rows):
+    """The section of a model whose fused layer takes 1 ms, a loop 2 ms, and rows 3, 4 and more."""
+    part = replace(STEPS, rows=rows)
+    (case,) = part.timing("cpu")
+    labels = (FUSED, LOOP, *(row.label for row in rows))
+    timings = [rounds(label, 0.1 * n, 1) for n, label in enumerate(labels, 1)]
+    return part.section(dict([fake(case, {"rows": timings, "errors": {}})]), "cpu")
+
+
+def test_the_times_of_a_model_are_drawn_against_k():
+    sweep = tuple(Row(f"highway_bp k={k}", "highway_bp", {"iterations": k}) for k in (0, 2))
+    axes = drawn(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
+    (curve,) = axes.containers
+    assert curve.get_label() == "highway_bp with k iterations"
+    assert curve.lines[0].get_xydata().tolist() == [[0, pytest.approx(4)], [2, pytest.approx(5)]]
+    levels = {
+        line.get_label(): line.get_ydata()[0] for line in axes.get_lines() if not line.get_label().startswith("_")
+    }
+    assert levels == {FUSED: pytest.approx(1), LOOP: pytest.approx(2), "backprop": pytest.approx(3)}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("iterations k (count)", "time of a step (ms)")
+    assert not timed_steps(ROWS).plots()
 
 
 def rates(task, momentum=None):

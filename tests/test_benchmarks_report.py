@@ -6,9 +6,9 @@ from math import nan
 
 import pytest
 from matplotlib.image import imread
-from report_records import RECORDS, TRAININGS, drawn, failed, markdown, table_rows, trained
+from report_records import RECORDS, TRAININGS, drawn, failed, markdown, rounds, table_rows, trained
 from rich.console import Console
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, fake, speed, training
 
 from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.part import belonging, sections
@@ -17,6 +17,7 @@ from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import print_section
 from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.suites import SUITES
+from gradfree.benchmarks.tasks import PYDOC
 from gradfree.cli import main
 
 # Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
@@ -87,8 +88,6 @@ def test_the_sentences_follow_from_the_figures():
 
 
 def test_perplexity_is_better_when_lower():
-    from gradfree.benchmarks.tasks import PYDOC
-
     task = replace(TASK, score=PYDOC.score)
     suite = (replace(SUITE[0], task=task),)
     records = dict(
@@ -195,7 +194,20 @@ def test_the_gradients_plot_shows_how_the_angle_shrinks_with_k():
     (section,) = sections((part,), records)
     axes = drawn(section, "gradients against iterations")
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert lines == {"dsf gate": [[0, 0.5], [1, 0.5]], "highway_bp with k iterations": [[1, 0.25], [3, 0.125]]}
+    assert lines.pop("highway_bp with k iterations") == [[1, 0.25], [3, 0.125]]
+    assert {label: {y for _, y in points} for label, points in lines.items()} == {"dsf gate": {0.5}}
+    assert axes.get_yscale() == "log"
+
+
+def test_without_several_k_gradients_are_drawn_by_engine():
+    """Against iterations there would be an axis with nothing on it."""
+    part = replace(SUITE[0], rows=(PLAIN, Row("dsf gate", "dsf", {"feedback": "gate"}), HIGHWAY))
+    records = dict(r for row, c in zip(part.rows, [1.0, 0.5, 0.75], strict=True) for r in trained(row, [97], [96], c))
+    (section,) = sections((part,), records)
+    assert [title.partition(": ")[2] for title in section.plots()] == ["gradients by engine"]
+    axes = drawn(section, "gradients by engine")
+    assert [container.lines[0].get_xydata().tolist() for container in axes.containers] == [[[0, 0.5]], [[1, 0.25]]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["dsf gate", "highway_bp k=1"]
     assert axes.get_yscale() == "log"
 
 
@@ -205,8 +217,9 @@ def test_rounding_is_not_drawn_as_a_distance(cosine, drawn_at_all):
     part = replace(SUITE[0], rows=(PLAIN, CHAIN, Row("dfa", "dfa", {})))
     records = dict(r for row, c in zip(part.rows, [1.0, 0.5, cosine], strict=True) for r in trained(row, [97], [96], c))
     (section,) = sections((part,), records)
-    axes = drawn(section, "gradients against iterations")
-    assert [line.get_label() for line in axes.get_lines()] == ["backprop via chain", *["dfa"][: int(drawn_at_all)]]
+    axes = drawn(section, "gradients by engine")
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == ["backprop via chain", *["dfa"][: int(drawn_at_all)]]
 
 
 def test_without_an_inexact_row_there_is_no_plot_of_gradients():
@@ -218,12 +231,24 @@ def test_without_an_inexact_row_there_is_no_plot_of_gradients():
 def test_an_accuracy_is_drawn_within_its_bounds():
     (section,) = sections(SUITE, RECORDS)
     low, high = drawn(section, "accuracy against step time").get_ylim()
-    assert 0 <= low < high == 100
+    # But for room for a marker at the bound: the interval itself goes on to 114.84.
+    assert 0 <= low < 100 < high < 104
+
+
+def test_errors_that_are_far_apart_are_drawn_on_a_logarithmic_axis():
+    """Intervals that go below 0 end with the axis, and hide no other row."""
+    task = replace(TASK, score=PYDOC.score)
+    rows = dict([*trained(PLAIN, [1] * 3, [0.1, 0.2, 0.3], task=task), *trained(CHAIN, [1] * 3, [1, 2, 60], task=task)])
+    costs = {"rows": [rounds(label, 1.0, 1) for label in ("backprop", "backprop via chain", "highway_bp k=1")]}
+    (section,) = sections((replace(SUITE[0], task=task),), rows | dict([fake(replace(speed(), task=task), costs)]))
+    axes = drawn(section, "perplexity against step time")
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylim()[0] == pytest.approx(0.1)
 
 
 def test_without_timing_there_is_no_plot_against_time():
     (section,) = sections(SUITE, dict(TRAININGS))
-    assert list(section.plots()) == ["points, cpu: gradients against iterations"]
+    assert list(section.plots()) == ["points, 7 steps, cpu: gradients by engine"]
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (2, 1)), (5, (4, 3))])

@@ -217,6 +217,18 @@ def test_what_would_be_run_is_said_and_not_run(tmp_path, capsys):
     assert file.path.read_bytes() == before
 
 
+@pytest.mark.parametrize("option", ["--list", "--dry-run"])
+def test_what_waits_for_a_learning_rate_is_counted(option, tmp_path, monkeypatch, capsys):
+    """A line for each would say the same again and again: two engines at three rates, two seeds, one timing."""
+    monkeypatch.setitem(SUITES, "tiny", (TUNED,))
+    run(tmp_path, option)
+    *others, last = capsys.readouterr().out.splitlines()
+    assert [line.split("/")[0] for line in others if line.startswith("missing")] == ["missing  trial"] * 6 + [
+        "missing  speed"
+    ]
+    assert last == "waiting  4 more, for a learning rate to be chosen"
+
+
 def test_two_runs_do_not_write_to_one_file(tmp_path, capsys):
     with RecordFile(tmp_path / "records.jsonl").reserved(), pytest.raises(SystemExit):
         run(tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from report_records import drawn, markdown
+from report_records import curves, drawn, markdown
 from test_time_scan import loop
 
 from gradfree.benchmarks import scans
@@ -71,8 +71,7 @@ def test_the_section_shows_every_size_and_says_where_the_scan_is_slow():
     assert slow == "gradfree's takes more than 3 copies at (8, 1, 2), of each step (3.5)."
     assert "but for 8 of 8 timings, most of all" in unsteady
     axes = drawn(section, "factors of each step, cpu: time against size")
-    lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
-    assert lines["gradfree"] == [3.5]
+    assert curves(axes)["gradfree"] == [[0, 3.5]]
     assert axes.get_xticklabels()[0].get_text() == "(8, 1, 2)"
     facts = {(f.subject, f.setting, f.unit): (f.value, f.low) for f in section.facts()}
     assert facts["gradfree", "(8, 1, 2), factors constant", "× copy"] == (2.5, 2.0)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from report_records import drawn, failed, markdown, rounds, table_rows
+from report_records import drawn, failed, markdown, rounds, table_rows, trained
 from tiny_suite import HIGHWAY, PLAIN, TASK, fake, points
 
 from gradfree.benchmarks.comparison import Comparison
+from gradfree.benchmarks.page import page
 from gradfree.benchmarks.report import Report
 
 ROWS = (PLAIN, HIGHWAY)
@@ -78,3 +79,14 @@ def test_what_failed_is_left_out_of_the_curve():
     (trend,) = trend_sections(sized(2), (part, failed(case)), sized(8))
     assert name == case.id
     assert table_rows(markdown(trend))[0] == ["backprop", "20.0 [4.0]", "80.0 [16.0]"]
+
+
+def test_what_was_trained_and_not_timed_has_no_costs_to_show():
+    """A table of a head alone would be one without a word on why, and no page can be made of it."""
+    parts = [part for part, _ in map(sized, (2, 4))]
+    records = dict(r for part in parts for r in trained(PLAIN, [90], [90], task=part.task))
+    report = Report.of("", tuple(parts), records)
+    assert [type(section).__name__ for section in report.sections] == ["Summary", "Summary"]
+    assert "<h1>" in page(report)
+    (trend,) = Report.of("", tuple(parts), records | dict([sized(2)[1], sized(4)[1]])).sections[2:]
+    assert list(trend.summaries) == [2, 4]
