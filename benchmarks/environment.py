@@ -14,13 +14,16 @@ import gradfree
 from gradfree import checkout
 from gradfree.cli import UsageError
 
+_CODE = ("--", "*.py", "pyproject.toml")
+"""What results depend on: a run that adds to records in the checkout does not change the code that makes them."""
+
 
 def environment(device: str) -> dict[str, Any]:
     """Return versions, machine and source of what runs here."""
     return {
         "gradfree": gradfree.__version__,
         "commit": _git("rev-parse", "HEAD"),
-        "dirty": None if (changes := _git("status", "--porcelain")) is None else bool(changes),
+        "dirty": None if (changes := _git("status", "--porcelain", *_CODE)) is None else bool(changes),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),

@@ -1,7 +1,13 @@
 """Where records come from, and the warning where that is not one place."""
 
+import shutil
+import subprocess
+
+import pytest
 from report_records import ENVIRONMENT
 
+from gradfree import checkout
+from gradfree.benchmarks import environment
 from gradfree.benchmarks.provenance import Provenance
 
 
@@ -32,3 +38,18 @@ def test_an_installation_has_no_commit():
     assert line.endswith("device cpu")
     (warning,) = Provenance([record(), record(commit=None, dirty=None)]).warnings()
     assert warning == "The records mix environments, commit: 0123456 (1 records), unknown (1 records)."
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
+def test_records_in_the_checkout_do_not_make_its_code_another(tmp_path, monkeypatch):
+    """A run that adds to published records would mark itself as one with uncommitted changes."""
+
+    monkeypatch.setattr(environment, "_git", environment._git.__wrapped__)
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    monkeypatch.setattr(checkout, "IS_CHECKOUT", True)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "records.jsonl").write_text("{}")
+    assert environment.environment("cpu")["dirty"] is False
+    (tmp_path / "results" / "engine.py").write_text("")
+    assert environment.environment("cpu")["dirty"] is True
