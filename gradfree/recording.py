@@ -112,7 +112,8 @@ class _Start(torch.autograd.Function):
     def forward(ctx: _Context, recording: Recording, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
         ctx.recording = recording
         ctx.set_materialize_grads(False)
-        return state.detach()
+        # Only for the order of the nodes. Not the state itself: of whole numbers (tokens) it would need no gradient.
+        return state.new_empty(0, dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:

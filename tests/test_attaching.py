@@ -225,6 +225,22 @@ def test_a_block_may_return_a_parameter_itself(engine):
     assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2)), ["blocks"])
 
 
+class FromBytes(Plain):
+    def forward(self, x):
+        return super().forward(x.double() / 255)
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype"), [(lambda: nn.Embedding(2, 6), torch.long), (FromBytes, torch.uint8), (FromBytes, torch.bool)]
+)
+def test_a_chain_may_begin_with_whole_numbers(engine, first, dtype):
+    """Tokens and bytes need no gradient, but the blocks that they enter do."""
+    model = nn.Sequential(nn.Sequential(first(), Plain(), Plain()), nn.Linear(6, 1))
+    x = torch.randint(2, (4, 6)).to(dtype)
+    assert_exact(engine, model, lambda: model(x), ["0"])
+    assert all(p.grad.abs().max() > 0 for p in model[0][1].parameters())
+
+
 def test_gradients_accumulate_over_micro_batches(engine):
     model, x = plain_model(), torch.randn(8, 6)
     expected = gradients(model, lambda: model(x))
