@@ -41,7 +41,7 @@ class Recording:
         self.chain = chain
         self.parameters = parameters
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
-        self.inputs = inputs
+        self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
         self.states: list[weakref.ref[Tensor]] = []
         self.direct: list[Cotangent] = []
@@ -315,13 +315,14 @@ class BlockRecorder:
         _refuse_hooks(state, recording.links[index].path)
 
     def _number(self, recording: Recording, tensor: Tensor) -> int:
-        for n, known in enumerate(recording.inputs):
-            if tensor is known:
+        for n, (known, edge) in enumerate(recording.inputs):
+            # A change in place gives the same tensor another history.
+            if tensor is known and get_gradient_edge(tensor) == edge:
                 return n
         raise ChainError(
             f"{self.path} was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that the first "
-            "block was not given. Inputs that need a gradient must be the same for every block; detach this one, "
-            "or leave the block out of the chain."
+            "block was not given, or that has been changed in place since. Inputs that need a gradient must be the same "
+            "for every block; detach this one, or leave the block out of the chain."
         )
 
     def _graph(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:

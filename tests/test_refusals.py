@@ -288,6 +288,19 @@ def test_an_input_with_a_gradient_that_differs_between_blocks(name):
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("change", [lambda x: x.mul_(2), lambda x: x[0].zero_(), lambda x: x.copy_(torch.randn(6))])
+def test_an_input_with_a_gradient_that_is_changed_in_place_between_blocks(name, change):
+    """It is the same tensor, but the gradient of each state of it goes another way."""
+    model, x = plain_model(3), torch.randn(4, 6)
+    with ENGINES[name].attach(model):
+        scale = 1.5 * model.heads[0]
+        h = model.blocks[0](model.stem(x), scale)
+        change(scale)
+        with pytest.raises(ChainError, match=r"blocks\.1 .* \(6,\) .* has been changed in place since"):
+            model.blocks[1](h, scale)
+
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_gradient_fidelity_refuses_it_too(name):
     """torch.autograd.grad for parameters alone would not run the node that notices."""
     model = Model([TapsInside() for _ in range(3)])
