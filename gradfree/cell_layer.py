@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from gradfree.cells import State
-from gradfree.chain import ChainError, ChainGradients
+from gradfree.chain import ChainError, ChainGradients, refuse
 from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, walk
 from gradfree.scan import plus, times
-from gradfree.sharding import refuse_sharded, sharded
+from gradfree.sharding import sharded
 from gradfree.site import Removable, Site
 from gradfree.solving import solve
 from gradfree.time_chain import CellChain, Split, TimeChain
@@ -232,7 +232,7 @@ class CellRecorder:
         """Return what the layer's own loop returns."""
         if not torch.is_grad_enabled():
             return type(self.layer).unroll(self.layer, x, parts)
-        refuse_sharded(self.inside)
+        refuse(sharded(self.inside))
         parameters = [p for p in self.layer.cell.parameters() if p.requires_grad]
         return _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
 

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gradfree.chain import ChainError
+from gradfree.chain import ChainError, refuse
 from gradfree.depth_chain import DepthChain, Link
 from gradfree.graph import check_finite, refuse_second_derivatives, walk
 from gradfree.scan import Cotangent
-from gradfree.sharding import refuse_sharded
+from gradfree.sharding import sharded
+from gradfree.site import hooked
 from gradfree.solving import solve
 
 if TYPE_CHECKING:
@@ -283,7 +284,9 @@ class BlockRecorder:
         if recording is not None and recording.chain is self.chain:
             self._check_order(recording, node.index, state)
             return recording, state
-        refuse_sharded(self.chain.inside)
+        # Both may have come since the engine was attached.
+        refuse(sharded(self.chain.inside))
+        refuse(hooked(self.chain.inside))
         if any(isinstance(t.grad_fn, _exit_node) and t.grad_fn.recording.chain is self.chain for t in others):
             raise ChainError(
                 f"{self.path} was given a state of the chain, but not as its first argument. Call blocks as "
@@ -321,8 +324,8 @@ class BlockRecorder:
                 return n
         raise ChainError(
             f"{self.path} was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that the first "
-            "block was not given, or that has been changed in place since. Inputs that need a gradient must be the same "
-            "for every block; detach this one, or leave the block out of the chain."
+            "block was not given, or that has been changed in place since. Inputs that need a gradient must be the "
+            "same for every block; detach this one, or leave the block out of the chain."
         )
 
     def _graph(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:

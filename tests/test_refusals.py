@@ -142,6 +142,18 @@ def test_full_backward_hooks():
     assert "blocks.1 has full backward hooks" in refused(HIGHWAY, model)
 
 
+@pytest.mark.parametrize("path", ["blocks.1", "blocks.1.linear"])
+def test_full_backward_hooks_that_come_later(path):
+    model, x = plain_model(), torch.randn(4, 6)
+    with HIGHWAY.attach(model):
+        model(x)
+        hook = model.get_submodule(path).register_full_backward_hook(lambda module, before, after: None)
+        with pytest.raises(ChainError, match=f"{path} has full backward hooks".replace(".", r"\.")):
+            model(x)
+        hook.remove()
+        model(x).sum().backward()
+
+
 def test_lazy_parameters():
     class Lazy(nn.Module):
         def __init__(self):
