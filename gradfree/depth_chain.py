@@ -166,7 +166,8 @@ class DepthChain(Chain):
         """
         for link, d in zip(links, delta, strict=True):
             check_finite([d], link.path)
-        numbers = sorted({n for link in links for n in link.parameters})
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        numbers = sorted({n for link in links for n in link.parameters if self.parameters[n].requires_grad})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
         first = [] if links[-1].state is None else [links[-1].state]
         leaves = [self.parameters[n] for n in numbers]

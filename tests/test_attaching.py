@@ -70,6 +70,21 @@ def test_frozen_parameters_get_no_gradient_and_the_rest_is_exact(engine, frozen)
     assert_exact(engine, model, lambda: model(x))
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_freezing_between_the_forward_and_the_backward_pass(engine, before):
+    """As with the discriminator of a GAN, whose parameters need gradients in some passes only."""
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        model.blocks[2].requires_grad_(before)
+        out = model(x)
+        model.blocks[2].requires_grad_(not before)
+        return out
+
+    assert_exact(engine, model, run)
+    assert model.blocks[2].linear.weight.grad is None
+
+
 def test_a_frozen_prefix_is_not_walked(engine):
     """What needs no gradient in plain PyTorch needs none here: no graph, no sweeps."""
     model, x = plain_model(), torch.randn(4, 6)
