@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -76,3 +77,16 @@ def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
 
 def _finite(tensors: Iterable[Tensor | None]) -> bool:
     return all(t is None or bool(t.isfinite().all()) for t in tensors)
+
+
+@contextmanager
+def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Keep tensor hooks on parameters from running here: autograd runs them when the gradient arrives."""
+    hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    try:
+        for hooks, _ in hooked:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, saved in hooked:
+            hooks.update(saved)
