@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.cells import State
 from gradfree.chain import ChainError, ChainGradients, refuse
-from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, walk, without_hooks
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, saved, walk, without_hooks
 from gradfree.scan import plus, times
 from gradfree.sharding import sharded
 from gradfree.site import Removable, Site, hooked
@@ -300,7 +300,6 @@ class _Context(FunctionCtx):
     mode: str | None
     held: Marks
     autocast: torch.autocast
-    saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
 
@@ -332,11 +331,11 @@ class _UnrollFunction(torch.autograd.Function):
         refuse_second_derivatives()
         recorder, parts = ctx.recorder, ctx.parts
         check_finite((cotangent, *finals), recorder.path)
-        x, *rest = ctx.saved_tensors
+        x, *rest = saved(ctx, recorder.path or "the cell layer")
         autocast = ctx.autocast
         if ctx.mode is not None:
             # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
-            dtype = ctx.saved_tensors[1 + parts].dtype
+            dtype = rest[parts].dtype
             x, *rest = (tensor.to(dtype) for tensor in (x, *rest))
             autocast = torch.autocast(x.device.type, enabled=False)
         first, parameters, states = rest[:parts], rest[parts:-parts], rest[-parts:]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 
 from gradfree.chain import ChainError
@@ -55,6 +56,24 @@ def refuse_second_derivatives() -> None:
             "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for the "
             "passes that need second derivatives (gradient penalties)."
         )
+
+
+def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
+    """Return what the forward pass of ``where`` has saved.
+
+    Raises:
+        ChainError: some of it was changed in place since.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise ChainError(
+            f"the input, the initial state, the weights or the output of {where} were changed in place between the "
+            "forward and the backward pass, which needs them. Use the out-of-place operation (out = out + x, not "
+            "out += x), and step the optimizer after the backward pass."
+        ) from error
 
 
 def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.cells import State
-from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, saved
 from gradfree.gru_forward import Gates, gru_with_gates, pays
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
@@ -135,7 +135,6 @@ class Layer:
 class _Context(FunctionCtx):
     layer: Layer
     inputs: int
-    saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
 
@@ -159,9 +158,9 @@ class _LayerFunction(torch.autograd.Function):
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
-        tensors = ctx.saved_tensors
-        x, *saved = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
-        rest, (out, *kept) = saved[: ctx.inputs - 1], saved[ctx.inputs - 1 :]
+        tensors = saved(ctx, layer.name)
+        x, *others = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
+        rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
         width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
         of_x: Tensor | None = None

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import gradfree
-from gradfree import ChainError
+from gradfree import CellLayer, ChainError
 
 INPUT, HIDDEN, LENGTH, BATCH = 3, 4, 5, 2
 WIDE = 128  # GRUs of this width keep their gates, by a forward pass of their own.
@@ -169,3 +169,27 @@ def test_a_packed_sequence_of_one_step_each():
     for engine in engines():
         with engine.attach(module):
             assert_close(torch.autograd.grad(module(packed)[0].data.sum(), [data, *module.parameters()]), expected)
+
+
+def plus_in_place(out, x, module):
+    out += x
+
+
+def stepped(out, x, module):
+    with torch.no_grad():
+        next(module.parameters()).mul_(2)
+
+
+@pytest.mark.parametrize("change", [plus_in_place, stepped])
+@pytest.mark.parametrize("make", [lambda: nn.GRU(HIDDEN, HIDDEN), lambda: CellLayer(nn.GRUCell(HIDDEN, HIDDEN))])
+def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change):
+    """Torch's own layers mind it in part, by the device; the layer and the remedy are named."""
+    model, x = nn.ModuleDict({"rnn": make()}), torch.randn(LENGTH, BATCH, HIDDEN)
+    for engine in engines():
+        with engine.attach(model):
+            out = model["rnn"](x)[0]
+            loss = out.sum()
+            change(out, x, model)
+            with pytest.raises(ChainError, match=r"output of rnn.* were changed in place .* \(out = out \+ x"):
+                loss.backward()
+    assert all(p.grad is None for p in model.parameters())
