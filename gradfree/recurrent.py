@@ -261,21 +261,19 @@ class RecurrentRecorder:
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
         if not packed and not _well_formed(x, hx):
             return type(module).forward(module, input, hx)  # It raises, in its own words.
-        batched = packed or x.dim() == 3
-        if not batched:
-            x = x.unsqueeze(1)
-        elif module.batch_first and not packed:
-            x = x.transpose(0, 1)
+        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
+        # As the module itself does: the layout decides how products are rounded.
+        x = x if batched else x.unsqueeze(0 if batch_first else 1)
+        x = x.transpose(0, 1) if batch_first else x
         states = self._initial(x, batch_sizes, order, hx, batched)
         packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
         out, finals = self._layers(x, states, packing)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
             return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
+        out = out.transpose(0, 1) if batch_first else out
         if not batched:
-            out, finals = out.squeeze(1), [final.squeeze(1) for final in finals]
-        elif module.batch_first:
-            out = out.transpose(0, 1)
+            out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
         return out, tuple(finals) if len(finals) > 1 else finals[0]
 
     def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:

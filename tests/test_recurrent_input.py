@@ -193,3 +193,28 @@ def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change)
             with pytest.raises(ChainError, match=r"output of rnn.* were changed in place .* \(out = out \+ x"):
                 loss.backward()
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("frozen", [(), ("ih",), ("hh",)])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(cell, bias, batch_first, frozen):
+    """How torch rounds a product depends on strides, and on whether what it multiplies needs a gradient."""
+    module = CELLS[cell](INPUT, HIDDEN, num_layers=2, bias=bias, batch_first=batch_first)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
+    sequences = {
+        "alone": torch.randn(LENGTH, INPUT),
+        "alone, every second feature": torch.randn(LENGTH, 2 * INPUT)[:, ::2],
+        "alone, the same at all steps": torch.randn(INPUT).expand(LENGTH, INPUT),
+        "transposed": torch.randn(INPUT, LENGTH, BATCH).permute(2, 1, 0),
+        "every second feature": torch.randn(LENGTH, BATCH, 2 * INPUT)[..., ::2],
+        "a batch of one": torch.randn(LENGTH, 1, INPUT),
+    }
+    for name, x in sequences.items():
+        out, final = module(x)
+        with gradfree.create_engine("backprop").attach(module):
+            attached, attached_final = module(x)
+        assert torch.equal(attached, out), name
+        assert all(map(torch.equal, attached_final, final)), name
