@@ -83,10 +83,15 @@ class Layer:
             return out, [out[-1:].clone()], gates
         hx = states if len(states) > 1 else states[0]
         options = (len(weights) > 2 * self.directions, 1, 0.0, False, self.directions > 1)
-        if self.packing is None:
-            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
-        else:
+        if self.packing is not None:
             out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
+        elif self.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
+            # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
+            given = [tensor.detach() for tensor in (x, *hx, *weights)]
+            with torch.enable_grad():
+                out, *finals = _FUSED[self.mode](given[0], given[1:3], given[3:], *options, False)
+        else:
+            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
         return out, finals, None
 
     @property

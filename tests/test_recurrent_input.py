@@ -199,9 +199,10 @@ def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change)
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(cell, bias, batch_first, frozen):
-    """How torch rounds a product depends on strides, and on whether what it multiplies needs a gradient."""
-    module = CELLS[cell](INPUT, HIDDEN, num_layers=2, bias=bias, batch_first=batch_first)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(dtype, cell, bias, batch_first, frozen):
+    """How torch rounds depends on dtype and strides, and on whether gradients are on and needed."""
+    module = CELLS[cell](INPUT, HIDDEN, num_layers=2, bias=bias, batch_first=batch_first).to(dtype)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
     sequences = {
@@ -213,6 +214,7 @@ def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(cell, bias, batch_f
         "a batch of one": torch.randn(LENGTH, 1, INPUT),
     }
     for name, x in sequences.items():
+        x = x.to(dtype)
         out, final = module(x)
         with gradfree.create_engine("backprop").attach(module):
             attached, attached_final = module(x)
