@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -109,3 +110,24 @@ def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for hooks, saved in hooked:
             hooks.update(saved)
+
+
+def spare_hooks(tensors: Iterable[Tensor]) -> None:
+    """Until the running backward pass ends, keep hooks on ``tensors`` from being called with no gradient.
+
+    Autograd calls a hook with ``None`` where a function returns that; a tensor that it does not reach has no call.
+    """
+    hooked = [(hooks, dict(hooks)) for tensor in tensors if (hooks := tensor._backward_hooks)]
+
+    def restore() -> None:
+        for hooks, saved in hooked:
+            hooks.update({key: hook for key, hook in saved.items() if key in hooks})
+
+    for hooks, saved in hooked:
+        hooks.update({key: partial(_unless_none, hook) for key, hook in saved.items()})
+    if hooked:
+        torch.autograd.Variable._execution_engine.queue_callback(restore)
+
+
+def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else hook(grad)

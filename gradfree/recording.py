@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.chain import ChainError, refuse
 from gradfree.depth_chain import DepthChain, Link
-from gradfree.graph import check_finite, refuse_second_derivatives, walk
+from gradfree.graph import check_finite, refuse_second_derivatives, spare_hooks, walk
 from gradfree.scan import Cotangent
 from gradfree.sharding import sharded
 from gradfree.site import hooked
@@ -119,7 +119,11 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
         refuse_second_derivatives()
-        return None, *ctx.recording.solve(ctx)
+        recording = ctx.recording
+        initial, *gradients = recording.solve(ctx)
+        given = *(tensor for tensor, _ in recording.inputs), *recording.parameters
+        spare_hooks(tensor for tensor, g in zip(given, gradients, strict=True) if g is None)
+        return None, initial, *gradients
 
 
 class _Exit(torch.autograd.Function):

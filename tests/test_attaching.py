@@ -275,6 +275,28 @@ def test_hooks_on_parameters_run_once(engine):
     assert len(calls) == 2
 
 
+def test_hooks_on_parameters_do_not_run_where_there_is_no_gradient(engine):
+    """A skipped block's parameters, clipped by hooks that cannot take ``None``; the hooks stay as they are."""
+    model, x = plain_model(), torch.randn(4, 6)
+    skipped, tied = model.blocks[4].linear.weight, model.blocks[3].linear.bias
+    hooks = [p.register_hook(lambda grad: grad.clamp(-0.1, 0.1)) for p in model.parameters()]
+    before = dict(skipped._backward_hooks)
+
+    def run():
+        h = model.stem(x)
+        for block in model.blocks[:3]:
+            h = block(h)
+        return h + tied  # Behind the chain, by another way.
+
+    assert_exact(engine, model, run)
+    assert skipped.grad is None
+    assert tied.grad is not None
+    assert dict(skipped._backward_hooks) == before
+    for hook in hooks:
+        hook.remove()
+    assert not skipped._backward_hooks
+
+
 def test_checkpointing_inside_a_block(engine):
     class Checkpointed(Plain):
         def forward(self, x):
