@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,11 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from gradfree.cells import State
-from gradfree.chain import ChainError, ChainGradients
-from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, walk
+from gradfree.chain import ChainError, ChainGradients, refuse
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, saved, walk, without_hooks
 from gradfree.scan import plus, times
-from gradfree.sharding import refuse_sharded, sharded
-from gradfree.site import Removable, Site
+from gradfree.sharding import sharded
+from gradfree.site import Removable, Site, hooked
 from gradfree.solving import solve
 from gradfree.time_chain import CellChain, Split, TimeChain
 
@@ -89,9 +91,10 @@ class UnrolledChain(TimeChain):
         cell: the cell.
         x: (T, B, I).
         before: the states before each step, part by part, (T, B, ·).
-        parameters: the cell's trainable ones.
+        parameters: the cell's.
+        wanted: whether the gradient of each of them is needed.
         memory: what is kept from pass to pass.
-        path: of the layer, for messages.
+        where: what the cell is called in messages.
     """
 
     def __init__(
@@ -100,12 +103,21 @@ class UnrolledChain(TimeChain):
         x: Tensor,
         before: Sequence[Tensor],
         parameters: Sequence[Tensor],
+        wanted: Sequence[bool],
         memory: dict[str, Tensor],
-        path: str,
+        where: str,
     ):
         super().__init__(len(x), before[0], memory, "0")
         self.diagonal = [0.0] * len(before)
         self.cell, self.parameters, self.shape = cell, parameters, x.shape[:2]
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        self.trained = [p for p, want in zip(parameters, wanted, strict=True) if want and p.requires_grad]
+        if any(p is not own for p, own in zip_longest(parameters, cell.parameters())):
+            raise ChainError(
+                f"{where} has other parameters in the backward pass than in the forward pass "
+                "(torch.func.functional_call gives them back before), but an engine runs it in both. Load the "
+                "parameters into the model, or use nn.GRUCell, nn.LSTMCell or nn.RNNCell."
+            )
         with torch.enable_grad():
             self.x = x.detach().requires_grad_(x.is_floating_point())
             self.before = [part.detach().requires_grad_() for part in before]
@@ -114,7 +126,7 @@ class UnrolledChain(TimeChain):
         known = {id(t) for t in (self.x, *self.before, *parameters)}
         if any(id(leaf) not in known for leaf in walk(self.after).leaves):
             raise ChainError(
-                f"{path}: the cell uses a tensor that needs a gradient and is neither its input nor one of its "
+                f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it on the cell."
             )
 
@@ -139,9 +151,12 @@ class UnrolledChain(TimeChain):
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         x = [self.x] if self.x.requires_grad else []
-        pulled = iter(self._pull(delta, [*self.before, *x, *self.parameters], keep=False))
+        with without_hooks(self.trained):
+            pulled = iter(self._pull(delta, [*self.before, *x, *self.trained], keep=False))
         initial = tuple(None if (g := next(pulled)) is None else g[0] for _ in self.before)
-        return ChainGradients(initial, [next(pulled) if x else None], list(pulled))
+        of_x = next(pulled) if x else None
+        of_trained = {id(p): g for p, g in zip(self.trained, pulled, strict=True)}
+        return ChainGradients(initial, [of_x], [of_trained.get(id(p)) for p in self.parameters])
 
     def _pull(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
         live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
@@ -217,12 +232,12 @@ class CellRecorder:
         self, engine: Engine, path: str, layer: CellLayer, inside: dict[str, nn.Module], memory: dict[str, Tensor]
     ):
         self.engine, self.path, self.layer, self.inside, self.memory = engine, path, layer, inside, memory
-        self.repeatable = False
+        self.where = f"{path}.cell".removeprefix(".")
+        self.compared: Marks = []
 
-    @property
-    def mode(self) -> str | None:
-        """Name of the cell, if its derivatives are known in closed form."""
-        return _closed_form(self.layer.cell)
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what the cell held when it was last compared: that of a copy is another."""
+        return {**self.__dict__, "compared": []}
 
     def remove(self) -> None:
         """Give the layer its own loop back."""
@@ -232,34 +247,60 @@ class CellRecorder:
         """Return what the layer's own loop returns."""
         if not torch.is_grad_enabled():
             return type(self.layer).unroll(self.layer, x, parts)
-        refuse_sharded(self.inside)
-        parameters = [p for p in self.layer.cell.parameters() if p.requires_grad]
-        return _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
-
-    def chain(self, x: Tensor, states: Sequence[Tensor], first: Sequence[Tensor], parameters: Any) -> TimeChain:
-        """Return the chain of a pass; ``states`` (T, B, ·) behind each step, ``first`` (B, ·), part by part."""
-        cell = self.layer.cell
-        if self.mode is not None:
-            weights = list(cell.parameters())
-            wanted = [True, *(w.requires_grad for w in weights)]
-            return CellChain(self.mode, x, states[0], first, weights, wanted, self.memory, "0")
-        before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-        chain = UnrolledChain(cell, x, before, parameters, self.memory, self.path)
-        # Once is enough to find a cell that draws random numbers, counts or mixes rows; each time would cost a sync.
-        if not self.repeatable and not all(map(_close, chain.after, states)):
+        refuse(sharded(self.inside))
+        refuse(hooked(self.inside))
+        if not all(part.is_floating_point() for part in parts):
             raise ChainError(
-                f"{self.path}.cell gives other states when it runs on all steps as one batch: an engine needs a cell "
-                "whose output depends on its own row of input and state alone, without random numbers or counters."
+                f"{self.where} was given a state of {', '.join(str(part.dtype) for part in parts)}: an engine needs "
+                "states of real numbers. Keep counters and the like outside of the cell."
             )
-        self.repeatable = True
+        return _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
+
+    def unrolled(
+        self,
+        x: Tensor,
+        states: Sequence[Tensor],
+        first: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        wanted: Sequence[bool],
+        held: Marks,
+    ) -> UnrolledChain:
+        """Return the chain of a pass of a cell that is not known.
+
+        Args:
+            x: (T, B, I).
+            states: behind each step, part by part, (T, B, ·).
+            first: the initial state, (B, ·).
+            parameters: the cell's, in the pass.
+            wanted: which of them needed a gradient then.
+            held: what :func:`_held` was then.
+
+        Raises:
+            ChainError: the cell gives other states than in the pass.
+        """
+        before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
+        chain = UnrolledChain(self.layer.cell, x, before, parameters, wanted, self.memory, self.where)
+        # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
+        # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
+        now = _held(self.layer.cell)
+        if not (_same(held, now) and _same(held, self.compared)):
+            if not all(map(_close, chain.after, states)):
+                raise ChainError(
+                    f"{self.where} gives other states when it runs on all steps as one batch: an engine needs a "
+                    "cell whose output depends on its own row of input and state alone, without random numbers or "
+                    "counters, and that is not changed between the forward and the backward pass."
+                )
+            self.compared = now if len(x) > 1 else []
         return chain
 
 
 class _Context(FunctionCtx):
     recorder: CellRecorder
     parts: int
+    mode: str | None
+    held: Marks
     autocast: torch.autocast
-    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
 
 
 class _UnrollFunction(torch.autograd.Function):
@@ -267,10 +308,19 @@ class _UnrollFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        ctx.recorder, ctx.parts = recorder, parts
+        cell = recorder.layer.cell
+        ctx.recorder, ctx.parts, ctx.mode = recorder, parts, _closed_form(cell)
         kind = x.device.type
         ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        steps = steps_of(recorder.layer.cell, x, rest[:parts])
+        before = _marks([x, *rest, *cell.buffers()])
+        steps = steps_of(cell, x, rest[:parts])
+        if not _same(before, _marks([x, *rest, *cell.buffers()])):
+            raise ChainError(
+                f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
+                "the backward pass, which would change them once more. Compute new tensors instead, and keep "
+                "statistics outside of the cell."
+            )
+        ctx.held = _held(cell)
         states = [torch.stack(part) for part in zip(*steps, strict=True)]
         ctx.save_for_backward(x, *rest, *states)
         ctx.set_materialize_grads(False)
@@ -281,11 +331,11 @@ class _UnrollFunction(torch.autograd.Function):
         refuse_second_derivatives()
         recorder, parts = ctx.recorder, ctx.parts
         check_finite((cotangent, *finals), recorder.path)
-        x, *rest = ctx.saved_tensors
+        x, *rest = saved(ctx, recorder.path or "the cell layer")
         autocast = ctx.autocast
-        if recorder.mode is not None:
+        if ctx.mode is not None:
             # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
-            dtype = next(recorder.layer.cell.parameters()).dtype
+            dtype = rest[parts].dtype
             x, *rest = (tensor.to(dtype) for tensor in (x, *rest))
             autocast = torch.autocast(x.device.type, enabled=False)
         first, parameters, states = rest[:parts], rest[parts:-parts], rest[-parts:]
@@ -293,11 +343,15 @@ class _UnrollFunction(torch.autograd.Function):
             _with_final(e, final, state)
             for e, final, state in zip((cotangent, *[None] * (parts - 1)), finals, states, strict=True)
         )
+        wanted = ctx.needs_input_grad[3 + parts :]
+        chain: TimeChain
         with autocast:
-            chain = recorder.chain(x, states, first, parameters)
+            if ctx.mode is not None:
+                chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], recorder.memory, "0")
+            else:
+                chain = recorder.unrolled(x, states, first, parameters, wanted, ctx.held)
             gradients = solve(recorder.engine, chain, direct, recorder.path)
-        trained = [g for g, p in zip(gradients.parameters, chain.parameters, strict=True) if p.requires_grad]
-        given = *gradients.inputs, *gradients.initial, *trained
+        given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, recorder.path or "the cell layer")
         return None, None, *given
 
@@ -309,6 +363,27 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     return e
 
 
+Marks = list[tuple[object, int]]
+"""What tells whether values are still the same: their identities, of tensors also the counts of changes in place."""
+
+
+def _marks(values: Iterable[object]) -> Marks:
+    return [
+        (weakref.ref(v), 0 if v.is_inference() else v._version) if isinstance(v, Tensor) else (v, 0) for v in values
+    ]
+
+
+def _same(marks: Marks, others: Marks) -> bool:
+    return len(marks) == len(others) and all(a is b and m == n for (a, m), (b, n) in zip(marks, others, strict=True))
+
+
+def _held(cell: nn.Module) -> Marks:
+    """Return marks of what the cell's output may depend on besides its arguments and parameters."""
+    values = [value for module in cell.modules() for value in vars(module).values()]
+    parts = [part for value in values for part in (value.values() if isinstance(value, dict) else [value])]
+    return _marks(part for part in parts if not isinstance(part, nn.Parameter))
+
+
 def _close(again: Tensor, state: Tensor) -> bool:
     tolerance = torch.finfo(state.dtype).eps ** 0.5
     return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
@@ -317,7 +392,7 @@ def _close(again: Tensor, state: Tensor) -> bool:
 def _closed_form(cell: nn.Module) -> str | None:
     """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
     as_made = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
-    if "forward" in vars(cell) or cell._forward_pre_hooks or list(cell._parameters) != as_made:
+    if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or list(cell._parameters) != as_made:
         return None
     names: dict[type, str] = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}
     if type(cell) is nn.RNNCell:

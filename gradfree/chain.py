@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,16 @@ from gradfree.scan import Cotangent, Factor
 
 class ChainError(RuntimeError):
     """A model, or a forward or backward pass of it, that an engine cannot carry out correctly."""
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise for the first of ``problems``, if there is one.
+
+    Raises:
+        ChainError: it says what the problem is.
+    """
+    for problem in problems:
+        raise ChainError(problem)
 
 
 class ChainGradients(NamedTuple):

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradfree.recording import BlockRecorder, RecordedChain
 from gradfree.sharding import own_class, sharded
-from gradfree.site import Site, attached
+from gradfree.site import Site, attached, hooked
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -53,6 +53,7 @@ class Container(Site):
         if not self.blocks:
             yield f"{self.path!r} has no blocks."
         yield from sharded(self.inside)
+        yield from hooked(self.inside)
         first: dict[nn.Module, str] = {}
         for path, block in self.blocks.items():
             if first.setdefault(block, path) != path:
@@ -87,12 +88,6 @@ def _composite(module: nn.Module) -> bool:
 
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
     yield from attached(path, block, [Container])
-    for where, module in block.named_modules(prefix=path):
-        if module._backward_hooks or module._backward_pre_hooks:
-            yield (
-                f"{where} has full backward hooks: they would see partial cotangents, some of them several times. "
-                "Remove them while an engine is attached."
-            )
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
     if "ScriptModule" in names:
         yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gradfree.chain import Chain, ChainError, ChainGradients
-from gradfree.graph import check_finite
+from gradfree.graph import check_finite, without_hooks
 from gradfree.residual import residual_factor
 from gradfree.scan import Cotangent, Factor, is_number, plus, reverse_scan, running_mean, times
 
@@ -166,13 +166,14 @@ class DepthChain(Chain):
         """
         for link, d in zip(links, delta, strict=True):
             check_finite([d], link.path)
-        numbers = sorted({n for link in links for n in link.parameters})
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        numbers = sorted({n for link in links for n in link.parameters if self.parameters[n].requires_grad})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
         first = [] if links[-1].state is None else [links[-1].state]
         leaves = [self.parameters[n] for n in numbers]
         if not first and not entries and not leaves:
             return None
-        with _named(links), _without_hooks(leaves):
+        with _named(links), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
                     [link.out for link in links],
@@ -218,16 +219,3 @@ def _named(links: Sequence[Link]) -> Iterator[None]:
     except RuntimeError as error:
         where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
         raise ChainError(f"the backward pass inside {where} failed: {error}") from error
-
-
-@contextmanager
-def _without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Keep tensor hooks on parameters from running here: autograd runs them when the gradient arrives."""
-    hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
-    try:
-        for hooks, _ in hooked:
-            hooks.clear()
-        yield
-    finally:
-        for hooks, saved in hooked:
-            hooks.update(saved)

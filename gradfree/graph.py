@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 
 from gradfree.chain import ChainError
@@ -56,6 +59,24 @@ def refuse_second_derivatives() -> None:
         )
 
 
+def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
+    """Return what the forward pass of ``where`` has saved.
+
+    Raises:
+        ChainError: some of it was changed in place since.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise ChainError(
+            f"the input, the initial state, the weights or the output of {where} were changed in place between the "
+            "forward and the backward pass, which needs them. Use the out-of-place operation (out = out + x, not "
+            "out += x), and step the optimizer after the backward pass."
+        ) from error
+
+
 def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
     """Under anomaly detection, refuse NaN and inf at the output of ``where``.
 
@@ -76,3 +97,37 @@ def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
 
 def _finite(tensors: Iterable[Tensor | None]) -> bool:
     return all(t is None or bool(t.isfinite().all()) for t in tensors)
+
+
+@contextmanager
+def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Keep tensor hooks on parameters from running here: autograd runs them when the gradient arrives."""
+    hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    try:
+        for hooks, _ in hooked:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, saved in hooked:
+            hooks.update(saved)
+
+
+def spare_hooks(tensors: Iterable[Tensor]) -> None:
+    """Until the running backward pass ends, keep hooks on ``tensors`` from being called with no gradient.
+
+    Autograd calls a hook with ``None`` where a function returns that; a tensor that it does not reach has no call.
+    """
+    hooked = [(hooks, dict(hooks)) for tensor in tensors if (hooks := tensor._backward_hooks)]
+
+    def restore() -> None:
+        for hooks, saved in hooked:
+            hooks.update({key: hook for key, hook in saved.items() if key in hooks})
+
+    for hooks, saved in hooked:
+        hooks.update({key: partial(_unless_none, hook) for key, hook in saved.items()})
+    if hooked:
+        torch.autograd.Variable._execution_engine.queue_callback(restore)
+
+
+def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else hook(grad)

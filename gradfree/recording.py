@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gradfree.chain import ChainError
+from gradfree.chain import ChainError, refuse
 from gradfree.depth_chain import DepthChain, Link
-from gradfree.graph import check_finite, refuse_second_derivatives, walk
+from gradfree.graph import check_finite, refuse_second_derivatives, spare_hooks, walk
 from gradfree.scan import Cotangent
-from gradfree.sharding import refuse_sharded
+from gradfree.sharding import sharded
+from gradfree.site import hooked
 from gradfree.solving import solve
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Recording:
         self.chain = chain
         self.parameters = parameters
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
-        self.inputs = inputs
+        self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
         self.states: list[weakref.ref[Tensor]] = []
         self.direct: list[Cotangent] = []
@@ -112,12 +113,17 @@ class _Start(torch.autograd.Function):
     def forward(ctx: _Context, recording: Recording, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
         ctx.recording = recording
         ctx.set_materialize_grads(False)
-        return state.detach()
+        # Only for the order of the nodes. Not the state itself: of whole numbers (tokens) it would need no gradient.
+        return state.new_empty(0, dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
         refuse_second_derivatives()
-        return None, *ctx.recording.solve(ctx)
+        recording = ctx.recording
+        initial, *gradients = recording.solve(ctx)
+        given = *(tensor for tensor, _ in recording.inputs), *recording.parameters
+        spare_hooks(tensor for tensor, g in zip(given, gradients, strict=True) if g is None)
+        return None, initial, *gradients
 
 
 class _Exit(torch.autograd.Function):
@@ -282,7 +288,9 @@ class BlockRecorder:
         if recording is not None and recording.chain is self.chain:
             self._check_order(recording, node.index, state)
             return recording, state
-        refuse_sharded(self.chain.inside)
+        # Both may have come since the engine was attached.
+        refuse(sharded(self.chain.inside))
+        refuse(hooked(self.chain.inside))
         if any(isinstance(t.grad_fn, _exit_node) and t.grad_fn.recording.chain is self.chain for t in others):
             raise ChainError(
                 f"{self.path} was given a state of the chain, but not as its first argument. Call blocks as "
@@ -314,13 +322,14 @@ class BlockRecorder:
         _refuse_hooks(state, recording.links[index].path)
 
     def _number(self, recording: Recording, tensor: Tensor) -> int:
-        for n, known in enumerate(recording.inputs):
-            if tensor is known:
+        for n, (known, edge) in enumerate(recording.inputs):
+            # A change in place gives the same tensor another history.
+            if tensor is known and get_gradient_edge(tensor) == edge:
                 return n
         raise ChainError(
             f"{self.path} was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that the first "
-            "block was not given. Inputs that need a gradient must be the same for every block; detach this one, "
-            "or leave the block out of the chain."
+            "block was not given, or that has been changed in place since. Inputs that need a gradient must be the "
+            "same for every block; detach this one, or leave the block out of the chain."
         )
 
     def _graph(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:

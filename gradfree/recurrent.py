@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.cells import State
-from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives
+from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, saved
 from gradfree.gru_forward import Gates, gru_with_gates, pays
 from gradfree.scan import plus
 from gradfree.site import Removable, Site
@@ -83,10 +83,15 @@ class Layer:
             return out, [out[-1:].clone()], gates
         hx = states if len(states) > 1 else states[0]
         options = (len(weights) > 2 * self.directions, 1, 0.0, False, self.directions > 1)
-        if self.packing is None:
-            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
-        else:
+        if self.packing is not None:
             out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
+        elif self.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
+            # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
+            given = [tensor.detach() for tensor in (x, *hx, *weights)]
+            with torch.enable_grad():
+                out, *finals = _FUSED[self.mode](given[0], given[1:3], given[3:], *options, False)
+        else:
+            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
         return out, finals, None
 
     @property
@@ -135,7 +140,6 @@ class Layer:
 class _Context(FunctionCtx):
     layer: Layer
     inputs: int
-    saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
 
@@ -159,9 +163,9 @@ class _LayerFunction(torch.autograd.Function):
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
         # Autocast may have run the layer in a lower precision than its weights'.
-        tensors = ctx.saved_tensors
-        x, *saved = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
-        rest, (out, *kept) = saved[: ctx.inputs - 1], saved[ctx.inputs - 1 :]
+        tensors = saved(ctx, layer.name)
+        x, *others = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
+        rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
         width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
         of_x: Tensor | None = None
@@ -262,21 +266,19 @@ class RecurrentRecorder:
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
         if not packed and not _well_formed(x, hx):
             return type(module).forward(module, input, hx)  # It raises, in its own words.
-        batched = packed or x.dim() == 3
-        if not batched:
-            x = x.unsqueeze(1)
-        elif module.batch_first and not packed:
-            x = x.transpose(0, 1)
+        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
+        # As the module itself does: the layout decides how products are rounded.
+        x = x if batched else x.unsqueeze(0 if batch_first else 1)
+        x = x.transpose(0, 1) if batch_first else x
         states = self._initial(x, batch_sizes, order, hx, batched)
         packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
         out, finals = self._layers(x, states, packing)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
             return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
+        out = out.transpose(0, 1) if batch_first else out
         if not batched:
-            out, finals = out.squeeze(1), [final.squeeze(1) for final in finals]
-        elif module.batch_first:
-            out = out.transpose(0, 1)
+            out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
         return out, tuple(finals) if len(finals) > 1 else finals[0]
 
     def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from gradfree.chain import ChainError
-
 
 def is_spread(tensor: Tensor) -> bool:
     """Tell whether a tensor is a DTensor, of which each process has a part: FSDP's parameters outside a pass."""
@@ -55,9 +53,3 @@ def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
                 f"{path} is sharded by FSDP and lies inside a chain: its parameters would get no gradient. Shard the "
                 "chain as a whole, or the model: fully_shard(model)."
             )
-
-
-def refuse_sharded(inside: Mapping[str, nn.Module]) -> None:
-    """Raise for the first of these modules that has been sharded since the engine was attached."""
-    for problem in sharded(inside):
-        raise ChainError(problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -94,3 +94,13 @@ def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Itera
     for where, inner in module.named_modules(prefix=path):
         if any(kind.holds_engine(inner) for kind in kinds):
             yield f"{where} has an engine attached already: call detach() on its handle first."
+
+
+def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield a problem for each of the modules ``inside`` a chain, by path, that has backward hooks."""
+    for path, module in inside.items():
+        if module._backward_hooks or module._backward_pre_hooks:
+            yield (
+                f"{path} has full backward hooks: they would see partial cotangents, some of them several times. "
+                "Remove them while an engine is attached."
+            )

@@ -70,6 +70,21 @@ def test_frozen_parameters_get_no_gradient_and_the_rest_is_exact(engine, frozen)
     assert_exact(engine, model, lambda: model(x))
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_freezing_between_the_forward_and_the_backward_pass(engine, before):
+    """As with the discriminator of a GAN, whose parameters need gradients in some passes only."""
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        model.blocks[2].requires_grad_(before)
+        out = model(x)
+        model.blocks[2].requires_grad_(not before)
+        return out
+
+    assert_exact(engine, model, run)
+    assert model.blocks[2].linear.weight.grad is None
+
+
 def test_a_frozen_prefix_is_not_walked(engine):
     """What needs no gradient in plain PyTorch needs none here: no graph, no sweeps."""
     model, x = plain_model(), torch.randn(4, 6)
@@ -225,6 +240,22 @@ def test_a_block_may_return_a_parameter_itself(engine):
     assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2)), ["blocks"])
 
 
+class FromBytes(Plain):
+    def forward(self, x):
+        return super().forward(x.double() / 255)
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype"), [(lambda: nn.Embedding(2, 6), torch.long), (FromBytes, torch.uint8), (FromBytes, torch.bool)]
+)
+def test_a_chain_may_begin_with_whole_numbers(engine, first, dtype):
+    """Tokens and bytes need no gradient, but the blocks that they enter do."""
+    model = nn.Sequential(nn.Sequential(first(), Plain(), Plain()), nn.Linear(6, 1))
+    x = torch.randint(2, (4, 6)).to(dtype)
+    assert_exact(engine, model, lambda: model(x), ["0"])
+    assert all(p.grad.abs().max() > 0 for p in model[0][1].parameters())
+
+
 def test_gradients_accumulate_over_micro_batches(engine):
     model, x = plain_model(), torch.randn(8, 6)
     expected = gradients(model, lambda: model(x))
@@ -242,6 +273,28 @@ def test_hooks_on_parameters_run_once(engine):
     model.blocks[1].linear.weight.register_post_accumulate_grad_hook(calls.append)
     assert_exact(engine, model, lambda: model(x))
     assert len(calls) == 2
+
+
+def test_hooks_on_parameters_do_not_run_where_there_is_no_gradient(engine):
+    """A skipped block's parameters, clipped by hooks that cannot take ``None``; the hooks stay as they are."""
+    model, x = plain_model(), torch.randn(4, 6)
+    skipped, tied = model.blocks[4].linear.weight, model.blocks[3].linear.bias
+    hooks = [p.register_hook(lambda grad: grad.clamp(-0.1, 0.1)) for p in model.parameters()]
+    before = dict(skipped._backward_hooks)
+
+    def run():
+        h = model.stem(x)
+        for block in model.blocks[:3]:
+            h = block(h)
+        return h + tied  # Behind the chain, by another way.
+
+    assert_exact(engine, model, run)
+    assert skipped.grad is None
+    assert tied.grad is not None
+    assert dict(skipped._backward_hooks) == before
+    for hook in hooks:
+        hook.remove()
+    assert not skipped._backward_hooks
 
 
 def test_checkpointing_inside_a_block(engine):

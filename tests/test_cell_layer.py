@@ -1,6 +1,7 @@
 """Any cell as a layer: torch's single-step cells and a user's own."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -176,7 +177,7 @@ def test_what_cannot_be_supported_is_refused():
     layer, x = CellLayer(Outsider()), torch.randn(5, 2, INPUT)
     with engine.attach(layer):
         out = layer(x)[0].sum()
-        assert "the cell uses a tensor that needs a gradient" in refusal(out.backward)
+        assert "cell uses a tensor that needs a gradient" in refusal(out.backward)
     layer = CellLayer(nn.RNNCell(INPUT, HIDDEN))
     assert "at least one step, not (0, 2, 3)" in refusal(lambda: layer(torch.randn(0, 2, INPUT)))
     assert "Linear has no hidden_size: pass the initial state" in refusal(lambda: CellLayer(nn.Linear(3, 4))(x))
@@ -258,6 +259,160 @@ def test_a_cell_that_gives_other_states_when_run_again_is_refused(cell):
     with gradfree.create_engine("fixed_point").attach(layer):
         loss = layer(torch.randn(5, 3, INPUT), torch.randn(3, HIDDEN))[0].sum()
         assert "cell gives other states when it runs on all steps as one batch" in refusal(loss.backward)
+
+
+def longer(task):
+    task.layer(task.x.detach()[:1], task.state)[0].sum().backward()
+
+
+def evaluated(task):
+    task.layer.eval()(task.x.detach(), task.state)[0].sum().backward()
+    task.layer.train()
+
+
+def annealed(task):
+    task.layer(task.x.detach(), task.state)[0].sum().backward()
+    task.layer.cell.rate = 0.5
+
+
+class Changing(Leaky):
+    """Its output depends on what else it holds."""
+
+    def __init__(self, mixes=False):
+        super().__init__()
+        self.rate, self.masks, self.mixes = 0.0, {"h": torch.ones(HIDDEN)}, mixes
+
+    def forward(self, x, state):
+        after = super().forward(x, state * self.masks["h"])
+        after = after - after.mean(0) if self.mixes else after
+        return nn.functional.dropout(after, self.rate, self.training)
+
+
+@pytest.mark.parametrize(("change", "options"), [(longer, {"mixes": True}), (evaluated, {}), (annealed, {})])
+def test_a_cell_is_compared_again_when_something_of_it_has_changed(change, options):
+    """Its mode, a rate; what one step alone did not tell."""
+    task = Task("leaky", 5)
+    task.layer.cell = Changing(**options)
+    if change is evaluated:
+        task.layer.cell.rate = 0.5
+    with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
+        change(task)
+        assert "gives other states when it runs" in refusal(task.gradients)
+
+
+def test_a_cell_that_is_changed_between_its_passes_is_refused():
+    """As a mask of locked dropout is, drawn for each sequence: the first one's backward pass would use the second's."""
+    task = Task("leaky", 5)
+    task.layer.cell = Changing()
+    expected = task.gradients()
+    with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
+        assert_close(task.gradients(), expected)
+        earlier = task.layer(task.x, task.state)[0].sum()
+        task.layer.cell.masks["h"] = torch.rand(HIDDEN)
+        task.gradients()
+        assert "not changed between the forward and the backward pass" in refusal(earlier.backward)
+        copied = pickle.loads(pickle.dumps(task.layer))
+        copied(task.x, task.state)[0].sum().backward()
+
+
+class Counted(Leaky):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x, state):
+        self.steps += 1
+        return super().forward(x, state)
+
+
+class Replaced(Counted):
+    def forward(self, x, state):
+        self.steps = self.steps + 1
+        return Leaky.forward(self, x, state)
+
+
+class Normalised(Leaky):
+    def __init__(self):
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(next(m for m in self.modules() if isinstance(m, nn.Linear)))
+
+
+class Overwriting(Leaky):
+    def forward(self, x, state):
+        return super().forward(x, state.mul_(0.5))
+
+
+@pytest.mark.parametrize("cell", [Counted, Replaced, Normalised, Overwriting])
+def test_a_cell_that_changes_what_it_is_given_or_holds_is_refused(cell):
+    layer = CellLayer(cell())
+    with gradfree.create_engine("fixed_point").attach(layer):
+        message = refusal(lambda: layer(torch.randn(5, 3, INPUT), torch.randn(3, HIDDEN)))
+        assert "cell changes its input, its state, a parameter or a buffer" in message
+
+
+def test_states_of_whole_numbers_are_refused():
+    layer = CellLayer(Leaky())
+    state = torch.randn(3, HIDDEN), torch.zeros(3, 1, dtype=torch.long)
+    with gradfree.create_engine("fixed_point").attach(layer):
+        message = refusal(lambda: layer(torch.randn(5, 3, INPUT), state))
+        assert "cell was given a state of torch.float64, torch.int64" in message
+
+
+@pytest.mark.parametrize("cell", ["gru", "leaky"])
+@pytest.mark.parametrize("before", [True, False])
+def test_freezing_between_the_forward_and_the_backward_pass(cell, before):
+    task = Task(cell, 5)
+
+    def gradients():
+        task.layer.zero_grad()
+        weight = next(task.layer.parameters()).requires_grad_(before)
+        loss = task.layer(task.x, task.state)[0].pow(2).sum()
+        weight.requires_grad_(not before)
+        loss.backward()
+        return [p.grad for p in task.layer.parameters()]
+
+    expected = gradients()
+    with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
+        actual = gradients()
+    assert [g is None for g in actual] == [g is None for g in expected]
+    assert_close([g for g in actual if g is not None], [g for g in expected if g is not None])
+
+
+@pytest.mark.parametrize("cell", ["gru", "leaky"])
+def test_hooks_on_parameters_run_once(cell):
+    task = Task(cell, 5)
+    expected = task.gradients()
+    hooks = [p.register_hook(lambda grad: 3 * grad) for p in task.layer.parameters()]
+    with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
+        actual = task.gradients()
+    assert_close(actual[-len(hooks) :], [3 * g for g in expected[-len(hooks) :]])
+
+
+def test_parameters_from_outside():
+    """With closed forms their gradients; a cell of one's own runs again when they are gone, and is refused."""
+    for cell in ("gru", "leaky"):
+        task = Task(cell, 5)
+        given = {name: (1.5 * p.detach()).requires_grad_() for name, p in task.layer.named_parameters()}
+
+        def gradients(task=task, given=given):
+            out = torch.func.functional_call(task.layer, given, (task.x, task.state))[0]
+            return torch.autograd.grad(out.pow(2).sum(), list(given.values()))
+
+        expected = gradients()
+        with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
+            if cell == "gru":
+                assert_close(gradients(), expected)
+            else:
+                assert "cell has other parameters in the backward pass" in refusal(gradients)
+
+
+def test_a_hook_on_a_known_cell_that_comes_later_is_part_of_it():
+    task = Task("gru", 5)
+    with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
+        hook = task.layer.cell.register_forward_hook(lambda module, args, out: 0.5 * out)
+        actual = task.gradients()
+    assert_close(actual, task.gradients())
+    hook.remove()
 
 
 def test_hooks_on_a_cell_and_layers_with_a_loop_of_their_own_are_refused():

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import gradfree
-from gradfree import ChainError
+from gradfree import CellLayer, ChainError
 
 INPUT, HIDDEN, LENGTH, BATCH = 3, 4, 5, 2
 WIDE = 128  # GRUs of this width keep their gates, by a forward pass of their own.
@@ -169,3 +169,54 @@ def test_a_packed_sequence_of_one_step_each():
     for engine in engines():
         with engine.attach(module):
             assert_close(torch.autograd.grad(module(packed)[0].data.sum(), [data, *module.parameters()]), expected)
+
+
+def plus_in_place(out, x, module):
+    out += x
+
+
+def stepped(out, x, module):
+    with torch.no_grad():
+        next(module.parameters()).mul_(2)
+
+
+@pytest.mark.parametrize("change", [plus_in_place, stepped])
+@pytest.mark.parametrize("make", [lambda: nn.GRU(HIDDEN, HIDDEN), lambda: CellLayer(nn.GRUCell(HIDDEN, HIDDEN))])
+def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change):
+    """Torch's own layers mind it in part, by the device; the layer and the remedy are named."""
+    model, x = nn.ModuleDict({"rnn": make()}), torch.randn(LENGTH, BATCH, HIDDEN)
+    for engine in engines():
+        with engine.attach(model):
+            out = model["rnn"](x)[0]
+            loss = out.sum()
+            change(out, x, model)
+            with pytest.raises(ChainError, match=r"output of rnn.* were changed in place .* \(out = out \+ x"):
+                loss.backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("frozen", [(), ("ih",), ("hh",)])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(dtype, cell, bias, batch_first, frozen):
+    """How torch rounds depends on dtype and strides, and on whether gradients are on and needed."""
+    module = CELLS[cell](INPUT, HIDDEN, num_layers=2, bias=bias, batch_first=batch_first).to(dtype)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
+    sequences = {
+        "alone": torch.randn(LENGTH, INPUT),
+        "alone, every second feature": torch.randn(LENGTH, 2 * INPUT)[:, ::2],
+        "alone, the same at all steps": torch.randn(INPUT).expand(LENGTH, INPUT),
+        "transposed": torch.randn(INPUT, LENGTH, BATCH).permute(2, 1, 0),
+        "every second feature": torch.randn(LENGTH, BATCH, 2 * INPUT)[..., ::2],
+        "a batch of one": torch.randn(LENGTH, 1, INPUT),
+    }
+    for name, x in sequences.items():
+        x = x.to(dtype)
+        out, final = module(x)
+        with gradfree.create_engine("backprop").attach(module):
+            attached, attached_final = module(x)
+        assert torch.equal(attached, out), name
+        assert all(map(torch.equal, attached_final, final)), name

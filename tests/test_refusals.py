@@ -142,6 +142,18 @@ def test_full_backward_hooks():
     assert "blocks.1 has full backward hooks" in refused(HIGHWAY, model)
 
 
+@pytest.mark.parametrize("path", ["blocks.1", "blocks.1.linear"])
+def test_full_backward_hooks_that_come_later(path):
+    model, x = plain_model(), torch.randn(4, 6)
+    with HIGHWAY.attach(model):
+        model(x)
+        hook = model.get_submodule(path).register_full_backward_hook(lambda module, before, after: None)
+        with pytest.raises(ChainError, match=f"{path} has full backward hooks".replace(".", r"\.")):
+            model(x)
+        hook.remove()
+        model(x).sum().backward()
+
+
 def test_lazy_parameters():
     class Lazy(nn.Module):
         def __init__(self):
@@ -285,6 +297,19 @@ def test_an_input_with_a_gradient_that_differs_between_blocks(name):
         h = model.blocks[0](model.stem(x), scales[0])
         with pytest.raises(ChainError, match="must be the same for every block"):
             model.blocks[1](h, scales[1])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("change", [lambda x: x.mul_(2), lambda x: x[0].zero_(), lambda x: x.copy_(torch.randn(6))])
+def test_an_input_with_a_gradient_that_is_changed_in_place_between_blocks(name, change):
+    """It is the same tensor, but the gradient of each state of it goes another way."""
+    model, x = plain_model(3), torch.randn(4, 6)
+    with ENGINES[name].attach(model):
+        scale = 1.5 * model.heads[0]
+        h = model.blocks[0](model.stem(x), scale)
+        change(scale)
+        with pytest.raises(ChainError, match=r"blocks\.1 .* \(6,\) .* has been changed in place since"):
+            model.blocks[1](h, scale)
 
 
 @pytest.mark.parametrize("name", ENGINES)
