@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
+from math import isnan, nan
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +19,8 @@ from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import Report
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.sweep import TASKS
+from gradfree.benchmarks.tasks import DIGITS
+from gradfree.benchmarks.training import score_in
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -49,6 +52,23 @@ def test_training_learns():
     assert results["validation"] >= 75
     assert results["losses"][-1]["loss"] < 0.5 * results["losses"][0]["loss"]
     assert len(results["losses"]) == 20
+
+
+@pytest.mark.parametrize("score", [TASK.score, DIGITS.score])
+def test_a_model_that_returns_nan_has_no_accuracy(score):
+    """The largest of ten NaN is the first: a network of NaN would have a tenth of all digits right."""
+    width = 1 if score is TASK.score else 10
+    split = Split(torch.zeros(4, width), torch.zeros((4, 1) if width == 1 else 4, dtype=torch.long))
+    assert score.of(torch.nn.Identity(), split) == 100.0
+    spoilt = Split(torch.where(torch.arange(4)[:, None] == 3, torch.nan, split.inputs), split.targets)
+    assert isnan(score.of(torch.nn.Identity(), spoilt))
+
+
+def test_a_record_of_an_accuracy_of_nan_is_one_of_a_diverged_run():
+    """There are such, from before that was seen: their losses tell."""
+    losses = [{"step": 0, "loss": 2.3}, {"step": 9, "loss": nan}]
+    assert isnan(score_in({"losses": losses, "test": 9.8}, "test"))
+    assert score_in({"losses": losses[:1], "test": 9.8}, "test") == 9.8
 
 
 def test_batches_take_every_example_once_an_epoch():
