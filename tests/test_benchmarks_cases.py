@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 import torch
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, training
 
-from gradfree.benchmarks.case import ADDED
+from gradfree.benchmarks.case import ADDED, Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split, pydoc
 from gradfree.benchmarks.memory import peak_memory
@@ -21,6 +21,7 @@ from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.sweep import TASKS
 from gradfree.benchmarks.tasks import DIGITS
 from gradfree.benchmarks.training import score_in
+from gradfree.chain import ChainError
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -52,6 +53,22 @@ def test_training_learns():
     assert results["validation"] >= 75
     assert results["losses"][-1]["loss"] < 0.5 * results["losses"][0]["loss"]
     assert len(results["losses"]) == 20
+
+
+def test_a_row_that_cannot_take_a_step_costs_the_others_no_timing():
+    """One engine that fails on a model must not take the figures of all others with it; without a baseline are none."""
+    refused = Row("foton", "foton", {})
+    case = speed((PLAIN, refused, HIGHWAY))
+    plain, lost, highway = case.run()["rows"]
+    assert min(plain["time"], highway["time"]) > 0
+    assert lost["label"] == "foton"
+    assert "FOTON cannot be attached" in lost["error"]
+    comparison = Comparison(TASK, case.rows)
+    (timing,) = comparison.timing("cpu")
+    summary = comparison.section(dict([fake(timing, {"rows": [plain, lost, highway]})]), "cpu")
+    assert [isnan(row.ratio.median) for row in summary.rows] == [False, True, False]
+    with pytest.raises(ChainError):
+        speed((refused, PLAIN)).run()
 
 
 @pytest.mark.parametrize("score", [TASK.score, DIGITS.score])
