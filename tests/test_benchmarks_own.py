@@ -213,10 +213,16 @@ def measured(engine, cosine, low, ratio, high):
         ([("dsf", 0.8, 0.4, 0.5, 0.6), ("highway_bp", 0.995, 0.6, 0.7, 0.8)], "Try highway_bp: a step takes 0.70"),
         ([("dsf", 0.8, 0.4, 0.5, 0.6), ("truncated", 0.9, 0.6, 0.7, 0.8)], "Try truncated: .* only akin"),
         ([("dsf", float("nan"), 1.4, 1.5, 1.6)], "Stay with plain backprop"),
+        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.9998, 0.6, 0.7, 0.8)], "Try backprop .default.: .* 0.72"),
+        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.99999, 0.6, 0.7, 0.8)], "Try highway_bp: .* 0.70"),
+        ([], "Nothing to compare with plain backprop"),
     ],
 )
 def test_what_is_recommended(others, words):
-    """Of the engines that are faster beyond doubt: the fastest that is as good or, if none is, the best."""
+    """Of the engines that are faster beyond doubt: the fastest that is as good or, if none is, the best.
+
+    Where the quartiles of several that are as good overlap, they are as fast, and the nearest gradient counts.
+    """
     everything = [measured("backprop", 1.0, 1.0, 1.0, 1.0), *(measured(*other) for other in others)]
     assert re.match(words, recommendation(everything, "--model m:b --data m:l"))
 
