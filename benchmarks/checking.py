@@ -27,6 +27,8 @@ from gradfree.benchmarks.trainee import Trainee
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 
+_DIGITS = 4
+"""Of a cosine."""
 AS_GOOD = 0.99
 """The cosine from which on a gradient is recommended without a second thought."""
 
@@ -68,10 +70,11 @@ def check(model: str, data: str | None, loss: str | None, chains: Paths, device:
             "Nothing is measured without data: --data module:function, which returns batches of inputs and targets."
         )
         return
-    measured, failures = measure_rows(task, built.to(device), [r for r in rows if reports[r.engine].ok], device)
+    attached = [r for r in rows if reports[r.engine].ok and reports[r.engine].chains]
+    measured, failures = measure_rows(task, built.to(device), attached, device)
     for label, problem in failures.items():
         console.print(f"{label} failed: {problem}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_table(measured))
+    console.print(_table(measured, task.batch_size))
     advice = recommendation(measured, f"--model {model} --data {data}")
     console.print(advice, markup=False, highlight=False, soft_wrap=True)
 
@@ -109,7 +112,10 @@ def measure_rows(
             started[candidate.label] = candidate, fidelity.total, trainee
     if BACKPROP.label in failures:
         raise UsageError(f"{task.model} cannot be trained on these data: {failures[BACKPROP.label]}")
-    times = interleaved([trainee.step for *_, trainee in started.values()])
+    try:
+        times = interleaved([trainee.step for *_, trainee in started.values()])
+    except Exception as error:
+        raise UsageError(f"{task.model} fails after some steps: {type(error).__name__}: {error}") from error
     costs = [statistics(own, times[0]) for own in times]
     return [Measured(r, g, cost) for (r, g, _), cost in zip(started.values(), costs, strict=True)], failures
 
@@ -122,14 +128,15 @@ def _noted(failures: dict[str, str], label: str) -> Iterator[None]:
         failures[label] = f"{type(error).__name__}: {error}"
 
 
-def _table(measured: Sequence[Measured]) -> Table:
+def _table(measured: Sequence[Measured], batch_size: int) -> Table:
     threads = torch.get_num_threads()
-    table = Table(title=f"one batch, {threads} threads", box=SIMPLE_HEAD, title_justify="left")
+    title = f"one batch of {batch_size} examples, {threads} threads"
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
     for heading in ("engine", "cosine", "norm ratio", "step (ms)", "step time (×)", "quartiles"):
         table.add_column(heading, justify="left" if heading == "engine" else "right")
     for m in measured:
         low, high = m.cost["ratio_quartiles"]
-        figures = [f"{m.gradient.cosine:.4f}", f"{m.gradient.norm_ratio:.3f}", f"{1e3 * m.cost['time']:.2f}"]
+        figures = [f"{m.gradient.cosine:.{_DIGITS}f}", f"{m.gradient.norm_ratio:.3f}", f"{1e3 * m.cost['time']:.2f}"]
         table.add_row(m.row.label, *figures, f"{m.cost['ratio']:.2f}", f"{low:.2f} to {high:.2f}")
     return table
 
@@ -137,11 +144,16 @@ def _table(measured: Sequence[Measured]) -> Table:
 def recommendation(measured: Sequence[Measured], names: str) -> str:
     """Return what to do in view of the figures; ``names`` are the options that name model and data."""
     _, *others = measured
+    if not others:
+        return "Nothing to compare with plain backprop: no engine could be put on this model, see above."
     # Between the quartiles of the ratio it is anyone's guess.
     faster = [m for m in others if m.cost["ratio_quartiles"][1] < 1]
     as_good = [m for m in faster if m.gradient.cosine >= AS_GOOD]
     if as_good:
-        best = min(as_good, key=lambda m: m.cost["ratio"])
+        fastest = min(as_good, key=lambda m: m.cost["ratio"])
+        # Those whose quartiles reach the fastest's may be as fast: of them the nearest gradient, to the digits shown.
+        rivals = [m for m in as_good if m.cost["ratio_quartiles"][0] <= fastest.cost["ratio_quartiles"][1]]
+        best = max(rivals, key=lambda m: (round(m.gradient.cosine, _DIGITS), -m.cost["ratio"]))
         verdict = "its gradient is backprop's, or next to it"
     elif faster:
         best = max(faster, key=lambda m: m.gradient.cosine)
@@ -150,5 +162,6 @@ def recommendation(measured: Sequence[Measured], names: str) -> str:
         return "Stay with plain backprop: no engine takes less time for a step of this model on this device."
     return (
         f"Try {best.row.label}: a step takes {best.cost['ratio']:.2f} of plain backprop's time, and {verdict} (cosine "
-        f"{best.gradient.cosine:.4f}). How well it trains: gradfree bench run {names} --engines {best.row.engine}"
+        f"{best.gradient.cosine:.{_DIGITS}f}). "
+        f"How well it trains: gradfree bench run {names} --engines {best.row.engine}"
     )

@@ -13,6 +13,7 @@ from gradfree.benchmarks.provenance import Provenance, described
 from gradfree.benchmarks.records import Record, RecordFile
 from gradfree.benchmarks.section import Section
 from gradfree.benchmarks.statistics import Estimate, Spread, paired
+from gradfree.benchmarks.training import score_in
 from gradfree.benchmarks.verdict import shift, signed
 from gradfree.cli import UsageError
 
@@ -93,7 +94,8 @@ class ScoreChange:
     def of(cls, pair: Pair) -> Iterator[ScoreChange]:
         """Yield what two sets of training runs tell; nothing if they are none, or have no seed in common."""
         a, b = (
-            {s: r["results"]["test"] for s, r in _finished(runs).items() if "test" in r["results"]} for runs in pair
+            {s: score_in(r["results"], "test") for s, r in _finished(runs).items() if "test" in r["results"]}
+            for runs in pair
         )
         common = a.keys() & b.keys()
         if not common:

@@ -25,6 +25,7 @@ from gradfree.benchmarks.section import Fact, Plots, Section
 from gradfree.benchmarks.statistics import Estimate, paired
 from gradfree.benchmarks.stored import Stored
 from gradfree.benchmarks.tasks import Task
+from gradfree.benchmarks.training import score_in
 
 _MARKS = 10
 """On a line of many points, at most."""
@@ -138,8 +139,8 @@ class Point:
         steps = [probe["step"] for probe in next(iter(results.values()))["fidelity"]] if results else []
         return cls(
             learning_rate=learning_rate,
-            test={seed: result["test"] for seed, result in results.items()},
-            validation={seed: result["validation"] for seed, result in results.items()},
+            test={seed: score_in(result, "test") for seed, result in results.items()},
+            validation={seed: score_in(result, "validation") for seed, result in results.items()},
             drift=max((loss["drift"] for result in results.values() for loss in result["losses"]), default=nan),
             alignment=dict(zip(steps, np.mean(probes, axis=0).tolist(), strict=True)) if results else {},
             failed=len(records) - len(results),

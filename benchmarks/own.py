@@ -133,9 +133,12 @@ def _load(loader: Reference) -> Data:
     splits = {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
     if not all(len(split.inputs) for split in splits.values()):
         raise UsageError(f"{loader.name} returns a source without examples.")
-    if len(splits) == 1:
-        return Data(*_hold_out(splits["train"]))
-    return Data(**_with_last_tenth(splits))
+    data = Data(*_hold_out(splits["train"])) if len(splits) == 1 else Data(**_with_last_tenth(splits))
+    if not len(data.train.inputs):
+        raise UsageError(
+            f"{loader.name} returns too few examples: nothing is left to train on beside what is held out."
+        )
+    return data
 
 
 def _sources(given: Any, name: str) -> Mapping[str, Any]:
@@ -165,7 +168,7 @@ def _is_pair(value: Any) -> bool:
 
 def _split(source: Any, name: str) -> Split:
     if _is_pair(source):
-        return Split(*source)
+        return _batch(source, name)
     batches: Iterable[Any] = source
     if isinstance(source, Dataset) and not isinstance(source, DataLoader):
         batches = DataLoader(source, _AT_ONCE)
@@ -175,10 +178,25 @@ def _split(source: Any, name: str) -> Split:
     for batch in batches:
         if not _is_pair(batch):
             raise UsageError(f"{name} has a batch that is {_described(batch)}, not two tensors: inputs and targets.")
-        found.append(batch)
+        found.append(_batch(batch, name))
     if not found:
         raise UsageError(f"{name} has no batch.")
     return Split(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+
+
+def _batch(pair: Sequence[Tensor], name: str) -> Split:
+    """Return a pair as a batch.
+
+    Raises:
+        UsageError: it is a single example, or inputs and targets are not as many.
+    """
+    inputs, targets = pair
+    if not (inputs.ndim and targets.ndim and len(inputs) == len(targets)):
+        raise UsageError(
+            f"{name} has inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}: the first "
+            "size must be the number of examples in both. Of a list of single examples make a DataLoader."
+        )
+    return Split(inputs, targets)
 
 
 def _described(value: Any) -> str:

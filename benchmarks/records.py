@@ -118,6 +118,10 @@ class RecordFile:
                         f"another run is writing to {self.path}. Wait for it, name another folder by --out, or divide "
                         "the cases between them by --shard."
                     ) from None
+                except OSError as error:
+                    raise UsageError(
+                        f"cannot write to {self.path.parent}: {error.strerror}. Name another folder by --out."
+                    ) from error
             yield
 
     def append(self, record: Record) -> None:
@@ -169,7 +173,10 @@ def _read(path: Path) -> Iterator[Record]:
     """Yield the records in ``path``, none if there is no such file."""
     if not path.exists():
         return
-    *lines, _ = path.read_bytes().split(b"\n")
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)

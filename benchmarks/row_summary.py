@@ -12,6 +12,7 @@ from gradfree.benchmarks.case import Row
 from gradfree.benchmarks.failures import error_of
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.statistics import Estimate, Spread
+from gradfree.benchmarks.training import score_in
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class RowSummary:
         return cls(
             row=row,
             learning_rate=learning_rate,
-            validation={seed: result["validation"] for seed, result in results.items()},
-            test={seed: result["test"] for seed, result in results.items()},
+            validation={seed: score_in(result, "validation") for seed, result in results.items()},
+            test={seed: score_in(result, "test") for seed, result in results.items()},
             cosine=fmean(probes) if probes else nan,
             time=Spread.recorded(cost, "time") if cost else Spread(),
             ratio=Spread.recorded(cost, "ratio") if cost else Spread(),

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from gradfree.benchmarks.axes import Sweep
 from gradfree.benchmarks.case import Case
+from gradfree.benchmarks.compare import UnmatchedSection, environment_changes, read_records
 from gradfree.benchmarks.compare import compare as compare_records
-from gradfree.benchmarks.compare import environment_changes, read_records
 from gradfree.benchmarks.environment import require
 from gradfree.benchmarks.extra import needs_extra
 from gradfree.benchmarks.part import Suite, sections
@@ -193,7 +193,10 @@ def compare(a: Path, b: Path) -> None:
     """Print what two sets of records have in common and in what they differ."""
     console, before, after = Console(), read_records(a), read_records(b)
     console.print(Text(f"a: {a}\nb: {b}\n"))
-    for section in compare_records(before, after):
+    found = compare_records(before, after)
+    if all(isinstance(section, UnmatchedSection) for section in found):
+        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
+    for section in found:
         print_section(section, console)
     for change in environment_changes(before, after):
         console.print(Text(change, "bold yellow"))

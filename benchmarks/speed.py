@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -39,11 +40,27 @@ class Speed(Case):
         return self.task.name
 
     def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the baseline and peak memory in bytes."""
-        trainees = [Trainee(self.task, row, self.device, self.seed) for row in self.rows]
-        times = interleaved([trainee.step for trainee in trainees])
-        rows = compared((row.label for row in self.rows), times)
-        return {"rows": [row | {"peak_memory": own.peak_memory()} for row, own in zip(rows, trainees, strict=True)]}
+        """Measure; return for each row its times in seconds, ratios to the baseline and peak memory in bytes.
+
+        Of a row that cannot take a step, its error; the others are timed without it.
+        """
+        started = {row.label: self._start(row) for row in self.rows}
+        trainees = {label: own for label, own in started.items() if isinstance(own, Trainee)}
+        times = compared(trainees, interleaved([trainee.step for trainee in trainees.values()]))
+        costs = {cost["label"]: cost | {"peak_memory": trainees[cost["label"]].peak_memory()} for cost in times}
+        return {"rows": [costs.get(label, {"label": label, "error": error}) for label, error in started.items()]}
+
+    def _start(self, row: Row) -> Trainee | str:
+        """Return a model that has taken a step with ``row``'s engine, or the error of one that cannot."""
+        try:
+            trainee = Trainee(self.task, row, self.device, self.seed)
+            trainee.step()
+        except Exception:
+            # Without the baseline nothing can be told of the others.
+            if row is self.rows[0]:
+                raise
+            return traceback.format_exc().strip()
+        return trainee
 
 
 @dataclass(frozen=True, kw_only=True)

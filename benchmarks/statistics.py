@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -14,6 +14,8 @@ Bar = tuple[float, float, float]
 """A value and the ends of its interval, as plots show them; NaN for an interval that is not known."""
 
 _CONFIDENCE = 0.95
+_ALIKE = 1e-4
+"""Share of a difference by which several may differ, by rounding, and be the same."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,14 @@ class Estimate:
 
 
 def paired(own: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
-    """Estimate the difference of ``own`` and ``other``, values by seed, from the seeds that both have."""
-    return Estimate.of([own[seed] - other[seed] for seed in own if seed in other])
+    """Estimate the difference of ``own`` and ``other``, values by seed, from the seeds that both have.
+
+    Differences that are the same but not 0, as those of accuracies on few examples easily are, have no interval:
+    Student's t would make it 0 wide.
+    """
+    estimate = Estimate.of([own[seed] - other[seed] for seed in own if seed in other])
+    alike = estimate.margin <= _ALIKE * abs(estimate.mean)
+    return replace(estimate, margin=nan) if alike and estimate.mean else estimate
 
 
 @dataclass(frozen=True)

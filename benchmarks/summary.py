@@ -261,7 +261,8 @@ def summarise(
     found = [*speed, *chain(*runs)]
     if not found:
         return None
-    costs = speed[0]["results"]["rows"] if speed else [None] * len(rows)
+    timed = speed[0]["results"]["rows"] if speed else [{}] * len(rows)
+    costs = [cost if "time" in cost else None for cost in timed]
     return Summary(
         task=task,
         grid=grid,

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree import list_engines, list_models
 from gradfree.benchmarks.axes import Names, Sweep, listed
@@ -37,7 +37,7 @@ from gradfree.benchmarks.tasks import (
     Task,
 )
 from gradfree.cli import UsageError
-from gradfree.names import no_such
+from gradfree.names import no_such, one
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -302,13 +302,22 @@ def _checked(task: Task) -> Task:
     Raises:
         UsageError: it does not.
     """
+    # The name of a task of the user's own begins with the model's.
+    what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
+    outputs: Any = torch.empty(0)
     try:
         model, batch = task.create_model(0), next(task.batches(task.data().train, 0))
         batch = task.on("cpu", Split(*(x[:2] for x in batch)))
         with torch.no_grad():
-            task.loss(model(batch.inputs), batch.targets)
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        # The name of a task of the user's own begins with the model's.
-        what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
-        raise UsageError(f"{what} cannot be trained on these data: {error}") from error
+            outputs = model(batch.inputs)
+            loss = task.loss(outputs, batch.targets)
+    except UsageError:
+        raise
+    except Exception as error:
+        cause = str(error) if isinstance(error, (TypeError, ValueError, RuntimeError)) else repr(error)
+        if not isinstance(outputs, Tensor):
+            cause = f"the model returns {one(type(outputs).__name__)}, not a tensor, and the loss fails with {error!r}"
+        raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
+    if loss.numel() != 1:
+        raise UsageError(f"{what} cannot be trained: its loss is no single number, but of shape {tuple(loss.shape)}.")
     return task

@@ -46,7 +46,7 @@ class TimeToTarget(Part):
             return None
         cases = list(comparison.training(0, device, records))
         curves = [[r["results"]["curve"] for r in matching(records, case)] if case else [] for case in cases]
-        times = [result["time"] for result in timed[0]["results"]["rows"]]
+        times = [result.get("time", nan) for result in timed[0]["results"]["rows"]]
         rows = [Reach(*found, self._steps(found[2])) for found in zip(comparison.rows, times, curves, strict=True)]
         return TargetSection(self, rows, device)
 

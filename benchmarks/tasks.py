@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf, isnan, nan
 from typing import Any
 
 import torch
@@ -47,15 +47,21 @@ class Score:
 
     @torch.no_grad()
     def of(self, model: nn.Module, split: Split) -> float:
-        """Return the score of ``model``, in evaluation mode, on ``split``; the model is left as it was."""
+        """Return the score of ``model``, in evaluation mode, on ``split``; the model is left as it was.
+
+        NaN if an output is: an accuracy would be the share of the class that happens to come first.
+        """
+        diverged = False
         metric = self.metric().to(split.inputs.device)
         modes = {module: module.training for module in model.modules()}
         model.eval()
         for inputs, targets in zip(split.inputs.split(_CHUNK), split.targets.split(_CHUNK), strict=True):
-            metric.update(model(inputs), targets)
+            outputs = model(inputs)
+            diverged |= isinstance(outputs, Tensor) and bool(outputs.isnan().any())
+            metric.update(outputs, targets)
         for module, training in modes.items():
             module.training = training
-        return self.factor * metric.compute().item()
+        return nan if diverged else self.factor * metric.compute().item()
 
     def goodness(self, value: float) -> float:
         """Return ``value`` with the sign that makes more better; that of NaN, a diverged run's, is the worst."""
@@ -139,7 +145,11 @@ class Task:
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the learning rate schedule of ``optimizer``."""
-        return OneCycleLR(optimizer, self.learning_rate, total_steps=self.steps, pct_start=0.1, cycle_momentum=False)
+        # A warm-up of one step is a division by zero in OneCycleLR; what is shorter has none either.
+        warm_up = 0.0 if self.steps == 10 else 0.1
+        return OneCycleLR(
+            optimizer, self.learning_rate, total_steps=self.steps, pct_start=warm_up, cycle_momentum=False
+        )
 
     def batches(self, split: Split, seed: int) -> Iterator[Split]:
         """Yield one batch a step, each epoch in a new order, by ``seed`` and not by the model's random numbers."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite, nan
 from typing import Any, ClassVar
 
 from torch import nn
@@ -106,6 +108,13 @@ class TimedTrial(Trial, TimedTraining):
     """A training run of so many seconds that tries a learning rate."""
 
     kind: ClassVar[str] = "timed trial"
+
+
+def score_in(results: Mapping[str, Any], name: str) -> float:
+    """Return the score of a run by its results; NaN if the loss was no finite number in the end."""
+    # There are records of accuracies that were taken of NaN.
+    losses = results.get("losses")
+    return nan if losses and not isfinite(losses[-1]["loss"]) else results[name]
 
 
 def _spread(count: int, steps: int) -> set[int]:

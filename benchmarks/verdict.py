@@ -38,7 +38,8 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
     if difference.mean == difference.margin == 0:
         return "the same with every seed", ""
     if isnan(difference.margin):
-        return "one seed: no interval", signed(difference.mean)
+        seeds = "one seed" if difference.count == 1 else "the same difference with every seed"
+        return f"{seeds}: no interval", signed(difference.mean)
     outcome = shift(difference)
     if outcome != SAME:
         outcome = "better" if (difference.mean > 0) == higher_is_better else "worse"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
 
 from gradfree import __doc__ as description
+from gradfree.names import did_you_mean
 from gradfree.registry import ENGINES, MODELS, entries
 
 COMMANDS = "gradfree.commands"
@@ -22,8 +24,18 @@ class UsageError(Exception):
 class _Parser(ArgumentParser):
     """A parser with ``--dry-run`` for ``dry_run``, and switches for what is true or false: ``--retry``, ``--no-retry``.
 
-    ``--dry_run`` and ``--retry=true``, as in a configuration file, will do.
+    ``--dry_run`` and ``--retry=true``, as in a configuration file, will do. An option is not taken for another that it
+    begins like: with ``--seed`` for ``--seeds`` another thing may be meant.
     """
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what is wrong, of an unknown option also what it may have been meant to be, and end the process."""
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        known = [name for name in self._option_string_actions if "_" not in name]
+        super().error(f"{message}.{did_you_mean(unknown[1], known)}" if unknown else message, ex)
 
     def add_argument(self, *names: str, **settings: Any) -> Any:
         if names[0].startswith("--"):

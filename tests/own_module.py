@@ -44,6 +44,24 @@ def build_doomed():
     return build()
 
 
+class Tuple(Model):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+def build_tuple():
+    return Tuple(2, 3)
+
+
+class Picky(Model):
+    def forward(self, x):
+        raise AssertionError("only pictures")
+
+
+def build_picky():
+    return Picky(2, 3)
+
+
 def build_regression():
     return Model(3, 1)
 
@@ -95,6 +113,24 @@ def loss(outputs, targets):
 
 def bad_batches():
     return [{"x": 1}]
+
+
+def losses(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def unequal():
+    x, y = pair()
+    return x[:30], y
+
+
+def examples():
+    return list(zip(*pair(), strict=True))
+
+
+def few():
+    x, y = pair()
+    return x[:2], y[:2]
 
 
 def nothing():

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
+from math import isnan, nan
 from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, training
 
-from gradfree.benchmarks.case import ADDED
+from gradfree.benchmarks.case import ADDED, Row
 from gradfree.benchmarks.comparison import Comparison
 from gradfree.benchmarks.data import Split, pydoc
 from gradfree.benchmarks.memory import peak_memory
@@ -18,6 +19,9 @@ from gradfree.benchmarks.records import RecordFile
 from gradfree.benchmarks.report import Report
 from gradfree.benchmarks.suites import SUITES
 from gradfree.benchmarks.sweep import TASKS
+from gradfree.benchmarks.tasks import DIGITS
+from gradfree.benchmarks.training import score_in
+from gradfree.chain import ChainError
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -49,6 +53,46 @@ def test_training_learns():
     assert results["validation"] >= 75
     assert results["losses"][-1]["loss"] < 0.5 * results["losses"][0]["loss"]
     assert len(results["losses"]) == 20
+
+
+def test_a_row_that_cannot_take_a_step_costs_the_others_no_timing():
+    """One engine that fails on a model must not take the figures of all others with it; without a baseline are none."""
+    refused = Row("foton", "foton", {})
+    case = speed((PLAIN, refused, HIGHWAY))
+    plain, lost, highway = case.run()["rows"]
+    assert min(plain["time"], highway["time"]) > 0
+    assert lost["label"] == "foton"
+    assert "FOTON cannot be attached" in lost["error"]
+    comparison = Comparison(TASK, case.rows)
+    (timing,) = comparison.timing("cpu")
+    summary = comparison.section(dict([fake(timing, {"rows": [plain, lost, highway]})]), "cpu")
+    assert [isnan(row.ratio.median) for row in summary.rows] == [False, True, False]
+    with pytest.raises(ChainError):
+        speed((refused, PLAIN)).run()
+
+
+@pytest.mark.parametrize("score", [TASK.score, DIGITS.score])
+def test_a_model_that_returns_nan_has_no_accuracy(score):
+    """The largest of ten NaN is the first: a network of NaN would have a tenth of all digits right."""
+    width = 1 if score is TASK.score else 10
+    split = Split(torch.zeros(4, width), torch.zeros((4, 1) if width == 1 else 4, dtype=torch.long))
+    assert score.of(torch.nn.Identity(), split) == 100.0
+    spoilt = Split(torch.where(torch.arange(4)[:, None] == 3, torch.nan, split.inputs), split.targets)
+    assert isnan(score.of(torch.nn.Identity(), spoilt))
+
+
+def test_a_record_of_an_accuracy_of_nan_is_one_of_a_diverged_run():
+    """There are such, from before that was seen: their losses tell."""
+    losses = [{"step": 0, "loss": 2.3}, {"step": 9, "loss": nan}]
+    assert isnan(score_in({"losses": losses, "test": 9.8}, "test"))
+    assert score_in({"losses": losses[:1], "test": 9.8}, "test") == 9.8
+
+
+def test_trainings_may_be_short():
+    """Of any number of steps, ten too, of which the tenth that warms up is a single one."""
+    for steps in range(1, 13):
+        losses = training(PLAIN, task=replace(TASK, steps=steps)).run()["losses"]
+        assert [loss["step"] for loss in losses] == list(range(steps))
 
 
 def test_batches_take_every_example_once_an_epoch():

@@ -109,6 +109,16 @@ def test_the_command_takes_folders_and_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("others", "said"), [(B, False), ([RECORDS[speed().id] | {"config": {"device": "cpu"}}], True)]
+)
+def test_sets_with_nothing_in_common_are_said_to_be_so(others, said, tmp_path, capsys):
+    write(tmp_path / "old" / "records.jsonl", A)
+    write(tmp_path / "new" / "records.jsonl", others)
+    main(["bench", "compare", str(tmp_path / "old"), str(tmp_path / "new")])
+    assert ("Nothing can be compared: no case has results in both." in capsys.readouterr().out) is said
+
+
+@pytest.mark.parametrize(
     ("content", "words"), [(None, "there is no"), ("", "has no records"), ("no record\n", "line 1 is no record")]
 )
 def test_a_set_that_cannot_be_read_is_an_error(content, words, tmp_path, capsys):

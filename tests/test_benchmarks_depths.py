@@ -70,12 +70,12 @@ def tried(best, part=SWEEP):
 
 
 def trained(part=SWEEP, best=0.1):
-    """Trials and runs of two seeds: seed s scores 10 · depth + s, in the plain row 1 more."""
+    """Trials and runs of two seeds: seed s scores 10 · depth + s, in the plain row 1 more, not to the last digit."""
     records = tried(best, part)
     for seed in range(2):
         for case in part.training(seed, "cpu", records):
             depth = case.task.options["depth"]
-            score = 10.0 * depth + seed + (case.row == PLAIN)
+            score = 10.0 * depth + seed + (case.row == PLAIN) * (1 + 2e-4 * seed)
             cosines = [1.0 if case.row == PLAIN else 0.5 + 0.1 * seed] * depth + [1.0]
             probes = [{"step": step, "cosine": 0.9, "relative_error": 0.1, "layers": cosines} for step in (0, 7)]
             losses = [{"step": step, "loss": 1.0, "drift": drift} for step, drift in ((0, 1e-3), (7, 2e-3))]
@@ -109,7 +109,7 @@ def test_the_table_has_a_column_for_each_depth():
     facts = {(f.subject, f.setting, f.quantity): f.value for f in section.facts()}
     assert facts["foton", "3 hidden layers", "test accuracy"] == 30.5
     assert facts["foton", "2 hidden layers", "cosine with the exact gradient"] == pytest.approx(0.55)
-    assert facts["foton", "3 hidden layers", "test accuracy, difference to backprop"] == -1
+    assert facts["foton", "3 hidden layers", "test accuracy, difference to backprop"] == pytest.approx(-1, rel=1e-3)
     assert facts["foton", "2 hidden layers", "largest drift from orthogonality"] == 2e-3
 
 

@@ -101,6 +101,11 @@ def test_options_and_axes_reach_the_builder():
         (MODEL, "own_module:untrained", "the key 'train' is missing"),
         (MODEL, "own_module:number", "own_module:number returns an int, not examples"),
         (MODEL, "own_module:nothing", "own_module:nothing has no batch"),
+        (MODEL, "own_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
+        (MODEL, "own_module:examples", "inputs of shape .4,. and targets of shape ..: .*make a DataLoader"),
+        (MODEL, "own_module:few", "own_module:few returns too few examples: nothing is left to train on"),
+        ("own_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
+        ("own_module:build_picky", DATA, "cannot be trained on these data: AssertionError.'only pictures'"),
         (
             MODEL,
             "own_module:regression",
@@ -114,6 +119,11 @@ def test_what_cannot_be_used_is_said(model, data, message):
     with pytest.raises(UsageError) as refused:
         suite_of(Sweep(model=model), data)
     assert re.search(message, str(refused.value), re.DOTALL)
+
+
+def test_a_loss_for_each_example_is_refused_before_anything_runs():
+    with pytest.raises(UsageError, match=r"its loss is no single number, but of shape \(2,\)"):
+        suite_of(Sweep(model=MODEL, loss="own_module:losses"), DATA)
 
 
 def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
@@ -203,10 +213,16 @@ def measured(engine, cosine, low, ratio, high):
         ([("dsf", 0.8, 0.4, 0.5, 0.6), ("highway_bp", 0.995, 0.6, 0.7, 0.8)], "Try highway_bp: a step takes 0.70"),
         ([("dsf", 0.8, 0.4, 0.5, 0.6), ("truncated", 0.9, 0.6, 0.7, 0.8)], "Try truncated: .* only akin"),
         ([("dsf", float("nan"), 1.4, 1.5, 1.6)], "Stay with plain backprop"),
+        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.9998, 0.6, 0.7, 0.8)], "Try backprop .default.: .* 0.72"),
+        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.99999, 0.6, 0.7, 0.8)], "Try highway_bp: .* 0.70"),
+        ([], "Nothing to compare with plain backprop"),
     ],
 )
 def test_what_is_recommended(others, words):
-    """Of the engines that are faster beyond doubt: the fastest that is as good or, if none is, the best."""
+    """Of the engines that are faster beyond doubt: the fastest that is as good or, if none is, the best.
+
+    Where the quartiles of several that are as good overlap, they are as fast, and the nearest gradient counts.
+    """
     everything = [measured("backprop", 1.0, 1.0, 1.0, 1.0), *(measured(*other) for other in others)]
     assert re.match(words, recommendation(everything, "--model m:b --data m:l"))
 

@@ -197,7 +197,7 @@ def section(scores, paper=PAPER):
 SCORES = {
     "backprop": (80.0, 81.0, 82.0),
     "backprop via chain": (80.0, 81.0, 82.0),
-    "highway_bp k=1": (90.0, 91.0, 92.0),
+    "highway_bp k=1": (90.0, 91.0, 92.002),
 }
 
 

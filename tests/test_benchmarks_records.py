@@ -75,6 +75,21 @@ def test_records_of_a_newer_schema_are_refused_and_kept(tmp_path):
     assert file.path.read_bytes() == before
 
 
+def test_what_cannot_be_read_or_written_is_said_before_anything_runs(tmp_path, monkeypatch):
+    """A folder where the file should be, a folder that only others may write to."""
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.path.mkdir()
+    with pytest.raises(UsageError, match=r"records\.jsonl cannot be read: Is a directory"):
+        file.read()
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gradfree.benchmarks.records.FileLock.acquire", refuse)
+    with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied. Name another folder"):
+        file.reserved().__enter__()
+
+
 def test_a_failure_does_not_hide_a_result(tmp_path):
     """Whatever the order: a case may be run again."""
     file, failed, done = RecordFile(tmp_path / "records.jsonl"), failure(HIGH, "first"), measure(HIGH)

@@ -66,7 +66,9 @@ def test_help(args, words, capsys):
         (["--jobs", "-1"], "--jobs must be at least 1, not -1"),
         (["--seeds", "many"], "many"),
         (["--device", "tpu"], "tpu"),
-        (["--sedes", "3"], "--sedes"),
+        (["--sedes", "3"], "unrecognized arguments: --sedes 3. Did you mean '--seeds'?"),
+        (["--batchsize", "3"], "Did you mean '--batch-size'?"),
+        (["--seed", "3"], "unrecognized arguments: --seed 3. Did you mean '--seeds'?"),
         (["--out", f"{__file__}/records"], "cannot make the folder"),
     ],
 )

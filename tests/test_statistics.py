@@ -49,6 +49,15 @@ def test_differences_are_those_of_the_same_seed():
     assert paired(own, {}).count == 0
 
 
+def test_differences_that_are_all_the_same_have_no_interval():
+    """Two accuracies on 40 examples easily differ by the same 2.5 %: an interval of 0 would make that a certainty."""
+    alike = paired({0: 95.0, 1: 90.00001}, {0: 97.5, 1: 92.5})
+    assert (alike.mean, alike.count) == (pytest.approx(-2.5, rel=1e-4), 2)
+    assert isnan(alike.margin)
+    equal = paired({0: 95.0, 1: 90.0}, {0: 95.0, 1: 90.0})
+    assert (equal.mean, equal.margin) == (0.0, 0.0)
+
+
 def test_a_spread_is_what_the_timing_recorded():
     recorded = statistics([2.0, 4.0, 6.0], [1.0, 1.0, 2.0])
     assert Spread.recorded(recorded, "time") == Spread(4.0, 2.0, 6.0)

@@ -33,6 +33,7 @@ def test_a_speed_counts_if_both_quartiles_say_so(spread, words):
         (Estimate(-0.001, 0.4, 3), True, "perplexity +0.00 ± 0.40 (no difference seen)"),
         (Estimate(0.0, 0.0, 3), True, "perplexity the same with every seed"),
         (Estimate(1.0, nan, 1), True, "perplexity +1.00 (one seed: no interval)"),
+        (Estimate(-7.5, nan, 2), True, "perplexity -7.50 (the same difference with every seed: no interval)"),
         (Estimate(nan, nan, 3), True, "perplexity not comparable, as a run diverged"),
         (Estimate(nan, nan, 0), True, "perplexity not compared"),
     ],
