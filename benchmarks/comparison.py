@@ -15,7 +15,7 @@ from gradfree.benchmarks.speed import Speed
 from gradfree.benchmarks.stored import Stored
 from gradfree.benchmarks.summary import summarise
 from gradfree.benchmarks.tasks import Task
-from gradfree.benchmarks.training import TimedTraining, TimedTrial, Training, Trial
+from gradfree.benchmarks.training import TimedTraining, TimedTrial, Training, Trial, score_in
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ class Comparison(Part):
             return None
         goodness = self.task.score.goodness
         # A trial that failed is worth as little as one that diverged.
-        return max(trials, key=lambda trial: goodness(records[trial.id]["results"].get("validation", nan))).task
+        return max(trials, key=lambda trial: goodness(score_in(records[trial.id]["results"], "validation"))).task

@@ -85,7 +85,7 @@ class Search:
         record = study.records.read().get(case.id) or _measured(case, study)
         if error := error_of(record):
             return study.fail(trial, f"{_listed(settings)}: {error}")
-        value = record["results"]["validation"]
+        value = training.score_in(record["results"], "validation")
         print(f"trial {trial.number}: {_words(case, value, settings)}", flush=True)
         worst = -inf if _higher_is_better(case) else inf
         return study.tell(trial, worst if isnan(value) else value)

@@ -114,7 +114,7 @@ def score_in(results: Mapping[str, Any], name: str) -> float:
     """Return the score of a run by its results; NaN if the loss was no finite number in the end."""
     # There are records of accuracies that were taken of NaN.
     losses = results.get("losses")
-    return nan if losses and not isfinite(losses[-1]["loss"]) else results[name]
+    return nan if losses and not isfinite(losses[-1]["loss"]) else results.get(name, nan)
 
 
 def _spread(count: int, steps: int) -> set[int]:

@@ -50,6 +50,18 @@ def test_a_diverged_trial_is_not_chosen(part):
     assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
 
 
+def test_a_trial_whose_loss_diverged_is_not_chosen_whatever_its_score():
+    """There are records of accuracies that were taken of NaN: chance, which other rates may stay below."""
+    scores = {LOW: 0.1, MIDDLE: 0.2, HIGH: 0.3}
+    losses = {LOW: 3.0, MIDDLE: 2.0, HIGH: nan}
+    records = dict(
+        fake(trial, {"validation": scores[rate], "losses": [{"step": 0, "loss": losses[rate]}]})
+        for trial in TUNED.trials("cpu")
+        if (rate := trial.task.learning_rate)
+    )
+    assert rates(TUNED, records) == [MIDDLE, MIDDLE]
+
+
 def test_a_failed_trial_is_not_chosen():
     failed = {name: failure(case, "out of memory") for case in TUNED.trials("cpu") if (name := case.id) in TRIED}
     best = list(TRIED)[1]
