@@ -18,7 +18,7 @@ from torch.utils.benchmark import set_torch_threads
 from gradfree import create_model
 from gradfree.benchmarks import verdict
 from gradfree.benchmarks.case import Case, Row
-from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, log_axis, shades
+from gradfree.benchmarks.drawing import Styles, add_legend, count_axis, draw_curves, draw_stacks, log_axis
 from gradfree.benchmarks.memory import peak_memory
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
@@ -284,14 +284,9 @@ class CostSection(Section):
         }
 
     def _draw_phases(self, axes: Axes, styles: Styles) -> None:
-        labels = [step["label"] for step in self.steps]
-        start = [0.0] * len(labels)
-        for n, (name, color) in enumerate(zip(Phases._fields, shades(len(Phases._fields)), strict=True)):
-            phases = [self._phases(step)[n] for step in self.steps]
-            lengths = [0.0 if isnan(seconds) else 1e3 * seconds for seconds in phases]
-            axes.barh(labels, lengths, left=start, label=name, color=color, edgecolor="white")
-            start = [a + b for a, b in zip(start, lengths, strict=True)]
-        axes.invert_yaxis()
+        known = [Phases(*(0.0 if isnan(t) else 1e3 * t for t in self._phases(step))) for step in self.steps]
+        parts = dict(zip(Phases._fields, zip(*known, strict=True), strict=True))
+        draw_stacks(axes, [step["label"] for step in self.steps], parts)
         axes.set_xlabel("time of a step (ms)")
         axes.set_ylabel("engine")
         add_legend(axes)

@@ -93,6 +93,22 @@ def draw_level(axes: Axes, value: float, label: str, look: Mapping[str, Any]) ->
     axes.plot(across, [value] * 4, linestyle="--", transform=transform, markevery=ends, label=label, **look)
 
 
+def draw_stacks(axes: Axes, places: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+    """Draw a horizontal bar at each place, from the top, of ``parts`` end to end; parts of no length are left out.
+
+    Args:
+        axes: to draw on.
+        places: names of the bars.
+        parts: what bars are made of: a length for each bar, by the part's name.
+    """
+    start = np.zeros(len(places))
+    for (name, lengths), color in zip(parts.items(), shades(len(parts)), strict=True):
+        if any(lengths):
+            axes.barh(places, lengths, left=start, label=name, color=color, edgecolor="white")
+        start = start + lengths
+    axes.invert_yaxis()
+
+
 def shades(count: int) -> list[Any]:
     """Return colors of what is no engine, from dark to light; the color-blind see the same."""
     return [colormaps["cividis"](n / max(1, count - 1)) for n in range(count)]

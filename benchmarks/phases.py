@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.case import Row
-from gradfree.benchmarks.drawing import Styles, add_legend, shades
+from gradfree.benchmarks.drawing import Styles, add_legend, draw_stacks
 from gradfree.benchmarks.layers import Layer, LayerCase, Pass
 from gradfree.benchmarks.part import Part, matching
 from gradfree.benchmarks.records import Record
@@ -203,14 +203,7 @@ class PhaseSection(Section):
     def _draw(self, axes: Axes, styles: Styles, label: str) -> None:
         """Draw stacked bars."""
         shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
-        layers, start = list(map(str, self.results)), [0.0] * len(shares)
-        phases = (*PHASES, _REST)
-        for phase, color in zip(phases, shades(len(phases)), strict=True):
-            lengths = [share[phase] for share in shares]
-            if any(lengths):
-                axes.barh(layers, lengths, left=start, label=phase, color=color, edgecolor="white")
-            start = [low + length for low, length in zip(start, lengths, strict=True)]
-        axes.invert_yaxis()
+        draw_stacks(axes, list(map(str, self.results)), {p: [share[p] for share in shares] for p in (*PHASES, _REST)})
         axes.set_ylabel("layer (sequences, steps, units)")
         axes.set_xlabel("time, as a multiple of nn.GRU's own (×)")
         add_legend(axes)
