@@ -221,8 +221,12 @@ class DepthSection(Section):
 
     def scores(self, column: str) -> Mapping[str, Mapping[int, float]]:
         """Return the test scores at one depth by row and seed."""
-        index = list(map(str, self.part.depths)).index(column)
-        return {label: points[index].test for label, points in self.curves.items()}
+        return {
+            label: point.test
+            for label, points in self.curves.items()
+            for depth, point in zip(self.part.depths, points, strict=True)
+            if str(depth) == column
+        }
 
     def verdicts(self) -> list[str]:
         """Return each engine's distance to the baseline, in words."""
