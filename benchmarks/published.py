@@ -16,8 +16,10 @@ from gradfree.benchmarks.part import Part
 from gradfree.benchmarks.records import Record
 from gradfree.benchmarks.section import Plots, Section
 from gradfree.benchmarks.statistics import Estimate, paired
-from gradfree.benchmarks.verdict import signed
+from gradfree.benchmarks.verdict import SAME, shift, signed
 
+_OUTCOMES = {"higher": "agrees", "lower": "disagrees", SAME: "too close to tell"}
+"""What a difference means where it is to be above 0."""
 _INK = "0.2"
 """Of figures that are no engine's line."""
 
@@ -159,7 +161,7 @@ class BesideSection(Section):
         cells, scores = self._ours, self.section.scores(column)
         told = [f"{row} {cells.get(row, {}).get(column, '–')}" for row in rows]
         differences = [paired(scores.get(high, {}), scores.get(low, {})) for low, high in pairwise(rows)]
-        found = list(map(_order, differences))
+        found = [_OUTCOMES.get(shift(difference), "not known") for difference in differences]
         outcome = next((o for o in ("not known", "disagrees", "too close to tell") if o in found), "agrees")
         known = [f"{signed(d.mean)} ± {d.margin:.2f}" for d in differences if not isnan(d.margin)]
         return f"{', '.join(told)}; {', '.join([*(f'difference {d}' for d in known), outcome])}"
@@ -182,15 +184,6 @@ class BesideSection(Section):
         axes.set_xlabel(f"{self.published.quantity} {column}".strip())
         axes.set_ylabel(next(self.section.cells())[0])
         add_legend(axes)
-
-
-def _order(difference: Estimate) -> str:
-    """Say what a difference means where it is to be above 0."""
-    if isnan(difference.margin):
-        return "not known"
-    if difference.low <= 0 <= difference.high:
-        return "too close to tell"
-    return "agrees" if difference.mean > 0 else "disagrees"
 
 
 def _number(cell: str) -> float:
