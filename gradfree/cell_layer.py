@@ -13,7 +13,15 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.cells import State
 from gradfree.chain import ChainError, ChainGradients, refuse
-from gradfree.graph import check_finite, check_made_finite, refuse_second_derivatives, saved, walk, without_hooks
+from gradfree.graph import (
+    check_finite,
+    check_made_finite,
+    may_write,
+    refuse_second_derivatives,
+    saved,
+    walk,
+    without_hooks,
+)
 from gradfree.scan import plus, times
 from gradfree.sharding import sharded
 from gradfree.site import Removable, Site, hooked
@@ -124,11 +132,13 @@ class UnrolledChain(TimeChain):
             after = _apply(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
             self.after = [part.unflatten(0, self.shape) for part in after]
         known = {id(t) for t in (self.x, *self.before, *parameters)}
-        if any(id(leaf) not in known for leaf in walk(self.after).leaves):
+        graph = walk(self.after)
+        if any(id(leaf) not in known for leaf in graph.leaves):
             raise ChainError(
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it on the cell."
             )
+        self._writes = may_write(graph.nodes)
 
     def crossed(self, delta: State, factors: Split) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
@@ -143,7 +153,7 @@ class UnrolledChain(TimeChain):
             with torch.enable_grad():
                 before = [part[t].detach().requires_grad_() for part in self.before]
                 after = _apply(self.cell, self.x[t].detach(), before)
-            pulled = torch.autograd.grad(after, before, [part[t] for part in delta], allow_unused=True)
+            pulled = torch.autograd.grad(after, before, [self._given(part[t]) for part in delta], allow_unused=True)
             for part, v in zip(delta, pulled, strict=True):
                 part[t - 1] += 0.0 if v is None else v
         return self.gradients(tuple(delta))
@@ -159,9 +169,15 @@ class UnrolledChain(TimeChain):
         return ChainGradients(initial, [of_x], [of_trained.get(id(p)) for p in self.parameters])
 
     def _pull(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
-        live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
+        live = [
+            (a, self._given(d)) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad
+        ]
         after, cotangents = zip(*live, strict=True)
         return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
+
+    def _given(self, delta: Tensor) -> Tensor:
+        """Return ``delta`` for a graph of the cell to start from, a copy if it must not be changed."""
+        return delta.clone() if self._writes else delta
 
 
 class Unrolled(Site):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import Node
 
 from gradfree.chain import ChainError
@@ -48,6 +48,11 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
             reached.nodes.add(node)
             stack.extend(n for n, _ in node.next_functions)
     return reached
+
+
+def may_write(nodes: Iterable[Node]) -> bool:
+    """Tell whether a custom function is among ``nodes``: it may change the cotangent that it is given in place."""
+    return any(isinstance(node, BackwardCFunction) for node in nodes)
 
 
 def refuse_second_derivatives() -> None:

@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.chain import ChainError, refuse
 from gradfree.depth_chain import DepthChain, Link
-from gradfree.graph import check_finite, refuse_second_derivatives, spare_hooks, walk
+from gradfree.graph import check_finite, may_write, refuse_second_derivatives, spare_hooks, walk
 from gradfree.scan import Cotangent
 from gradfree.sharding import sharded
 from gradfree.site import hooked
@@ -60,7 +60,8 @@ class Recording:
         """Keep the direct cotangent of the state behind ``exit_node``."""
         self._begin(exit_node)
         check_finite([cotangent], self.links[exit_node.index].path)
-        self.direct[exit_node.index] = cotangent
+        # Autograd may hand the same tensor on to a function that changes it in place, long before it is used here.
+        self.direct[exit_node.index] = None if cotangent is None else cotangent.clone()
 
     def _begin(self, node: Any) -> None:
         """Forget what another backward pass has left; refuse one that will not reach the chain's start."""
@@ -273,10 +274,10 @@ class BlockRecorder:
         if not out.requires_grad:
             return None
         recording = call.recording
-        reaches_inputs, parameters = self._graph(out, call)
+        reaches_inputs, writes, parameters = self._graph(out, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
-        recording.add(Link(self.path, block, out, state, inputs, parameters))
+        recording.add(Link(self.path, block, out, state, inputs, parameters, writes))
         state_after = _Exit.apply(recording, call.before, out.detach())
         recording.states.append(weakref.ref(state_after))
         return state_after
@@ -332,8 +333,8 @@ class BlockRecorder:
             "same for every block; detach this one, or leave the block out of the chain."
         )
 
-    def _graph(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:
-        """Return whether the block's graph uses its inputs, and the parameters that it uses.
+    def _graph(self, out: Tensor, call: _Call) -> tuple[bool, bool, dict[int, Tensor]]:
+        """Return whether the block's graph uses its inputs, whether it may write, and the parameters that it uses.
 
         Refuses any other tensor that needs a gradient: that would be lost without a word. Done on every pass, since
         a block may take another branch.
@@ -349,7 +350,7 @@ class BlockRecorder:
                 "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or "
                 "register it on the block and then attach."
             )
-        return bool(graph.stops), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
+        return bool(graph.stops), may_write(graph.nodes), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
 
 
 def _refuse_hooks(state: Tensor | None, path: str) -> None:
