@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gradfree.chain import ChainError
 from gradfree.scan import KeptMean, average_means
 from gradfree.site import Removable, Site
+from gradfree.unsaved import unsaved_hooks
 from gradfree.validation import Report
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ def attach(engine: Engine, model: nn.Module, report: Report, lean: bool) -> Hand
         torch.compiler.reset()
     memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
     parts = [part for path, site in report.chains.items() for part in engine.parts(site, memory[path], lean)]
+    parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
     kept = report.chains.items() if engine.keeps_means else ()
     means = [(memory[path], name, shape) for path, site in kept for name, shape in site.means().items()]
     return Handle(parts, report.chains, memory, means)

@@ -27,6 +27,7 @@ from gradfree.sharding import sharded
 from gradfree.site import Removable, Site, hooked
 from gradfree.solving import solve
 from gradfree.time_chain import CellChain, Split, TimeChain
+from gradfree.unsaved import Unsaved
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -231,7 +232,7 @@ class Unrolled(Site):
         """Replace the layer's loop over steps, which keeps nothing but the states."""
         recorder = CellRecorder(engine, self.path, self._layer, self.inside, memory)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
-        return [recorder]
+        return [recorder, Unsaved(self._layer, {"unroll"})]
 
     @property
     def _layer(self) -> CellLayer:

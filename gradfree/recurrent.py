@@ -23,6 +23,7 @@ from gradfree.scan import plus
 from gradfree.site import Removable, Site
 from gradfree.solving import solve
 from gradfree.time_chain import CellChain
+from gradfree.unsaved import Unsaved
 
 if TYPE_CHECKING:
     from gradfree.engine import Engine
@@ -235,7 +236,7 @@ class Recurrent(Site):
         """Replace the module's forward."""
         recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
         self._module.forward = recorder.forward
-        return [recorder]
+        return [recorder, Unsaved(self._module, {"forward"})]
 
     @property
     def _module(self) -> nn.RNNBase:
