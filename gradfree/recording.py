@@ -94,6 +94,7 @@ class Recording:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
         gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1], self.chain.path)
+        self.chain.solved.update(link.path for link in links)
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
@@ -189,7 +190,7 @@ class RecordedChain:
     def __init__(self, engine: Engine, site: Site, memory: dict[str, Tensor]):
         self.engine = engine
         self.memory = memory
-        self.path, self.blocks, self.inside = site.path, site.blocks, site.inside
+        self.path, self.blocks, self.inside, self.solved = site.path, site.blocks, site.inside, site.solved
         self._modules = list(dict.fromkeys(m for block in self.blocks.values() for m in block.modules()))
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:

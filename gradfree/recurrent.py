@@ -74,6 +74,7 @@ class Layer:
     packing: Packing | None
     memory: dict[str, Tensor]
     lean: bool
+    solved: set[str]
 
     def run(
         self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
@@ -189,6 +190,7 @@ class _LayerFunction(torch.autograd.Function):
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
         check_made_finite(gradients, layer.name)
+        layer.solved.add(layer.path)
         return None, *gradients
 
 
@@ -234,7 +236,7 @@ class Recurrent(Site):
 
     def record(self, engine: Engine, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
         """Replace the module's forward."""
-        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
+        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean, self.solved)
         self._module.forward = recorder.forward
         return [recorder, Unsaved(self._module, {"forward"})]
 
@@ -250,8 +252,17 @@ class Recurrent(Site):
 class RecurrentRecorder:
     """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
-    def __init__(self, engine: Engine, path: str, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
+    def __init__(
+        self,
+        engine: Engine,
+        path: str,
+        module: nn.RNNBase,
+        memory: dict[str, Tensor],
+        lean: bool,
+        solved: set[str],
+    ):
         self.engine, self.path, self.module, self.memory, self.lean = engine, path, module, memory, lean
+        self.solved = solved
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -311,7 +322,8 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory, self.lean)
+            options = self.memory, self.lean, self.solved
+            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, *options)
             x, *final = _LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 _REDUCE, _DEEPCOPY = "__reduce_ex__", "__deepcopy__"
