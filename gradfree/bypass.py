@@ -20,12 +20,18 @@ def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter]
         has_gradient: tells of a parameter whether it has got one.
     """
     unsolved = {path: block for path, block in site.blocks.items() if path not in site.solved}
-    found = {path: own for path, block in unsolved.items() if (own := list(filter(has_gradient, block.parameters())))}
+    found = {}
+    for path, block in unsolved.items():
+        own = [p for p in block.parameters() if p.requires_grad]
+        given = [p for p in own if has_gradient(p)]
+        # Where the engine runs, a block that is skipped (LayerDrop) may still share a weight or two with the loss.
+        if given and (len(given) == len(own) or not site.solved):
+            found[path] = given
     if not found:
         return []
     inside = {module for block in unsolved.values() for module in block.modules()}
     elsewhere = {id(p) for module in model.modules() if module not in inside for p in module._parameters.values()}
-    return [path for path, own in found.items() if any(id(p) not in elsewhere for p in own)]
+    return [path for path, given in found.items() if any(id(p) not in elsewhere for p in given)]
 
 
 def told(site: Site, paths: Sequence[str]) -> str:

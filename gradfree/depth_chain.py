@@ -218,17 +218,16 @@ def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
 @contextmanager
 def _walking(links: Sequence[Link], delta: Sequence[Cotangent]) -> Iterator[None]:
     """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
+    where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
     versions = [None if d is None else d._version for d in delta]
     try:
         yield
-        for link, d, version in zip(links, delta, versions, strict=True):
-            if d is not None and d._version != version:
-                raise ChainError(
-                    f"a hook on a tensor inside {link.path} changes its gradient in place, which others read too. "
-                    "Return a new one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
-                )
+        if any(d is not None and d._version != version for d, version in zip(delta, versions, strict=True)):
+            raise ChainError(
+                f"a hook on a tensor inside {where} changes its gradient in place, which others read too. Return a new "
+                "one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
+            )
     except (torch.OutOfMemoryError, ChainError):
         raise
     except RuntimeError as error:
-        where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
         raise ChainError(f"the backward pass inside {where} failed: {error}") from error

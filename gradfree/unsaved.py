@@ -34,7 +34,8 @@ class Unsaved:
             vars(self._owner).pop(name, None)
 
     def _reduce(self, protocol: Any) -> Any:
-        reduced = type(self._owner).__reduce_ex__(self._owner, protocol)
+        kind: Any = type(self._owner)
+        reduced = kind.__reduce_ex__(self._owner, protocol)
         if isinstance(reduced, str):
             return reduced
         make, arguments, state, values, items = (*reduced, None, None, None)[:5]

@@ -203,6 +203,13 @@ def skipped(model, optimizer):
     optimizer.step()
 
 
+def penalised(model, optimizer):
+    """The weights, but not the biases, of a block that is skipped get a gradient from the loss itself."""
+    h = model.blocks[0](model.stem(X))
+    (h.sum() + sum(block.linear.weight.pow(2).sum() for block in model.blocks)).backward()
+    optimizer.step()
+
+
 def tied(model, optimizer):
     """A weight of the chain is used elsewhere; the chain is not run."""
     model.stem.weight = model.blocks[1].linear.weight
@@ -223,7 +230,8 @@ def both(model, optimizer):
 
 
 @pytest.mark.parametrize(
-    "run", [step, around, several_optimizers, no_backward, evaluation, stale, skipped, tied, alternating, both]
+    "run",
+    [step, around, several_optimizers, no_backward, evaluation, stale, skipped, penalised, tied, alternating, both],
 )
 @pytest.mark.parametrize("engine", ["highway_bp", "fixed_point"])
 def test_no_false_alarm(engine, run):
