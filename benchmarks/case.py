@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 from gradfree import Engine, create_engine
+from gradfree.benchmarks.names import recorded_class, recorded_name
 
 ADDED = {"omit_default": True}
 """Metadata of a dataclass field that came after records had been written: at its default it is not in a case's
@@ -79,8 +80,11 @@ class Case(ABC):
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that the results depend on but the seed, as JSON has it; functions by name."""
-        config = json.loads(json.dumps(_plain(self), default=_qualified_name))
+        """All that the results depend on but the seed, as JSON has it; functions by name.
+
+        The class of the case is not in it: :attr:`kind` tells.
+        """
+        config = json.loads(json.dumps(_fields(self), default=recorded_name))
         del config["seed"]
         return config
 
@@ -92,14 +96,15 @@ class Case(ABC):
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses as dicts, without the fields that :data:`ADDED` leaves out."""
-    if is_dataclass(value):
-        kept = [f for f in fields(value) if not (f.metadata == ADDED and getattr(value, f.name) == f.default)]
-        return {f.name: _plain(getattr(value, f.name)) for f in kept}
+    """Return dataclasses as dicts."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {**recorded_class(type(value)), **_fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _qualified_name(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, without those that :data:`ADDED` leaves out."""
+    kept = [f for f in fields(value) if not (f.metadata == ADDED and getattr(value, f.name) == f.default)]
+    return {f.name: _plain(getattr(value, f.name)) for f in kept}

@@ -180,6 +180,7 @@ def test_a_field_that_is_added_later_changes_no_name_but_by_its_value():
     class LaterTask(type(TASK)):
         schedule: str = field(default="one cycle", metadata=ADDED)
 
+    LaterTask.__module__, LaterTask.__qualname__ = type(TASK).__module__, type(TASK).__qualname__
     settings = {f.name: getattr(TASK, f.name) for f in fields(TASK)}
     case = training(HIGHWAY, task=LaterTask(**settings))
     assert (case.id, case.config) == (training(HIGHWAY).id, training(HIGHWAY).config)
