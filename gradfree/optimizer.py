@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from gradfree.engine import Engine
+from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
 
 
@@ -83,7 +83,7 @@ class EngineOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; a closure is called as the wrapped optimizer calls it.
 
-        Warns, once, if gradients have come past the engine; see :meth:`gradfree.attaching.Handle.watch`.
+        Warns, once, if gradients have come past the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
         """
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self._handle.watch()
