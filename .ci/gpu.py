@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -80,11 +81,9 @@ class Runner:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is still running of ``process`` and its children: by Ctrl-C first, so that it can tidy up."""
     for number in (signal.SIGINT, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
             process.wait(_TO_END / 2)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def run_tests(run: Runner, device: str, of: str, slow: bool) -> list[str]:
@@ -153,7 +152,7 @@ def lacking(extra: Path) -> list[str]:
 
 
 def refuse_what_is_missing(device: str, extra: Path) -> None:
-    """End with one line if the device is not there, or packages that no wheel of ``make wheels`` brings to ``extra``."""
+    """End with one line if the device is not there, or packages that no wheel brings to ``extra``."""
     if lacking(extra) and (wheels := [str(path) for path in sorted(WHEELS.glob("*.whl"))]):
         command = ["-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
         subprocess.run([sys.executable, *command, "--target", str(extra), *wheels], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,6 @@ def read(path: Path, of: str) -> list[dict[str, str]]:
     """Return the outcomes in ``path`` if they are of ``of``; a line that a killed process left half written is none."""
     outcomes = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
+        with suppress(ValueError):
             outcomes.append(json.loads(line))
-        except ValueError:
-            continue
     return outcomes[1:] if outcomes[:1] == [{"of": of}] else []

@@ -167,7 +167,12 @@ def isolated() -> Iterator[None]:
     cudnn = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     elsewhere = torch.get_default_device().type != "cpu"
     # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
-    with torch.device("cpu") if elsewhere else nullcontext(), set_torch_threads(1), torch.random.fork_rng(devices=_in_use()), cudnn:
+    with (
+        torch.device("cpu") if elsewhere else nullcontext(),
+        set_torch_threads(1),
+        torch.random.fork_rng(devices=_in_use()),
+        cudnn,
+    ):
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float64)
         try:

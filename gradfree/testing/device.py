@@ -8,7 +8,9 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--device``."""
-    parser.addoption("--device", default="cpu", help="where models and batches of the tests are: cpu (the default), cuda")
+    parser.addoption(
+        "--device", default="cpu", help="where models and batches of the tests are: cpu (the default), cuda"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -60,8 +60,7 @@ FEATURES: dict[str, Feature] = {}
 
 
 def feature(
-    name: str,
-    families: Sequence[str] = FAMILIES, everywhere: bool = False, slow: bool = False, ranks: bool = False
+    name: str, families: Sequence[str] = FAMILIES, everywhere: bool = False, slow: bool = False, ranks: bool = False
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the feature ``name``; see :class:`Feature`."""
 
