@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".whl"
 NEEDED = ("torch", "numpy", "lightning", "torchmetrics", "pytest", "jsonargparse", "rich", "jinja2", "datasets")
 FILES = (
-    "conformance", "exactness", "recurrent", "recurrent_input", "cell_layer", "attaching", "precision", "time_scan",
-    "triton_scan", "lean", "layers", "foton", "baselines",
+    "front/test_conformance", "depth/test_exactness", "time/test_recurrent", "time/test_recurrent_input",
+    "time/test_cell_layer", "time/test_lean", "depth/test_attaching", "front/test_precision", "algebra/test_time_scan",
+    "algebra/test_triton_scan", "layers/test_layers", "layers/test_foton", "layers/test_baselines",
 )  # fmt: skip
 SUITES = ("scan", "quick", "lightning", "rnn")
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")
@@ -99,19 +100,19 @@ def run_tests(run: Runner, device: str, of: str, slow: bool) -> list[str]:
 
 
 def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> list[str]:
-    log, record = f"tests/{name}.log", record_of(run.out, name, slow)
-    arguments = ["-m", "pytest", f"tests/test_{name}.py", "--device", device, "-m", "slow" if slow else "not slow"]
+    log, record = f"tests/{Path(name).name}.log", record_of(run.out, name, slow)
+    arguments = ["-m", "pytest", f"tests/{name}.py", "--device", device, "-m", "slow" if slow else "not slow"]
     arguments += ["-p", "recorded", "--record", str(record), "--record-of", of]
     code = run(log, *arguments, "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120")
     failed = [outcome for outcome in recorded.read(record, of) if outcome["outcome"] == "failed"]
     problems = [f"{outcome['test']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
     # 0: all passed; 1: some failed, as the record tells; 5: none was left.
-    return problems if code in (0, 1, 5) else [*problems, f"tests/test_{name}.py ended with {code}: {run.out / log}"]
+    return problems if code in (0, 1, 5) else [*problems, f"tests/{name}.py ended with {code}: {run.out / log}"]
 
 
 def record_of(out: Path, name: str, slow: bool) -> Path:
     """Return the file of outcomes of a file of tests."""
-    return out / "tests" / f"{name}{'-slow' if slow else ''}.jsonl"
+    return out / "tests" / f"{Path(name).name}{'-slow' if slow else ''}.jsonl"
 
 
 def run_suite(run: Runner, device: str, suite: str) -> list[str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from gradfree.chain import Chain, ChainGradients
-from gradfree.engine import Engine
-from gradfree.validation import IN_DEPTH, IN_TIME, KINDS, Report, validate
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.report import Report
+from gradfree.engines.discovery import IN_DEPTH, IN_TIME, KINDS, validate
+from gradfree.engines.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)

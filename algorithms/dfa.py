@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradfree.chain import ChainGradients
-from gradfree.feedback_engine import FeedbackEngine
-from gradfree.layer_chain import TAIL, LayerChain
-from gradfree.layers import Role, role_of
+from gradfree.chains.chain import ChainGradients
+from gradfree.engines.feedback import FeedbackEngine
+from gradfree.layers.chain import TAIL, LayerChain
+from gradfree.layers.roles import Role, role_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class DFA(FeedbackEngine):
     eq. 9: δ_l = (B_l e) ⊙ f'(a_l), with e the error at the last layer with weights, which is exact. B_l e stands for
     the cotangent behind a layer's own activation, the pointwise functions and dropout that follow it, and is pulled
     through these exactly; what comes behind a pool or a flattening, the layer does not see. Layers before the chain
-    get B_0 e. The paper leaves the scale of B_l open; see :class:`~gradfree.feedback_engine.FeedbackEngine`.
+    get B_0 e. The paper leaves the scale of B_l open; see :class:`~gradfree.engines.feedback.FeedbackEngine`.
 
     Takes outputs (samples, classes); layers inside may have states of any shape.
 

@@ -9,8 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradfree.chain import Chain, ChainError
-from gradfree.engine import SweepEngine, check_count
+from gradfree.chains.chain import Chain
+from gradfree.engines.options import check_count
+from gradfree.engines.sweeps import SweepEngine
+from gradfree.errors import ChainError
 
 _NAMED = ("linspace", "gate")
 

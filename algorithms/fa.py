@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradfree.chain import ChainGradients
-from gradfree.feedback_engine import FeedbackEngine
-from gradfree.layer_chain import LayerChain
-from gradfree.layers import Role, adjoint, role_of, weight_of
+from gradfree.chains.chain import ChainGradients
+from gradfree.engines.feedback import FeedbackEngine
+from gradfree.layers.chain import LayerChain
+from gradfree.layers.roles import Role, adjoint, role_of, weight_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class FA(FeedbackEngine):
     Communications 7, 2016 (arXiv 1411.0247): δ_l = (B_{l+1} δ_{l+1}) ⊙ f'(a_l). B_l is shaped like W_l, convolutions
     included, and used as W_l is in the backward pass; activations, dropout and pools are differentiated exactly.
     Layers before the chain get B_1 δ_1. The paper chooses the scale of B_l for each task; see
-    :class:`~gradfree.feedback_engine.FeedbackEngine`.
+    :class:`~gradfree.engines.feedback.FeedbackEngine`.
 
     Args:
         seed: what the matrices are drawn from.

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from gradfree.chain import ChainError, ChainGradients
-from gradfree.engine import check_count
-from gradfree.isometry import losses
-from gradfree.layer_chain import LayerChain, normalised, scaled
-from gradfree.layer_engine import LayerEngine, OrthogonalEngine
-from gradfree.validation import Report
+from gradfree.chains.chain import ChainGradients
+from gradfree.chains.report import Report
+from gradfree.engines.layered import LayerEngine
+from gradfree.engines.options import check_count
+from gradfree.errors import ChainError
+from gradfree.layers.chain import LayerChain, normalised, scaled
+from gradfree.orthogonal.engine import OrthogonalEngine
+from gradfree.orthogonal.isometry import losses
 
 _PERTURBATIONS = ("difference", "tangent")
 _FEEDBACK = "F to "

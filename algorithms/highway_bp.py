@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gradfree.chain import Chain
-from gradfree.engine import SweepEngine, check_count
+from gradfree.chains.chain import Chain
+from gradfree.engines.options import check_count
+from gradfree.engines.sweeps import SweepEngine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gradfree.chain import Chain, ChainGradients
-from gradfree.layer_engine import OrthogonalEngine
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.orthogonal.engine import OrthogonalEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class OrthogonalBackprop(OrthogonalEngine):
     The baseline that tells FOTON's gradients (arXiv 2512.20668) from its constraint on the weights: what it reaches
     short of ``backprop``, the constraint costs; what ``foton`` reaches short of it, the missing backward pass.
 
-    Its options are those of :class:`~gradfree.layer_engine.OrthogonalEngine`; as in ``foton``, the error is taken
+    Its options are those of :class:`~gradfree.orthogonal.engine.OrthogonalEngine`; as in ``foton``, the error is taken
     without the factor ``temperature``.
     """
 

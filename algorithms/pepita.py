@@ -9,14 +9,14 @@ from math import isfinite, sqrt
 import torch
 from torch import Tensor, nn
 
-from gradfree.chain import ChainGradients
-from gradfree.engine import check_count
-from gradfree.feedback_engine import FeedbackEngine, matrix_key
-from gradfree.layer_chain import LayerChain, normalised, scaled
-from gradfree.layers import Role, role_of, weight_of
-from gradfree.optimizer_steps import OptimizerSteps
-from gradfree.sharding import whole
-from gradfree.site import Removable, Site
+from gradfree.chains.chain import ChainGradients
+from gradfree.chains.site import Removable, Site
+from gradfree.engines.feedback import FeedbackEngine, matrix_key
+from gradfree.engines.options import check_count
+from gradfree.layers.chain import LayerChain, normalised, scaled
+from gradfree.layers.roles import Role, role_of, weight_of
+from gradfree.torchside.optimizer_steps import OptimizerSteps
+from gradfree.torchside.sharding import whole
 
 _SCALE = 0.05 * sqrt(2.0)
 """Of F, besides the Kaiming-uniform matrix: together 0.05 · U(±√(6/inputs)), as published."""

@@ -4,16 +4,18 @@ from importlib import import_module
 from types import ModuleType
 
 from gradfree import checkout
-from gradfree.attaching import Handle
-from gradfree.cell_layer import CellLayer
-from gradfree.chain import Chain, ChainError, ChainGradients
-from gradfree.engine import Engine, SweepEngine
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.handle import Handle
+from gradfree.chains.report import Report
+from gradfree.chains.solving import engine_figures
+from gradfree.engines.engine import Engine
+from gradfree.engines.sweeps import SweepEngine
+from gradfree.errors import ChainError
 from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.optimizer import EngineOptimizer
-from gradfree.orthogonality import orthogonalize
+from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
-from gradfree.solving import engine_figures
-from gradfree.validation import Report
+from gradfree.time.cell_layer import CellLayer
 
 checkout.map_subpackages()
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
 
 from gradfree import __doc__ as description
-from gradfree.names import did_you_mean
 from gradfree.registry import ENGINES, MODELS, entries
+from gradfree.wording import did_you_mean
 
 COMMANDS = "gradfree.commands"
 
@@ -86,3 +87,18 @@ def _list(group: str) -> None:
     width = max(map(len, found))
     for name, entry in found.items():
         print(f"{name:{width}}  {(inspect.getdoc(entry.load()) or '').partition(chr(10))[0]}")
+
+
+@contextmanager
+def needs_extra(extra: str = "bench") -> Iterator[None]:
+    """Import inside the block what ``extra`` brings.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("gradfree."):
+            raise
+        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[{extra}]'") from error

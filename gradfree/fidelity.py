@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.attaching import Handle
-from gradfree.chain import ChainError
-from gradfree.engine import Engine
-from gradfree.recording import refuse_entries
-from gradfree.sharding import is_spread
-from gradfree.site import Site
-from gradfree.solving import exactly
+from gradfree.chains.handle import Handle
+from gradfree.chains.site import Site
+from gradfree.chains.solving import exactly
+from gradfree.depth.recording import refuse_entries
+from gradfree.engines.engine import Engine
+from gradfree.errors import ChainError
+from gradfree.torchside.sharding import is_spread
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from gradfree.engine import Engine
+from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
 
 

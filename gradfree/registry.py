@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from gradfree import checkout
-from gradfree.engine import Engine
-from gradfree.names import no_such
+from gradfree.engines.engine import Engine
+from gradfree.wording import no_such
 
 ENGINES = "gradfree.engines"
 MODELS = "gradfree.models"

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import lightning.pytorch as pl
 from torch import Tensor
 
+from gradfree.chains.solving import Figures, engine_figures
 from gradfree.fidelity import Agreement, loss_fidelity
 from gradfree.lightning.carriers import TrainerCarrier
-from gradfree.solving import Figures, engine_figures
 
 
 class _Observer(pl.Callback):

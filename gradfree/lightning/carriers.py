@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gradfree.attaching import Handle
-from gradfree.engine import Engine
+from gradfree.chains.handle import Handle
+from gradfree.engines.engine import Engine
 from gradfree.registry import engine_class, resolve_engine
 
 if TYPE_CHECKING:

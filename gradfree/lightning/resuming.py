@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
-from gradfree.random_state import RandomState
+from gradfree.torchside.random_state import RandomState
 
 
 class ResumableLoader(DataLoader[Any]):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gradfree.engine import Engine
-from gradfree.testing.cases import CASES, Case, Task
-from gradfree.testing.promises import check_is_a_value, check_names_its_options
-from gradfree.testing.registry import FEATURES, Feature
+from gradfree.engines.engine import Engine
+from gradfree.testing.cases.cases import CASES, Case, Task
+from gradfree.testing.features.promises import check_is_a_value, check_names_its_options
+from gradfree.testing.features.registry import FEATURES, Feature
 
 BASIC = FEATURES["forward and backward pass"]
 

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gradfree.engine import Engine
-from gradfree.testing.cases import CASES, FAMILIES, STANDING_FOR, Case
+from gradfree.engines.engine import Engine
+from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, Case
 from gradfree.testing.conformance import BASIC
-from gradfree.testing.registry import FEATURES, Feature
+from gradfree.testing.features.registry import FEATURES, Feature
 
 CHAINS = "Chains"
 """Title of the table of all chains; each family has one of its own besides."""

@@ -26,7 +26,7 @@ for name in ("gradfree.algorithms.highway_bp", "gradfree.models.resnet", "gradfr
 assert {{"backprop", "fixed_point", "highway_bp", "truncated"}} <= set(gradfree.list_engines())
 model = gradfree.create_model("residual_mlp", in_features=4, num_classes=2)
 assert gradfree.create_engine("highway_bp", iterations=2).validate(model).ok
-assert importlib.util.find_spec("gradfree.triton_scan") is not None
+assert importlib.util.find_spec("gradfree.algebra.triton_scan") is not None
 for name in ("algorithms", "models", "benchmarks"):
     found = importlib.util.find_spec(name)
     assert found is None or "site-packages" not in pathlib.Path(found.origin).parts, name + " is in site-packages"

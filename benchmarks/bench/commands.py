@@ -1,0 +1,144 @@
+"""``gradfree bench`` on the command line; light to import, as every ``gradfree`` command imports it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from gradfree.benchmarks.sweeps.axes import Paths, Sweep
+from gradfree.cli import UsageError, needs_extra
+
+
+def run(
+    suite: str | None = None,
+    out: Path | None = None,
+    seeds: int = 3,
+    device: str = "cpu",
+    jobs: int = os.cpu_count() or 1,
+    data: str | None = None,
+    executor: Literal["local", "ray"] = "local",
+    shard: str = "1/1",
+    resume: bool = True,
+    retry: bool = False,
+    dry_run: bool = False,
+    list: bool = False,
+    **axes: Any,
+) -> None:
+    """Train with the engines of a suite, or with those that are named, time the steps, and report.
+
+    Records are kept as they come. Started again, the command does only what is missing. A case that fails has a record
+    with its error, and the run goes on.
+
+    Args:
+        suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "scan", "lightning", "text",
+            "forward-only"; after papers "highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth", each also with
+            "-small" for a CPU. docs/benchmarks.md has what each compares, needs and takes.
+        out: folder for records and report; results/<suite>, or results/sweep, if not given.
+        seeds: training runs for each engine and task.
+        device: where to train: cpu, cuda, or both, separated by a comma.
+        jobs: training runs at a time; as many as cores if not given.
+        data: folder of the data sets that some suites need, one folder each; $GRADFREE_DATA if not given. Or, for a
+            model of your own, module:function.
+        executor: what runs the cases: processes on this machine, or Ray, one slot a case.
+        shard: the share of the cases to run, "2/4" for the second of four; each share has a file of its own.
+        resume: go on where records are there already; --no-resume refuses to.
+        retry: run cases that failed again.
+        dry_run: check everything and say what would be run.
+        list: list all cases and whether they are done.
+        **axes: what :class:`~gradfree.benchmarks.sweeps.axes.Sweep` has.
+    """
+    for option, value in ("seeds", seeds), ("jobs", jobs):
+        if value < 1:
+            raise UsageError(f"--{option} must be at least 1, not {value}.")
+    session = _extra("bench.session")
+    manner = session.Manner(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
+    session.run(suite, Sweep(**axes), out, seeds, device, shard, data, manner)
+
+
+def search(
+    space: dict[str, Any] | None = None,
+    trials: int = 40,
+    out: Path = Path("results", "search"),
+    seed: int = 0,
+    device: Literal["cpu", "cuda"] = "cpu",
+    data: str | None = None,
+    **axes: Any,
+) -> None:
+    """Search for the settings that an engine does best with on validation data, by Optuna.
+
+    Records are kept as they come. Started again, also while it runs, also on another machine with the same folder, the
+    command helps to bring the trials to the number asked for.
+
+    Args:
+        space: what to search: settings of the training (learning_rate, batch_size, length, depth, dtype, steps) and
+            options of the engine, each with its range or choices: '{learning_rate: [1e-4, 1e-1, log], iterations: [0,
+            8], feedback: [linspace, gate]}'. Two whole numbers are a range of such.
+        trials: how many, over all processes.
+        out: folder for the study and the records.
+        seed: of the choice of settings.
+        device: where to train.
+        data: as for `gradfree bench run`.
+        **axes: what :class:`~gradfree.benchmarks.sweeps.axes.Sweep` has, with one value each.
+    """
+    if trials < 1:
+        raise UsageError(f"--trials must be at least 1, not {trials}.")
+    _extra("sweeps.search", "optuna").run(Sweep(**axes), space or {}, trials, out, seed, device, data)
+
+
+def report(suite: str = "quick", out: Path | None = None) -> None:
+    """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
+
+    Args:
+        suite: the comparisons to show.
+        out: folder of the records, and for the report; results/<suite> if not given.
+    """
+    _extra("bench.session").report(suite, out)
+
+
+def check(
+    model: str,
+    data: str | None = None,
+    loss: str | None = None,
+    chains: Paths = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+) -> None:
+    """Tell for every engine whether it can train a model of yours, how good its gradients are and what a step costs.
+
+    Args:
+        model: module:function, which builds it.
+        data: module:function, which returns batches of inputs and targets, as for `gradfree bench run`. The function
+            "loader" of the model's module if not given.
+        loss: module:function, called with outputs and targets. If not given, cross-entropy for targets of whole numbers
+            and the squared error for others.
+        chains: module paths of the chains, separated by commas, if they cannot be found without help.
+        device: where to measure.
+    """
+    _extra("bench.checking").check(model, data, loss, chains, device)
+
+
+def compare(a: Path, b: Path) -> None:
+    """Print what changed between two sets of results, say of two commits or machines.
+
+    Args:
+        a: folder or file of records.
+        b: another.
+    """
+    _extra("bench.session").compare(a, b)
+
+
+COMMANDS: dict[str, Any] = {
+    "_help": "Compare engines in speed, memory and accuracy on real data.",
+    "run": run,
+    "search": search,
+    "report": report,
+    "compare": compare,
+}
+
+
+def _extra(name: str, extra: str = "bench") -> ModuleType:
+    """Import a module that needs an extra's packages."""
+    with needs_extra(extra):
+        return importlib.import_module(f"gradfree.benchmarks.{name}")

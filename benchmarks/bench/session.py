@@ -1,0 +1,174 @@
+"""What the commands of ``gradfree bench`` do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from gradfree.benchmarks.data.stored import DATA_ROOT
+from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.records import Record, RecordFile
+from gradfree.benchmarks.reports.publication import publish
+from gradfree.benchmarks.reports.record_diff import UnmatchedSection, environment_changes, read_records
+from gradfree.benchmarks.reports.record_diff import compare as compare_records
+from gradfree.benchmarks.reports.report import Report, print_section
+from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
+from gradfree.benchmarks.running.plan import Plan, Shard
+from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
+from gradfree.benchmarks.running.workers import Executor, Workers
+from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.sweep import suite_of
+from gradfree.benchmarks.tables.experiment import Suite, sections
+from gradfree.cli import UsageError, needs_extra
+from gradfree.wording import no_such
+
+_SWEEP = Path("results", "sweep")
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a run goes about its cases.
+
+    Attributes:
+        executor: "local" or "ray".
+        jobs: cases at a time, where this machine runs them.
+        resume: whether records may be there already.
+        retry: whether cases that failed are run again.
+        dry: whether to only say what would be run.
+        listing: whether to only list the cases.
+    """
+
+    executor: str
+    jobs: int
+    resume: bool
+    retry: bool
+    dry: bool
+    listing: bool
+
+
+def run(
+    suite: str | None,
+    sweep: Sweep,
+    out: Path | None,
+    seeds: int,
+    device: str,
+    shard: str,
+    data: str | None,
+    manner: Manner,
+) -> None:
+    """Run the cases that have no record yet, then report."""
+    loader = loader_in(data)
+    devices, share = devices_in(device), Shard.parse(shard)
+    if loader and not sweep.named:
+        raise UsageError(f"--data {loader} is for a model of your own: --model module:function.")
+    if sweep.named and suite:
+        raise UsageError(f"--suite {suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
+    comparisons, folder = _open(suite or "quick", out) if not sweep.named else (suite_of(sweep, loader), out or _SWEEP)
+    there = tuple(part for part in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not part.optional)
+    # Of a suite of stored sets alone, the check says which is missing.
+    comparisons = there or comparisons
+    for part in comparisons:
+        part.check()
+    _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner)
+
+
+def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
+    listed = list(plan.cases(known := file.read()))
+    if manner.listing:
+        print("\n".join(_states(listed, known)))
+        return
+    if known and not manner.resume:
+        raise UsageError(f"{file.path.parent} has {len(known)} records; name another --out, or leave out --no-resume.")
+    finished = finished_in(known, manner.retry)
+    if skipped := count_finished(listed, finished):
+        print(f"{skipped} of {len(listed)} cases are in {file.path} already: skipped.")
+    if manner.dry:
+        print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
+        print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
+        return
+    make_folder(file.path.parent)
+    try:
+        run_cases(plan.cases, file, _executor(manner), manner.retry)
+    except KeyboardInterrupt:
+        print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
+        raise
+    if any(sections(plan.suite, known := file.read())):
+        _show(plan.suite, file)
+    _refuse_failures(list(plan.cases(known)), known)
+
+
+def _executor(manner: Manner) -> Executor:
+    if manner.executor == "local":
+        return Workers(manner.jobs)
+    with needs_extra("ray"):
+        from gradfree.benchmarks.running.ray_workers import RayWorkers
+    return RayWorkers()
+
+
+def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield the list: a line a case, and how many are not settled yet."""
+    settled = [case for case in cases if case is not None]
+    yield from (_state(case, records) for case in settled)
+    if waiting := len(cases) - len(settled):
+        yield f"waiting  {waiting} more, for a learning rate to be chosen"
+
+
+def _state(case: Case, records: Mapping[str, Record]) -> str:
+    """Return a case's line of the list."""
+    if case.id not in records:
+        return f"missing  {case.id}"
+    return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"
+
+
+def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]) -> None:
+    """End with an error if a case failed, once everything else is done."""
+    errors = {c.id: records[c.id]["error"].splitlines()[-1] for c in cases if c and "error" in records.get(c.id, {})}
+    if errors:
+        lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
+        raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
+
+
+def report(suite: str, out: Path | None) -> None:
+    """Print the tables and write the report's files."""
+    comparisons, folder = _open(suite, out)
+    _show(comparisons, RecordFile(folder / RECORDS))
+
+
+def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
+    if suite == _SWEEP.name:
+        raise UsageError(
+            f"{_SWEEP} is no suite's: repeat the `gradfree bench run` that made it; it does nothing but report."
+        )
+    if suite not in SUITES:
+        raise UsageError(no_such("suite", suite, SUITES))
+    return SUITES[suite], out or Path("results", suite)
+
+
+def compare(a: Path, b: Path) -> None:
+    """Print what two sets of records have in common and in what they differ."""
+    console, before, after = Console(), read_records(a), read_records(b)
+    console.print(Text(f"a: {a}\nb: {b}\n"))
+    found = compare_records(before, after)
+    if all(isinstance(section, UnmatchedSection) for section in found):
+        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
+    for section in found:
+        print_section(section, console)
+    for change in environment_changes(before, after):
+        console.print(Text(change, "bold yellow"))
+
+
+def _show(comparisons: Suite, file: RecordFile) -> None:
+    report = Report.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
+    if not report.sections:
+        raise UsageError(f"{file.path} has no results of this suite; `gradfree bench run` makes them.")
+    console = Console()
+    report.print(console)
+    files = publish(report, file.path.parent)
+    console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))

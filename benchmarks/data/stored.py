@@ -1,0 +1,128 @@
+"""Data sets on this machine, one folder of files each, as the Hugging Face hub has them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import datasets
+import numpy as np
+import tokenizers
+from datasets import Dataset, DatasetDict, disable_progress_bars, load_dataset
+from joblib import Memory
+
+from gradfree.benchmarks.data.bundled import Data
+from gradfree.benchmarks.records.case import ADDED
+from gradfree.cli import UsageError
+
+DATA_ROOT = "GRADFREE_DATA"
+"""Environment variable with the folder of all sets."""
+
+Arrays: TypeAlias = tuple[np.ndarray, ...]
+"""One array or several of a split, as they are kept on disk."""
+
+_DOWNLOADS = {
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "fashion_mnist": "zalando-datasets/fashion_mnist",
+    "mnist": "ylecun/mnist",
+    "ptb": "ptb-text-only/ptb_text_only --revision refs/convert/parquet",
+    "tinyshakespeare": "karpathy/tiny_shakespeare --revision refs/convert/parquet",
+    "wikitext-103-raw": "Salesforce/wikitext --include 'wikitext-103-raw-v1/*'",
+    "wikitext-2": "Salesforce/wikitext --include 'wikitext-2-v1/*'",
+}
+
+
+@dataclass(frozen=True)
+class Stored(ABC):
+    """Examples from a set in the data root, or from a folder of the user's own.
+
+    What takes long to read, images to decode and texts to tokenize, is read once: arrays are kept beside what
+    ``datasets`` keeps, in the folder ``gradfree`` of ``$HF_HOME``, until the set's files, this code or the packages
+    that read them change.
+
+    Attributes:
+        name: of the set and its folder; the path of a folder of the user's own.
+        files: digest of the files in a folder of the user's own: records of other files are not these one's.
+    """
+
+    name: str
+    files: str = field(default="", metadata=ADDED, kw_only=True)
+
+    def __call__(self) -> Data:
+        """Return the examples."""
+        return _load(self, self.folder())
+
+    @abstractmethod
+    def read(self, splits: DatasetDict) -> Mapping[str, Arrays]:
+        """Return what to keep of each split."""
+
+    @abstractmethod
+    def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
+        """Return the examples that were read as ``arrays``."""
+
+    def folder(self) -> Path:
+        """Return the set's folder.
+
+        Raises:
+            UsageError: it is not there; the message says how to get it.
+        """
+        if self.files:
+            return Path(self.name)
+        root = os.environ.get(DATA_ROOT)
+        if not root:
+            problem = f"{DATA_ROOT} does not name the folder of the sets, say DATA"
+            raise self._missing(problem, Path("DATA", self.name))
+        folder = Path(root, self.name)
+        if not any(folder.rglob("*.parquet")):
+            raise self._missing(f"{folder} has no parquet files", folder)
+        return folder
+
+    def _missing(self, problem: str, folder: Path) -> UsageError:
+        download = f"hf download --repo-type dataset {_DOWNLOADS[self.name]} --local-dir {folder}"
+        return UsageError(f"the set {self.name} is needed, but {problem}. Do: {download}")
+
+
+@cache
+def _load(stored: Stored, folder: Path) -> Data:
+    read = Memory(Path(datasets.config.HF_CACHE_HOME, "gradfree"), verbose=0).cache(_read, ignore=["folder"])
+    return stored.arrange(read(stored, folder, _state(stored, folder)))
+
+
+def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
+    return stored.read(open_set(folder))
+
+
+def open_set(folder: Path) -> DatasetDict:
+    """Return the splits in ``folder`` by name."""
+    disable_progress_bars()
+    return load_dataset(str(folder))
+
+
+def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
+    """Return the training, validation and test rows.
+
+    Args:
+        splits: at least the training rows. What is missing of the others is a tenth of these.
+        shuffled: whether that is any tenth, always the same, or the last.
+    """
+    found = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
+    tenth = len(splits["train"]) // 10
+    for name in ("test", "validation"):
+        if name not in found:
+            parts = found["train"].train_test_split(test_size=tenth, shuffle=shuffled, seed=0)
+            found |= {"train": parts["train"], name: parts["test"]}
+    return found
+
+
+def _state(stored: Stored, folder: Path) -> object:
+    """Return what the arrays depend on besides ``stored``: files, code and the packages that read."""
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
+    code = [Path(file).read_text(encoding="utf-8") for file in (inspect.getfile(type(stored)), __file__)]
+    return files, code, datasets.__version__, tokenizers.__version__

@@ -1,0 +1,123 @@
+"""Tasks that take a long memory and no data: batches made up on the spot, on the generator's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from gradfree.benchmarks.data.bundled import Data, Split
+
+COPYING_VOCABULARY = 10
+"""Tokens of :func:`copying`: eight symbols, blank and delimiter."""
+
+BLANK = 8
+"""The token of :func:`copying` that stands for nothing."""
+
+_SYMBOLS, _DELIMITER = 8, 9
+_COPIED = 10
+
+
+def copying(batch_size: int, delay: int, generator: Generator) -> Split:
+    """Return sequences whose first ten symbols are to be repeated after ``delay`` steps.
+
+    The copying memory problem of Arjovsky et al. 2016, arXiv 1511.06464: ten symbols drawn from 0 to 7, ``delay`` - 1
+    blanks (8), a delimiter (9) and ten blanks; the targets are ``delay`` + 10 blanks and the ten symbols. Without
+    memory the least mean cross-entropy is 10 ln 8 / (``delay`` + 20), and 1/8 of the ten symbols are right.
+
+    Returns:
+        Inputs and targets, int64 (B, ``delay`` + 20).
+
+    Raises:
+        ValueError: ``delay`` below 1.
+    """
+    _check("delay", delay, least=1)
+    symbols = _integers(_SYMBOLS, (batch_size, _COPIED), generator)
+    blanks = symbols.new_full((batch_size, delay + _COPIED), BLANK)
+    inputs = torch.cat([symbols, blanks], 1)
+    inputs[:, _COPIED + delay - 1] = _DELIMITER
+    return Split(inputs, torch.cat([blanks, symbols], 1))
+
+
+def adding(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return sequences of numbers with the sum of the two that are marked as targets.
+
+    The adding problem of Hochreiter & Schmidhuber 1997, "Long short-term memory", section 5.4, in the simpler form
+    of Arjovsky et al. 2016, arXiv 1511.06464: numbers uniform in [0, 1), one marked in either half. Without memory
+    the best guess is 1, with a mean squared error of 1/6.
+
+    Returns:
+        Inputs (B, ``length``, 2), number and mark, and targets (B, 1), of the default dtype.
+
+    Raises:
+        ValueError: ``length`` below 2.
+    """
+    _check("length", length, least=2)
+    half = length // 2
+    numbers = torch.rand(batch_size, length, generator=generator, device=generator.device)
+    first = _integers(half, (batch_size, 1), generator)
+    second = half + _integers(length - half, (batch_size, 1), generator)
+    marks = torch.zeros_like(numbers).scatter_(1, torch.cat([first, second], 1), 1.0)
+    return Split(torch.stack([numbers, marks], -1), (numbers * marks).sum(1, keepdim=True))
+
+
+def parity(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return sequences of random bits whose parity is the target, 1 where the number of ones is odd.
+
+    Any bit turns the answer round: without memory half of the guesses are right, and the least mean cross-entropy is
+    ln 2.
+
+    Returns:
+        Inputs, int64 (B, ``length``), and targets, int64 (B,).
+
+    Raises:
+        ValueError: ``length`` below 1.
+    """
+    _check("length", length, least=1)
+    bits = _integers(2, (batch_size, length), generator)
+    return Split(bits, bits.sum(1) % 2)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Examples made up once and for all, the same for everybody.
+
+    Attributes:
+        make: :func:`copying`, or another function of a batch size, a length and a generator.
+        length: of the sequences, or what else ``make`` takes for its second argument.
+        train: number of sequences.
+        held_out: number for validation, and for the test.
+    """
+
+    make: Callable[[int, int, Generator], Split]
+    length: int
+    train: int
+    held_out: int
+
+    def __call__(self) -> Data:
+        """Return the examples."""
+        generator = Generator().manual_seed(0)
+        return Data(*(self.make(n, self.length, generator) for n in (self.train, self.held_out, self.held_out)))
+
+
+def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return :func:`adding` as images of one row, (B, 2, 1, ``length``)."""
+    inputs, targets = adding(batch_size, length, generator)
+    return Split(inputs.transpose(1, 2).unsqueeze(2), targets)
+
+
+def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return :func:`parity` as images of one row, (B, 1, 1, ``length``), of the default dtype."""
+    inputs, targets = parity(batch_size, length, generator)
+    return Split(inputs[:, None, None].to(torch.get_default_dtype()), targets)
+
+
+def _integers(below: int, shape: tuple[int, int], generator: Generator) -> Tensor:
+    return torch.randint(below, shape, generator=generator, device=generator.device)
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}.")

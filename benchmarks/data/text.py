@@ -1,0 +1,109 @@
+"""Stored texts as sequences of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import torch
+from datasets import DatasetDict
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import Split as SplitAt
+from tokenizers.trainers import BpeTrainer, WordLevelTrainer
+
+from gradfree.benchmarks.data.bundled import Data, Split, windows
+from gradfree.benchmarks.data.stored import Arrays, Stored, with_all_splits
+from gradfree.benchmarks.records.case import ADDED
+from gradfree.cli import UsageError
+
+UNKNOWN = "<unk>"
+"""The token of whatever the vocabulary does not have."""
+
+UNITS = ("character", "word", "piece")
+"""What a token can be."""
+
+_AT_ONCE = 4096
+"""Rows that are tokenized together: an encoding takes many times the memory of its numbers."""
+
+_PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
+
+
+@dataclass(frozen=True)
+class Text(Stored):
+    """A stored text, cut into consecutive sequences.
+
+    If there is none for validation or test, it is the last tenth of the training text each.
+
+    Attributes:
+        name: of the set and its folder.
+        unit: what a token is: any character; a word between spaces, and every end of a line; or a piece of a word,
+            as byte pair encoding of the training split has it.
+        vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split; of pieces, all
+            bytes and the first ones that are joined.
+        length: of the sequences.
+        held_out: sequences at most for validation, and for the test.
+        column: with lines or longer pieces of the text.
+    """
+
+    unit: Literal["character", "word", "piece"]
+    vocabulary: int
+    length: int
+    held_out: int
+    column: str = field(default="text", metadata=ADDED)
+
+    def read(self, splits: DatasetDict) -> dict[str, Arrays]:
+        """Return the tokens of each split."""
+        parts = with_all_splits(splits, shuffled=False)
+        rows = {name: _end_lines(part[self.column]) for name, part in parts.items()}
+        tokenizer = _tokenizer(self, rows["train"])
+        return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
+
+    def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
+        """Return the sequences; the targets are the inputs' next tokens.
+
+        Raises:
+            UsageError: a split does not fill a sequence.
+        """
+        for name, (tokens,) in arrays.items():
+            if len(tokens) <= self.length:
+                raise UsageError(f"{self.name}: {name} has {len(tokens)} tokens, fewer than length {self.length} + 1.")
+        train, validation, test = (
+            windows(torch.from_numpy(*arrays[name]), self.length) for name in ("train", "validation", "test")
+        )
+        return Data(train, *(Split(*(x[: self.held_out] for x in split)) for split in (validation, test)))
+
+
+def _end_lines(rows: Sequence[str]) -> list[str]:
+    """Return ``rows`` with a line end each: some sets have them, some do not."""
+    return [row.removesuffix("\n") + "\n" for row in rows]
+
+
+def _tokenizer(text: Text, rows: Sequence[str]) -> Tokenizer:
+    if text.unit == "piece":
+        return _pieces(text.vocabulary, rows)
+    tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = SplitAt(Regex(_PATTERNS[text.unit]), "removed", invert=True)
+    trainer = WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(rows, trainer)
+    return tokenizer
+
+
+def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    alphabet = ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        rows, BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    )
+    return tokenizer
+
+
+def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> np.ndarray:
+    batches = (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+    encoded = chain.from_iterable(map(tokenizer.encode_batch_fast, batches))
+    return np.fromiter(chain.from_iterable(row.ids for row in encoded), dtype=np.int64)

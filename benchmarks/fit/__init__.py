@@ -1,0 +1,1 @@
+"""``gradfree fit``: a LightningCLI with our engines, models and data."""

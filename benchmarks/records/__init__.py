@@ -1,0 +1,1 @@
+"""Cases, their records on disk, and where these come from."""

@@ -1,0 +1,110 @@
+"""One measurement of a benchmark: what is measured, and the name that its record is found by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+from gradfree import Engine, create_engine
+from gradfree.benchmarks.records.names import recorded_class, recorded_name
+
+ADDED = {"omit_default": True}
+"""Metadata of a dataclass field that came after records had been written: at its default it is not in a case's
+:attr:`Case.config`, so that cases keep their ids."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An engine under test.
+
+    Attributes:
+        label: for people.
+        engine: name of a registered engine.
+        options: of the engine.
+    """
+
+    label: str
+    engine: str
+    options: Mapping[str, Any]
+
+    def create_engine(self) -> Engine:
+        """Return the engine."""
+        return create_engine(self.engine, **self.options)
+
+    @property
+    def iterations(self) -> int | None:
+        """The engine's sweeps, if it is told."""
+        return self.options.get("iterations")
+
+    @property
+    def series(self) -> str:
+        """The label of the line in a plot that the row is a point of: an engine with several k, or itself alone."""
+        if self.iterations is None:
+            return self.label
+        return f"{self.label.replace(f' k={self.iterations}', '')} with k iterations"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(ABC):
+    """One measurement, run in a process of its own and recorded when it is done.
+
+    Attributes:
+        kind: of measurement.
+        alone: whether nothing else may run meanwhile, as with whatever is timed.
+        device: where.
+        seed: of all random numbers.
+    """
+
+    kind: ClassVar[str]
+    alone: ClassVar[bool] = True
+    device: str
+    seed: int
+
+    @property
+    @abstractmethod
+    def topic(self) -> str:
+        """What is run, for people: the task."""
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """What of the topic is measured, for people."""
+
+    @abstractmethod
+    def run(self) -> dict[str, Any]:
+        """Measure; return the results as JSON has them."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that the results depend on but the seed, as JSON has it; functions by name.
+
+        The class of the case is not in it: :attr:`kind` tells.
+        """
+        config = json.loads(json.dumps(_fields(self), default=recorded_name))
+        del config["seed"]
+        return config
+
+    @property
+    def id(self) -> str:
+        """Name the case for people and, by a hash of :attr:`config`, beyond doubt."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.kind}/{self.topic}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses as dicts."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {**recorded_class(type(value)), **_fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, without those that :data:`ADDED` leaves out."""
+    kept = [f for f in fields(value) if not (f.metadata == ADDED and getattr(value, f.name) == f.default)]
+    return {f.name: _plain(getattr(value, f.name)) for f in kept}

@@ -1,0 +1,199 @@
+"""Results on disk: one JSON object a line, added when a case is finished and never changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypedDict
+
+from filelock import FileLock, Timeout
+
+from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.environment import environment
+from gradfree.cli import UsageError
+
+SCHEMA = 1
+
+
+class _Finished(TypedDict):
+    schema: int
+    case: str
+    kind: str
+    config: dict[str, Any]
+    seeds: list[int]
+    results: dict[str, Any]
+    environment: dict[str, Any]
+    timestamp: str
+
+
+class Record(_Finished, total=False):
+    """A finished case. JSON as Python writes it: numbers may be NaN and Infinity.
+
+    A case that failed has no ``results`` but an ``error``, whose last line says what it was.
+    """
+
+    error: str
+
+
+def measure(case: Case) -> Record:
+    """Run ``case`` and return its record."""
+    return _record(case, case.run())
+
+
+def attempt(case: Case) -> Record:
+    """Run ``case`` and return its record, with the traceback if it raises."""
+    try:
+        return measure(case)
+    except Exception:
+        return failure(case, traceback.format_exc().strip())
+
+
+def failure(case: Case, error: str) -> Record:
+    """Return the record of a case that failed."""
+    return Record(**_record(case, {}), error=error)
+
+
+def _record(case: Case, results: dict[str, Any]) -> Record:
+    return Record(
+        schema=SCHEMA,
+        case=case.id,
+        kind=case.kind,
+        config=case.config,
+        seeds=[case.seed],
+        results=results,
+        environment=environment(case.device),
+        timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+class RecordFile:
+    """A file of records that survives being killed at any moment: only what was not finished is lost.
+
+    Several processes may work on one folder if each has a file of its own: all read what the others have finished.
+
+    Args:
+        path: the file, say ``records.jsonl``.
+        share: if not empty, what tells this process's file from the others': ``records-<share>.jsonl``.
+    """
+
+    def __init__(self, path: Path, share: str = ""):
+        self.path = path.with_stem(f"{path.stem}-{share}") if share else path
+        self._whole = path
+
+    def read(self) -> dict[str, Record]:
+        """Return the records of all processes by case id; an unfinished last line does not count.
+
+        Where a case has several, the last one that did not fail counts.
+
+        Raises:
+            UsageError: a line is no record, or one that only a newer gradfree can read.
+        """
+        records: dict[str, Record] = {}
+        others = self._whole.parent.glob(f"{self._whole.stem}-*{self._whole.suffix}")
+        for path in [self._whole, *sorted(others)]:
+            for record in _read(path):
+                if "error" not in record or "error" in records.get(record["case"], record):
+                    records[record["case"]] = record
+        return records
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep other processes from writing to this file.
+
+        Raises:
+            UsageError: another one is at it.
+        """
+        with ExitStack() as stack:
+            # Some file systems of clusters know no locks.
+            with suppress(NotImplementedError):
+                try:
+                    stack.enter_context(FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0))
+                except Timeout:
+                    raise UsageError(
+                        f"another run is writing to {self.path}. Wait for it, name another folder by --out, or divide "
+                        "the cases between them by --shard."
+                    ) from None
+                except OSError as error:
+                    raise UsageError(
+                        f"cannot write to {self.path.parent}: {error.strerror}. Name another folder by --out."
+                    ) from error
+            yield
+
+    def append(self, record: Record) -> None:
+        """Add ``record`` and wait until the disk has it.
+
+        Raises:
+            UsageError: it cannot be written, say because the disk is full; the file is as before.
+        """
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            self._drop_unfinished_line()
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UsageError(
+                f"{self.path} cannot be written: {error.strerror}. It has all cases that were finished before "
+                f"{record['case']!r}; when this is put right, the same command does the rest."
+            ) from error
+
+    def _drop_unfinished_line(self) -> None:
+        if not self.path.is_file() or not self.path.stat().st_size:
+            return
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() == b"\n":
+                return
+            file.seek(0)
+            finished = file.read().rfind(b"\n") + 1
+        os.truncate(self.path, finished)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Write ``line`` to a file in append mode: all of it or, if killed, a line without end."""
+    end = os.fstat(descriptor).st_size
+    try:
+        while line:
+            line = line[os.write(descriptor, line) :]
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, end)
+        raise
+
+
+def _read(path: Path) -> Iterator[Record]:
+    """Yield the records in ``path``, none if there is no such file."""
+    if not path.exists():
+        return
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            schema, known = record["schema"], isinstance(record["case"], str) and isinstance(record["results"], dict)
+        except (ValueError, TypeError, KeyError):
+            schema = known = False
+        if type(schema) is int and schema > SCHEMA:
+            raise UsageError(
+                f"{path}, line {number} was written by a newer gradfree: its schema is {schema}, this one knows "
+                f"{SCHEMA}. Use that gradfree, or name another folder by --out; the file stays as it is."
+            )
+        if not known or schema != SCHEMA:
+            raise UsageError(f"{path}, line {number} is no record: delete the line.")
+        yield record
+
+
+def error_of(record: Record) -> str:
+    """Return in a line what a case failed with, nothing if it did not fail."""
+    lines = str(record.get("error") or "").strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,1 @@
+"""Reports as files, and record sets side by side."""

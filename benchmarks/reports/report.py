@@ -1,0 +1,132 @@
+"""A report: its sections and where they come from, for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradfree.benchmarks.records.provenance import Provenance
+from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.tables.experiment import Suite, belonging, sections
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.training.trends import trends
+
+_PROSE = 24
+"""Characters that a figure never has."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What some records tell.
+
+    Attributes:
+        title: for people.
+        sections: one a comparison.
+        provenance: of the records.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    provenance: Provenance
+
+    @classmethod
+    def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> Report:
+        """Report what ``records``, by case id, tell of ``suite``."""
+        found = list(sections(suite, records))
+        return cls(title, [*found, *trends(found)], Provenance(belonging(suite, records)))
+
+    def print(self, console: Console) -> None:
+        """Print tables and sentences."""
+        for section in self.sections:
+            print_section(section, console)
+        for warning in self.provenance.warnings():
+            console.print(Text(f"Warning: {warning}", "bold yellow"))
+        for line in self.provenance.lines():
+            console.print(Text(line, "dim"))
+
+    def markdown(self) -> str:
+        """Return the same as Markdown."""
+        lines = [line for section in self.sections for line in _markdown_section(section)]
+        lines += [f"**{warning}**\n" for warning in self.provenance.warnings()]
+        return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self.provenance.lines()), ""])
+
+
+def print_section(section: Section, console: Console) -> None:
+    """Print a table, in as many pieces as the terminal's width takes, and sentences."""
+    console.print(Text(section.title, "bold"))
+    for table in _tables(section, console.width):
+        console.print(table)
+    console.print(Text(section.legend, "italic"))
+    for sentence in sentences(section):
+        console.print(Text(f"• {sentence}"))
+    console.print()
+
+
+def _tables(section: Section, width: int) -> Iterator[Table]:
+    columns = list(zip(*section.cells(), strict=True))
+    names, columns = columns[: section.labels], columns[section.labels :]
+    room = width - 1 - sum(1 + _width(cells) for cells in names)
+    while columns:
+        used = list(accumulate(1 + _width(cells) for cells in columns))
+        # What is too wide by itself is left to rich.
+        fitting = max(1, sum(total <= room for total in used))
+        yield _table(names, columns[:fitting])
+        columns = columns[fitting:]
+
+
+def _table(names: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    for cells in names:
+        table.add_column(Text(cells[0]), max_width=_width(cells), overflow="fold")
+    for cells in columns:
+        if any(map(is_prose, cells[1:])):
+            table.add_column(Text(cells[0]), overflow="fold")
+        else:
+            table.add_column(Text(cells[0]), justify="right", width=_width(cells))
+    _, *rows = zip(*names, *columns, strict=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _width(cells: Sequence[str]) -> int:
+    """Return how wide a column is: its heading wraps at every space before a figure does."""
+    return max(map(len, [*cells[0].split(), *cells[1:]]))
+
+
+def is_prose(cell: str) -> bool:
+    """Tell whether a cell is a text that may be wrapped, and no figure."""
+    return len(cell) > _PROSE
+
+
+def sentences(section: Section) -> Iterator[str]:
+    """Yield what the table comes to row by row, then the remarks."""
+    _, *rows = section.cells()
+    for row, words in zip(rows, section.verdicts(), strict=False):
+        yield f"{row[0]}: {words}."
+    yield from section.remarks()
+
+
+def _markdown_section(section: Section) -> Iterator[str]:
+    head, *rows = section.cells()
+    yield f"### {section.title}"
+    yield ""
+    yield _markdown_row(head)
+    yield "|" + "---|" * section.labels + "---:|" * (len(head) - section.labels)
+    yield from map(_markdown_row, rows)
+    yield ""
+    yield section.legend
+    yield ""
+    for sentence in sentences(section):
+        yield f"- {sentence}"
+    yield ""
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"

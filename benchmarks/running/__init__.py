@@ -1,0 +1,1 @@
+"""Running cases: here, in worker processes, on Ray."""

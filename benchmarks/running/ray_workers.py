@@ -1,0 +1,55 @@
+"""Running each case in a process of its own, on whatever machines Ray has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import ray
+import torch
+
+from gradfree.benchmarks.data.stored import DATA_ROOT
+from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.records import Record, attempt, failure
+from gradfree.benchmarks.running.workers import prepare
+
+
+class RayWorkers:
+    """As many processes at a time as Ray has slots: a case takes one GPU, or one CPU where it runs on none."""
+
+    def __init__(self) -> None:
+        # Workers find the modules that this process does, and the data.
+        variables = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        variables |= {DATA_ROOT: os.environ[DATA_ROOT]} if DATA_ROOT in os.environ else {}
+        ray.init(ignore_reinit_error=True, log_to_driver=False, runtime_env={"env_vars": variables})
+        slots = ray.cluster_resources()
+        self.jobs = int(slots.get("GPU", 0) or slots.get("CPU", 1))
+
+    def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
+        """Yield the records of ``cases`` as they are finished."""
+        running = {_start(case): case for case in cases}
+        try:
+            while running:
+                (done, *_), _ = ray.wait(list(running))
+                case = running.pop(done)
+                try:
+                    yield ray.get(done)
+                except ray.exceptions.RayError as error:
+                    # The process is gone: whatever the case itself raises is in its record.
+                    yield failure(case, str(error).strip())
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+
+
+def _start(case: Case) -> Any:
+    on_gpu = torch.device(case.device).type == "cuda"
+    task = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_calls=1, max_retries=0)(_work)
+    return task.remote(case)
+
+
+def _work(case: Case) -> Record:
+    prepare()
+    return attempt(case)

@@ -1,0 +1,83 @@
+"""Having cases run and keeping their records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.records import Record, RecordFile
+from gradfree.benchmarks.running.workers import Executor
+
+Wanted = Callable[[Mapping[str, Record]], Iterable[Case | None]]
+"""Yields all cases, given the records so far by case id; ``None`` for one that waits for more of them."""
+
+
+def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool = False) -> None:
+    """Run what is wanted and add each record to ``file`` as soon as it is there, also of cases that fail.
+
+    Args:
+        wanted: the cases.
+        file: has the records of finished cases, which are not run, and takes the new ones.
+        executor: runs them.
+        retry: whether cases whose record is a failure are run again.
+
+    Raises:
+        UsageError: a record cannot be written; those before are kept.
+    """
+    records = file.read()
+    finished = finished_in(records, retry)
+    with file.reserved(), _progress() as progress:
+        bar = progress.add_task("")
+        while True:
+            cases = list(wanted(records))
+            progress.update(bar, total=len(cases), completed=count_finished(cases, finished))
+            running = {case.id: case for case in _next_batch(cases, finished)}
+            if not running:
+                break
+            progress.update(bar, description=_describe(running, executor.jobs))
+            with closing(executor.run(list(running.values()))) as outcomes:
+                for record in outcomes:
+                    file.append(record)
+                    records[record["case"]] = record
+                    finished.add(record["case"])
+                    del running[record["case"]]
+                    progress.update(bar, advance=1, description=_describe(running, executor.jobs))
+
+
+def finished_in(records: Mapping[str, Record], retry: bool) -> set[str]:
+    """Return the ids of the cases that need not be run, with ``retry`` but for those that failed."""
+    return {name for name, record in records.items() if not (retry and "error" in record)}
+
+
+def count_finished(cases: Iterable[Case | None], finished: Collection[str]) -> int:
+    """Return how many of ``cases`` are in ``finished``."""
+    return sum(case is not None and case.id in finished for case in cases)
+
+
+def _next_batch(cases: Sequence[Case | None], finished: Collection[str]) -> list[Case]:
+    """Return the missing cases that may run side by side or, when there are none, one that must run alone."""
+    missing = [case for case in cases if case is not None and case.id not in finished]
+    return [case for case in missing if not case.alone] or missing[:1]
+
+
+def _describe(running: Mapping[str, Case], jobs: int) -> str:
+    """Name the first ``jobs`` cases: the others wait for a worker."""
+    return ", ".join(f"{case.topic} {case.subject}" for case in islice(running.values(), jobs))
+
+
+def _progress() -> Progress:
+    return Progress(
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        # Cases differ in length: estimate from all of them.
+        speed_estimate_period=3600,
+    )

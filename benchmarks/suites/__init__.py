@@ -1,0 +1,1 @@
+"""The comparisons that have names."""

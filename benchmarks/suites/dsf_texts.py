@@ -1,0 +1,135 @@
+"""Suites after the experiments with diagonal state feedbacks: Penn Treebank and WikiText.
+
+DSF, arXiv 2503.23104. Its tables were not at hand when this was written: settings are those of the published code, and
+what is set beside ours is the order of methods, partly as others tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from torchmetrics.text import Perplexity
+
+from gradfree.benchmarks.data.padded_text import PADDING, Sentences
+from gradfree.benchmarks.data.text import Text
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
+from gradfree.benchmarks.tables.experiment import Part, Suite
+from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.schedules import AdamTask, StagedAdamTask
+from gradfree.benchmarks.tasks.task import Score, Task
+from gradfree.benchmarks.training.comparison import Comparison
+
+_AnyTask = TypeVar("_AnyTask", bound=Task)
+
+
+def _rows(task: Task) -> tuple[Row, ...]:
+    """Return the paper's three, and our feedback where the cell has a gate to take it from."""
+    gate = () if task.options["cell"] == "rnn" else (DSF_GATE,)
+    return (BACKPROP, DSF, *gate, TRUNCATED)
+
+
+def padded_perplexity() -> Perplexity:
+    """Return the perplexity of what is no padding."""
+    return Perplexity(ignore_index=PADDING)
+
+
+def _beside(comparison: Comparison, *differs: str) -> Beside:
+    score = comparison.task.score
+    column = f"test {score.name} ({score.unit})"
+    return Beside(
+        comparison,
+        Published(
+            source="DSF (arXiv 2503.23104), in words and partly second-hand (its tables were not at hand)",
+            hardware="not at hand",
+            columns=(column, "cosine"),
+            claims=(
+                Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.label, DSF.label)),
+                Claim("DSF is far better than fully truncated backpropagation", column, (DSF.label, TRUNCATED.label)),
+            ),
+            differs=("the score at the end of training for the best of 50 validation scores on the way", *differs),
+        ),
+    )
+
+
+def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()) -> Suite:
+    def parts() -> Iterator[Part]:
+        for task in tasks:
+            comparison = Comparison(task, _rows(task), learning_rates=rates)
+            yield comparison
+            yield _beside(comparison, *differs)
+
+    return tuple(parts())
+
+
+_PTB = StagedAdamTask(
+    name="dsf_ptb",
+    data=Sentences("ptb", column="sentence", vocabulary=10000, length=64),
+    model="recurrent_lm",
+    options={"vocab_size": 10000, "cell": "gru", "layers": 1, "width": 256},
+    loss=cross_entropy,
+    score=Score("perplexity", "per word", padded_perplexity),
+    learning_rate=1e-3,
+    batch_size=128,
+    steps=9860,  # 30 epochs of 42,068 sentences.
+    weight_decay=1e-4,
+)
+_WIKITEXT = AdamTask(
+    name="dsf_wikitext",
+    data=Text("wikitext-103-raw", unit="piece", vocabulary=16000, length=255, held_out=1000),
+    model="recurrent_lm",
+    options={"vocab_size": 16000, "cell": "gru", "layers": 3, "width": 512, "block": "transformer"},
+    loss=cross_entropy,
+    score=Score("perplexity", "per piece", Perplexity),
+    learning_rate=1e-3,
+    batch_size=128,
+    steps=19000,  # 5 epochs of about 124 million pieces.
+)
+_SMALL_WIKITEXT = replace(
+    _WIKITEXT,
+    data=Text("wikitext-2", unit="piece", vocabulary=1000, length=64, held_out=200),
+    batch_size=16,
+    steps=150,
+)
+
+
+def _sized(task: _AnyTask, name: str, **options: int | str) -> _AnyTask:
+    return replace(task, name=f"{task.name}_{name}", options={**task.options, **options})
+
+
+def _small(layers: int) -> AdamTask:
+    return _sized(_SMALL_WIKITEXT, f"gru{layers}_small", vocab_size=1000, layers=layers, width=64)
+
+
+_PTB_SIZES = ((1, 256), (3, 256), (1, 1024), (3, 1024))
+_WIKITEXT_SIZES = ((3, 128), (3, 256), (3, 512), (3, 1024), (1, 512), (6, 512), (12, 512))
+
+DSF_PTB: Suite = _suite(
+    tuple(_sized(_PTB, f"gru{layers}_{width}", layers=layers, width=width) for layers, width in _PTB_SIZES)
+)
+DSF_PTB_SMALL: Suite = _suite(
+    tuple(
+        replace(_sized(_PTB, f"gru{layers}_small", layers=layers, width=64), batch_size=16, steps=250)
+        for layers in (1, 3)
+    ),
+    "250 steps of 16 sentences for 9,860 of 128, 64 units for 256 and 1024",
+    "each row at its own learning rate for 0.001",
+    rates=(1e-3, 3e-3, 1e-2),
+)
+DSF_WIKITEXT: Suite = _suite(
+    (
+        *(_sized(_WIKITEXT, f"gru{layers}_{width}", layers=layers, width=width) for layers, width in _WIKITEXT_SIZES),
+        replace(_sized(_WIKITEXT, "rnn3_512", cell="rnn"), learning_rate=5e-4, max_norm=1.0),
+        _sized(_WIKITEXT, "lstm3_512", cell="lstm"),
+    )
+)
+DSF_WIKITEXT_SMALL: Suite = _suite(
+    (_small(1), _small(3)),
+    "WikiText-2 for WikiText-103, 1,000 pieces for 16,000, sequences of 64 for 255, 150 steps of 16 for 19,000 of 128",
+    "64 units for 128 to 1024, no LSTM, no RNN",
+    "each row at its own learning rate for 0.001",
+    rates=(3e-3, 1e-2, 3e-2),
+)

@@ -1,0 +1,114 @@
+"""The suite that compares ways to train networks of orthogonal layers without a backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradfree.benchmarks.data.bundled import digits
+from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tasks.catalogue import DIGITS, cross_entropy
+from gradfree.benchmarks.tasks.task import SGDTask
+from gradfree.benchmarks.timing.layer_steps import Network, StepCosts
+from gradfree.benchmarks.training.cadence import Cadences
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.depths import DepthSweep
+
+STREAMING = Row("foton streaming", "foton", {"streaming": True})
+DFA = Row("dfa", "dfa", {})
+FA = Row("fa", "fa", {})
+PEPITA = Row("pepita", "pepita", {})
+
+
+def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
+    """Return a row of each engine that keeps weights orthogonal, at 1 and the other temperatures."""
+    return tuple(
+        row
+        for engine in ("orthogonal_backprop", "foton")
+        for row in (
+            Row(engine, engine, {}),
+            *(Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature}) for temperature in temperatures),
+        )
+    )
+
+
+def _every(steps: int, **options: float) -> Row:
+    return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps, **options})
+
+
+def _cadences(**options: float) -> tuple[Row, ...]:
+    return (Row("foton as it drifts", "foton", options), *(_every(steps, **options) for steps in (1, 4, 8, 16)))
+
+
+ORTHOGONAL, _, FOTON, WARM = _orthogonal(16.0)
+ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
+
+_RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
+_CADENCES = _cadences(temperature=16.0)
+
+ORTHOGONAL_DIGITS = SGDTask(
+    name="digits_orthogonal",
+    data=digits,
+    model="orthogonal_mlp",
+    options={"in_features": 64, "num_classes": 10},
+    loss=cross_entropy,
+    score=DIGITS.score,
+    learning_rate=0.3,
+    batch_size=64,
+    steps=300,
+    momentum=0.0,
+)
+_RELU_DIGITS = replace(
+    ORTHOGONAL_DIGITS, name="digits_relu", options={**ORTHOGONAL_DIGITS.options, "activation": "relu"}
+)
+MNIST = replace(
+    ORTHOGONAL_DIGITS,
+    name="mnist",
+    data=Images("mnist", column="image", train=20000, validation=2000),
+    options={"in_features": 784, "num_classes": 10, "width": 128},
+    steps=600,
+)
+FASHION_MNIST = replace(
+    MNIST, name="fashion_mnist", data=Images("fashion_mnist", column="image", train=20000, validation=2000)
+)
+_LENET = replace(MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
+CIFAR10 = replace(
+    MNIST,
+    name="cifar10",
+    data=Images("cifar10", column="img", train=20000, validation=2000),
+    options={"in_features": 3072, "num_classes": 10, "width": 128},
+    steps=400,
+)
+_CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})
+
+
+def _mlps(*depths: int) -> dict[int, dict[str, int]]:
+    return {depth: {"depth": depth} for depth in depths}
+
+
+QUICK = Comparison(
+    replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 10}),
+    (BACKPROP, *(row for row in _orthogonal(16.0) if row.options), DFA, PEPITA),
+    learning_rates=(0.3, 1.0, 3.0),
+)
+"""The shortest comparison that shows what each is like."""
+
+FORWARD_ONLY: Suite = (
+    DepthSweep(MNIST, _mlps(5, 20, 50), ROWS, _RATES),
+    DepthSweep(_LENET, {4: {}}, ROWS, _RATES),
+    DepthSweep(CIFAR10, _mlps(5, 20), ROWS, _RATES),
+    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, ROWS, _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
+    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(), BACKPROP, DFA, PEPITA), _RATES),
+    Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
+    Cadences(MNIST, _mlps(20), _CADENCES, _RATES),
+    StepCosts(
+        timed=Network(depth=20, width=512, batch=256),
+        small=Network(depth=0, width=64, batch=2048),
+        depths=(10, 20, 50, 100),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 4, 8)), DFA, FA, PEPITA),
+        threads=2,
+    ),
+)

@@ -1,0 +1,154 @@
+"""Suites on forward-only training at depth, after FOTON.
+
+"Forward-Only Training of Orthogonal Networks", arXiv 2512.20668. Its tables were not at hand when this was written:
+the settings are those of the one configuration that the published code has, and what is set beside ours is what the
+abstract says. PEPITA's figure is what its authors' notebook prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchmetrics.classification import MulticlassAccuracy
+
+from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.suites.forward_only import CIFAR10, FOTON, PEPITA, ROWS, WARM
+from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tasks.catalogue import DIGITS, cross_entropy
+from gradfree.benchmarks.tasks.schedules import ConstantSGDTask
+from gradfree.benchmarks.tasks.task import Score
+from gradfree.benchmarks.training.depths import DepthSweep
+
+_RATES = (0.03, 0.1, 0.3, 1.0)
+
+_MNIST = ConstantSGDTask(
+    name="foton_mnist",
+    data=Images("mnist", column="image", train=55000, validation=5000),
+    model="orthogonal_mlp",
+    options={"in_features": 784, "num_classes": 10, "width": 256},
+    loss=cross_entropy,
+    score=DIGITS.score,
+    learning_rate=0.5,
+    batch_size=256,
+    steps=21500,  # 100 epochs.
+    momentum=0.0,
+)
+_CIFAR = replace(
+    _MNIST,
+    name="foton_cifar10",
+    data=Images("cifar10", column="img", train=45000, validation=5000),
+    options={"in_features": 3072, "num_classes": 10, "width": 256},
+    steps=17600,
+)
+
+
+def fine_accuracy() -> MulticlassAccuracy:
+    """Return the share of images of a hundred classes that are recognised."""
+    return MulticlassAccuracy(num_classes=100, average="micro")
+
+
+_FINE = Score("accuracy", "%", fine_accuracy, factor=100.0)
+
+CIFAR100 = replace(
+    CIFAR10,
+    name="cifar100",
+    data=Images("cifar100", column="img", train=20000, validation=2000, label="fine_label"),
+    options={**CIFAR10.options, "num_classes": 100},
+    score=_FINE,
+)
+_PUBLISHED_CONFIGURATION = replace(
+    _CIFAR,
+    name="foton_cifar100",
+    data=Images("cifar100", column="img", train=45000, validation=5000, label="fine_label"),
+    options={"in_features": 3072, "num_classes": 100, "width": 256, "activation": "relu", "dropout": 0.1},
+    score=_FINE,
+)
+_PEPITA_CIFAR = replace(
+    _CIFAR,
+    name="pepita_cifar10",
+    options={"in_features": 3072, "num_classes": 10, "width": 1024, "activation": "relu", "dropout": 0.1},
+    learning_rate=0.01,
+    batch_size=64,
+    steps=70300,
+    momentum=0.9,
+)
+_SMALL_MNIST = replace(
+    _MNIST,
+    name="foton_mnist_small",
+    data=Images("mnist", column="image", train=20000, validation=1000),
+    options={"in_features": 784, "num_classes": 10, "width": 64},
+    batch_size=64,
+    steps=300,
+)
+
+
+def _relu(task: ConstantSGDTask) -> ConstantSGDTask:
+    return replace(task, name=f"{task.name}_relu", options={**task.options, "activation": "relu"})
+
+
+def _sweep(task: ConstantSGDTask, *depths: int, rates: tuple[float, ...] = _RATES) -> DepthSweep:
+    return DepthSweep(task, {depth: {"depth": depth} for depth in depths}, ROWS, rates)
+
+
+def _beside(sweep: DepthSweep, *differs: str) -> Beside:
+    return Beside(
+        sweep,
+        Published(
+            source="FOTON (arXiv 2512.20668), abstract (its tables were not at hand)",
+            hardware="not at hand",
+            columns=tuple(map(str, sweep.depths)),
+            claims=tuple(
+                Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
+                for row in (FOTON, WARM)
+                for depth in sweep.depths
+            ),
+            differs=(
+                "which activation, depths and rates belong to its figures is not known: tanh and ReLU are run",
+                *differs,
+            ),
+        ),
+    )
+
+
+_FULL = (
+    _sweep(_MNIST, 2, 5, 10, 20, 50, 100),
+    _sweep(_relu(_MNIST), 2, 5, 10, 20),
+    _sweep(_CIFAR, 2, 5, 10, 20, 50, 100),
+    _sweep(_relu(_CIFAR), 2, 5, 10, 20),
+    _sweep(_PUBLISHED_CONFIGURATION, 2, rates=(0.1, 0.3, 0.5, 1.0)),
+)
+_NOTEBOOK = DepthSweep(_PEPITA_CIFAR, {1: {"depth": 1}}, (BACKPROP, PEPITA), (0.001, 0.01, 0.1))
+_SMALL = (_sweep(_SMALL_MNIST, 2, 10, 50), _sweep(_relu(_SMALL_MNIST), 2, 10))
+
+FOTON_DEPTH: Suite = (
+    *(part for sweep in _FULL for part in (sweep, _beside(sweep))),
+    _NOTEBOOK,
+    Beside(
+        _NOTEBOOK,
+        Published(
+            source="PEPITA's published notebook (GiorgiaD/PEPITA), CIFAR-10, one hidden layer of 1024, last epoch",
+            hardware="not said",
+            columns=("1",),
+            figures={PEPITA.label: {"1": 52.58}},
+            quantity="test accuracy (%), hidden layers:",
+            differs=(
+                "one learning rate throughout, for a tenth of it after 60 and 90 epochs",
+                "orthogonal initial weights for He's, inputs of mean 0 and variance 1 for [0, 1]",
+            ),
+        ),
+    ),
+)
+FOTON_DEPTH_SMALL: Suite = tuple(
+    part
+    for sweep in _SMALL
+    for part in (
+        sweep,
+        _beside(
+            sweep,
+            "300 steps of 64 images of MNIST for 100 epochs of 256 of CIFAR-100, 64 units for 256, no dropout",
+            "each row and depth at its own learning rate for 0.5",
+        ),
+    )
+)

@@ -1,0 +1,235 @@
+"""Suites after Highway-BP's experiments with recurrent models: what a step costs (Tables 3 and 6), how it trains.
+
+Fagnou et al., "Accelerated training through iterative gradient propagation along the residual path", arXiv 2501.17086;
+settings: Tables 2 and 5. How well they train is in the paper's figures alone, so there are claims and no numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torchmetrics.text import Perplexity
+
+from gradfree.benchmarks.data.bundled import digits
+from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.data.text import Text
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.rows import BACKPROP, iterated, label_of
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tasks.catalogue import cross_entropy, digit_accuracy
+from gradfree.benchmarks.tasks.schedules import AdamTask
+from gradfree.benchmarks.tasks.task import Score
+from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentModel, RecurrentSteps, gain_column, time_column
+from gradfree.benchmarks.training.comparison import Comparison
+
+_K = (0, 1, 2, 3, 5, 10, 20)
+_SMALL_K = (0, 2, 5, 10)
+_LSTM, _GRU, _STACK, _PIXELS = "LSTM", "GRU", "GRU × 3", "GRU, pixels"
+_MILLISECONDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    _LSTM: {
+        LOOP: (261,),
+        "fixed_point": (81, 92, 99, 111, 128, 173, 262),
+        "highway_bp": (87, 101, 114, 125, 154, 218, 347),
+    },
+    _GRU: {LOOP: (209,), "fixed_point": (62, 69, 73, 79, 92, 119, 176), "highway_bp": (66, 77, 88, 97, 118, 166, 266)},
+    _STACK: {
+        LOOP: (687,),
+        "fixed_point": (226, 243, 260, 281, 316, 400, 573),
+        "highway_bp": (240, 268, 300, 332, 389, 538, 839),
+    },
+    _PIXELS: {
+        LOOP: (715,),
+        "fixed_point": (191, 207, 204, 203, 209, 216, 241),
+        "highway_bp": (205, 210, 210, 210, 230, 248, 292),
+    },
+}
+"""Table 6: a training step by model, backpropagation first, then at each k."""
+
+
+def _rows(exact: Row, *counts: int) -> tuple[Row, ...]:
+    return (exact, *iterated("fixed_point", *counts), *iterated("highway_bp", *counts))
+
+
+def _printed() -> dict[str, dict[str, float]]:
+    """Return Table 6 by row and column, and with it Table 3: backpropagation's time over each row's."""
+    figures: dict[str, dict[str, float]] = {}
+    for net, times in _MILLISECONDS.items():
+        (exact,) = times[LOOP]
+        rows = {
+            label_of(engine, k): t for engine in times if engine != LOOP for k, t in zip(_K, times[engine], strict=True)
+        }
+        for label, time in {LOOP: exact, **rows}.items():
+            figures.setdefault(label, {})[time_column(net)] = time
+            figures[label][gain_column(net)] = round(exact / time, 2)
+    return figures
+
+
+def _language(cell: str, layers: int, width: int, vocabulary: int) -> dict[str, int | str]:
+    return {"vocab_size": vocabulary, "cell": cell, "layers": layers, "width": width}
+
+
+def _nets(batch: int, width: int, words: int, pixels: tuple[int, int, int]) -> tuple[RecurrentModel, ...]:
+    """Return the four models of Table 6."""
+    length, side, narrow = pixels
+    languages = ((_LSTM, "lstm", 1, 210), (_GRU, "gru", 1, 210), (_STACK, "gru", 3, words))
+    return (
+        *(
+            RecurrentModel(
+                label, "recurrent_lm", _language(cell, layers, width, vocabulary), batch, (length,), vocabulary
+            )
+            for label, cell, layers, vocabulary in languages
+        ),
+        RecurrentModel(
+            _PIXELS,
+            "pixel_classifier",
+            {"in_channels": 3, "num_classes": 10, "cell": "gru", "width": narrow},
+            batch,
+            (3, side, side),
+            10,
+        ),
+    )
+
+
+_BATCHED = Row("backprop", "backprop", {})
+_STEPS = RecurrentSteps(_nets(128, 512, 16000, (256, 32, 64)), _rows(_BATCHED, *_K), threads=8)
+_SMALL_STEPS = RecurrentSteps(_nets(16, 128, 500, (256, 32, 64)), _rows(_BATCHED, *_SMALL_K), threads=2)
+
+_GAINS = tuple(map(gain_column, _MILLISECONDS))
+_TIMES = tuple(map(time_column, _MILLISECONDS))
+_ROW = (
+    "which implementation backpropagation's time is of the paper does not say; it stands in the row "
+    f'"{LOOP}", whose size it has'
+)
+_TABLE = Published(
+    source="Highway-BP (arXiv 2501.17086), Tables 6 and 3",
+    hardware="one A100, A40 or RTX A6000, which one the paper does not say",
+    columns=tuple(column for pair in zip(_TIMES, _GAINS, strict=True) for column in pair),
+    figures=_printed(),
+    differs=(_ROW,),
+)
+_SMALL_TABLE = replace(
+    _TABLE,
+    columns=_GAINS,
+    differs=(_ROW, "16 examples of 128 units for 128 of 512, and 500 pieces for 16,000; the pixels' 64 units as there"),
+)
+
+_CHARACTERS = AdamTask(
+    name="highway_char_gru",
+    data=Text("wikitext-2", unit="character", vocabulary=210, length=256, held_out=1000),
+    model="recurrent_lm",
+    options=_language("gru", 1, 512, 210),
+    loss=cross_entropy,
+    score=Score("perplexity", "per character", Perplexity),
+    learning_rate=1e-3,
+    batch_size=128,
+    steps=10000,
+)
+_CHARACTERS_LSTM = replace(_CHARACTERS, name="highway_char_lstm", options=_language("lstm", 1, 512, 210))
+_WORDS = replace(
+    _CHARACTERS,
+    name="highway_word_gru3",
+    data=Text("wikitext-2", unit="piece", vocabulary=16000, length=256, held_out=500),
+    options=_language("gru", 3, 512, 16000),
+    score=Score("perplexity", "per piece", Perplexity),
+)
+_CIFAR = AdamTask(
+    name="highway_pixels",
+    data=Images("cifar10", column="img", train=48000, validation=2000),
+    model="pixel_classifier",
+    options={"in_channels": 3, "num_classes": 10, "cell": "gru", "width": 64},
+    loss=cross_entropy,
+    score=Score("accuracy", "%", digit_accuracy, factor=100.0),
+    learning_rate=1e-3,
+    batch_size=128,
+    steps=2500,
+)
+_SMALL_CHARACTERS = replace(
+    _CHARACTERS,
+    name="highway_char_gru_small",
+    data=Text("wikitext-2", unit="character", vocabulary=210, length=128, held_out=300),
+    options=_language("gru", 1, 128, 210),
+    learning_rate=1e-2,
+    batch_size=16,
+    steps=250,
+)
+_SMALL_PIXELS = replace(
+    _CIFAR,
+    name="highway_pixels_small",
+    data=digits,
+    options={"in_channels": 1, "num_classes": 10, "cell": "gru", "width": 64},
+    learning_rate=1e-2,
+    batch_size=64,
+    steps=300,
+)
+
+
+def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Beside:
+    claims = tuple(Claim(says, column, rows) for says, rows in ascending.items())
+    return Beside(
+        comparison,
+        Published(
+            source="Highway-BP (arXiv 2501.17086), section 4, in words (the figures are plots)",
+            hardware="one A100, A40 or RTX A6000",
+            columns=(column, "cosine"),
+            claims=claims,
+            differs=differs,
+        ),
+    )
+
+
+def _convergence(*counts: int) -> dict[str, tuple[str, ...]]:
+    says = "at equal k Highway-BP does better than fixed-point iteration (k={})"
+    return {says.format(k): (label_of("highway_bp", k), label_of("fixed_point", k)) for k in counts}
+
+
+_FAILS = (
+    "on a loss at the end alone fixed-point iteration fails where Highway-BP is as good as backpropagation, at k=10"
+)
+_SPARSE = {_FAILS: (label_of("fixed_point", 10), label_of("highway_bp", 10))}
+_PER_CHARACTER, _PER_PIECE, _ACCURACY = (
+    "test perplexity (per character)",
+    "test perplexity (per piece)",
+    "test accuracy (%)",
+)
+_NOT_103 = "WikiText-2 for WikiText-103"
+
+_TEXTS = tuple(Comparison(task, _rows(BACKPROP, 0, 1, 2, 3, 5, 10)) for task in (_CHARACTERS, _CHARACTERS_LSTM))
+_STACKED = Comparison(_WORDS, _rows(BACKPROP, 0, 1, 2, 3))
+_SEEN = Comparison(_CIFAR, _rows(BACKPROP, 0, 1, 2, 5, 10))
+_SMALL_TEXT = Comparison(_SMALL_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5))
+_SMALL_SEEN = Comparison(_SMALL_PIXELS, _rows(BACKPROP, 0, 2, 10))
+
+HIGHWAY_BP_TABLE6: Suite = (
+    _STEPS,
+    Beside(_STEPS, _TABLE),
+    *(
+        part
+        for text in _TEXTS
+        for part in (text, _quality(text, _PER_CHARACTER, _convergence(0, 1, 2, 3, 5), _NOT_103))
+    ),
+    _STACKED,
+    _quality(_STACKED, _PER_PIECE, _convergence(0, 1, 2, 3), _NOT_103),
+    _SEEN,
+    _quality(_SEEN, _ACCURACY, _SPARSE),
+)
+HIGHWAY_BP_TABLE6_SMALL: Suite = (
+    _SMALL_STEPS,
+    Beside(_SMALL_STEPS, _SMALL_TABLE),
+    _SMALL_TEXT,
+    _quality(
+        _SMALL_TEXT,
+        _PER_CHARACTER,
+        _convergence(0, 1, 2, 5),
+        _NOT_103,
+        "250 steps of 16 sequences of 128 for 10,000 of 128 of 256, 128 units for 512, learning rate 0.01 for 0.001",
+    ),
+    _SMALL_SEEN,
+    _quality(
+        _SMALL_SEEN,
+        _ACCURACY,
+        _SPARSE,
+        "digits of 64 pixels for CIFAR-10's 1024, 300 steps of 64 for 2,500 of 128, learning rate 0.01 for 0.001",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Comparisons put together from names, and searches."""

@@ -1,0 +1,151 @@
+"""Searching for the settings that an engine does best with: every trial is a case, and has its record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import Trial
+
+from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.running.places import devices_in, loader_in, make_folder
+from gradfree.benchmarks.running.workers import Workers
+from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.space import Space
+from gradfree.benchmarks.sweeps.study import SharedStudy, joined
+from gradfree.benchmarks.sweeps.sweep import suite_of
+from gradfree.benchmarks.training import training
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.cli import UsageError
+
+
+def run(
+    sweep: Sweep, given: Mapping[str, Any], trials: int, out: Path, seed: int, device: str, data: str | None
+) -> None:
+    """Add trials to the study in ``out`` until it has as many as are asked for, then say which did best."""
+    devices_in(device)
+    search = Search(Space.of(sweep, given), device, data, loader_in(data))
+    # What cannot be is said before anything runs.
+    case, *_ = [search.case(settings) for settings in search.space.extremes()]
+    make_folder(out)
+    with joined(out, _name(case, given), _higher_is_better(case)) as study:
+        if known := len(study.counted()):
+            print(f"{known} of {trials} trials are in {out} already, or under way.")
+        try:
+            while trial := study.ask(search.space.ranges, trials, seed):
+                search.run(trial, study)
+        except KeyboardInterrupt:
+            print(f"Interrupted. {out} has what is finished; the same command goes on.", file=sys.stderr)
+            raise
+        best, counted = study.best(), study.counted()
+        settings = search.space.settings(best.params)
+        finished = [trial for trial in counted if trial.state.is_finished()]
+        if others := len(counted) - len(finished):
+            print(f"{others} of {trials} trials are still under way in other processes.")
+        print(
+            f"\nBest of {len(finished)} trials, {case.task.name}: {_words(case, best.values[0], settings)}.\n"
+            "It was chosen for this score. What it is worth, with other seeds, on test data, beside backprop:\n"
+            f"{search.command(settings, out)}"
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings that are sought, and where they are tried.
+
+    Attributes:
+        space: the settings.
+        device: of the trials.
+        data: as on the command line.
+        loader: returns the data of a model of the user's own.
+    """
+
+    space: Space
+    device: str
+    data: str | None
+    loader: str | None
+
+    def run(self, trial: Trial, study: SharedStudy) -> None:
+        """Run the trial's case, if it has no record yet, and tell the study."""
+        settings = self.space.settings(trial.params)
+        try:
+            case = self.case(settings)
+        except UsageError as refusal:
+            # Settings that go with others only.
+            return study.fail(trial, f"{_listed(settings)}: {refusal}")
+        record = study.records.read().get(case.id) or _measured(case, study)
+        if error := error_of(record):
+            return study.fail(trial, f"{_listed(settings)}: {error}")
+        value = training.score_in(record["results"], "validation")
+        print(f"trial {trial.number}: {_words(case, value, settings)}", flush=True)
+        worst = -inf if _higher_is_better(case) else inf
+        return study.tell(trial, worst if isnan(value) else value)
+
+    def case(self, settings: Mapping[str, Any]) -> training.Trial:
+        """Return the training run that is judged on validation data.
+
+        Raises:
+            UsageError: it cannot be.
+        """
+        comparison = self._comparison(self.space.at(settings))
+        *_, case = replace(comparison, learning_rates=(comparison.task.learning_rate,)).trials(self.device)
+        return case
+
+    def command(self, settings: Mapping[str, Any], out: Path) -> str:
+        """Return the command that trains with ``settings`` and backprop, with all seeds.
+
+        Where the learning rate was sought, backprop chooses between that and the task's.
+        """
+        sweep = self.space.at(settings)
+        if "learning_rate" in settings:
+            usual = self._comparison(replace(sweep, learning_rates=None)).task.learning_rate
+            sweep = replace(sweep, learning_rates=sorted({usual, settings["learning_rate"]}))
+        flags = {f.name.replace("_", "-"): getattr(sweep, f.name) for f in fields(sweep)}
+        flags |= {"data": self.data, "device": self.device, "out": str(out)}
+        words = [
+            (f"--{name}", value if isinstance(value, str) else json.dumps(value))
+            for name, value in flags.items()
+            if value is not None
+        ]
+        return shlex.join(["gradfree", "bench", "run", *(word for pair in words for word in pair)])
+
+    def _comparison(self, sweep: Sweep) -> Comparison:
+        comparison, *others = [part for part in suite_of(sweep, self.loader) if isinstance(part, Comparison)]
+        if others or comparison.learning_rates or len(comparison.rows) > 2:
+            raise UsageError("a search is of one task, model and engine, with one value of all that is not in --space.")
+        comparison.check()
+        return comparison
+
+
+def _measured(case: training.Trial, study: SharedStudy) -> Record:
+    with closing(Workers(1).run([case])) as records:
+        (record,) = records
+    study.records.append(record)
+    return record
+
+
+def _name(case: training.Trial, given: Mapping[str, Any]) -> str:
+    """Return the study's name: others are searches for other settings, or of other tasks."""
+    digest = hashlib.sha256(json.dumps([case.config, given], sort_keys=True).encode()).hexdigest()[:8]
+    return f"{case.topic}/{case.row.engine}/{case.device}/{digest}"
+
+
+def _higher_is_better(case: training.Trial) -> bool:
+    return bool(case.task.score.metric().higher_is_better)
+
+
+def _words(case: training.Trial, value: float, settings: Mapping[str, Any]) -> str:
+    score = case.task.score
+    return f"validation {score.name} ({score.unit}) {value:.4g} with {_listed(settings)}"
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())

@@ -1,0 +1,323 @@
+"""Comparisons put together from names: every combination of what is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import product
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gradfree import list_engines, list_models
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.forward_only import CIFAR10, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.suites.foton_depth import CIFAR100
+from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.sweeps.axes import Names, Sweep, listed
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tasks.catalogue import (
+    ADDING,
+    COPYING,
+    DIGITS,
+    PARITY,
+    PYDOC,
+    PYDOC_GRU,
+    TINYSHAKESPEARE,
+    WIKITEXT2,
+)
+from gradfree.benchmarks.tasks.folders import folder_task, is_folder
+from gradfree.benchmarks.tasks.imported import Builder, is_reference
+from gradfree.benchmarks.tasks.loaded import own_task
+from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.target import TimeToTarget
+from gradfree.cli import UsageError
+from gradfree.wording import no_such, one
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        DIGITS,
+        ORTHOGONAL_DIGITS,
+        MNIST,
+        FASHION_MNIST,
+        CIFAR10,
+        CIFAR100,
+        PYDOC,
+        PYDOC_GRU,
+        TINYSHAKESPEARE,
+        WIKITEXT2,
+        COPYING,
+        ADDING,
+        PARITY,
+    )
+}
+"""What can be swept over by name."""
+
+
+_DTYPES = ("float32", "float64", "bfloat16")
+_DEPTHS = ("depth", "layers")
+_OF_THE_DATA = ("in_features", "in_channels", "num_classes", "vocab_size", "context")
+_EVALUATIONS = 20
+
+_Number = TypeVar("_Number", int, float)
+
+
+def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
+    """Return the comparisons.
+
+    Args:
+        sweep: what is named.
+        loader: returns the data of a model of the user's own, ``module:function``.
+
+    Raises:
+        UsageError: unknown names, contradictory options, or a combination that cannot be.
+    """
+    if sweep.steps is not None and sweep.seconds is not None:
+        raise UsageError("--steps and --seconds are two budgets: give one.")
+    for name, value in ("steps", sweep.steps), ("seconds", sweep.seconds):
+        if value is not None and value <= 0:
+            raise UsageError(f"--{name} must be above 0, not {value}.")
+    rates = tuple(sorted(_numbers("learning_rates", sweep.learning_rates, float)))
+    # A single rate needs no choice.
+    grid = rates if len(rates) > 1 else ()
+    tasks = list(_tasks(sweep, loader))
+    tasks = [replace(task, learning_rate=rates[0]) for task in tasks] if len(rates) == 1 else tasks
+    comparisons = [Comparison(task, _rows(sweep, task), grid) for task in tasks]
+    if sweep.target is None:
+        return tuple(comparisons)
+    return tuple(part for c in comparisons for part in (c, TimeToTarget(c, sweep.target)))
+
+
+def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
+    """Yield a task for each combination of everything but engines and seeds."""
+    dtypes = list(with_options(sweep.dtype))
+    for dtype in dtypes:
+        if dtype not in _DTYPES:
+            raise UsageError(no_such("dtype", dtype, _DTYPES))
+    axes: dict[str, Sequence[Any]] = {
+        "batch": _numbers("batch_size", sweep.batch_size, int),
+        "length": _numbers("length", sweep.length, int),
+        "depth": _numbers("depth", sweep.depth, int),
+        "dtype": dtypes,
+    }
+    for task in _modelled(sweep, loader):
+        for values in product(*(axis or (None,) for axis in axes.values())):
+            chosen = {axis: value for axis, value in zip(axes, values, strict=True) if value is not None}
+            yield _checked(_varied(_budgeted(sweep, task), chosen))
+
+
+def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
+    """Yield each task with each model and each combination of its options."""
+    models = with_options(sweep.model)
+    own = [name for name in models if is_reference(name)]
+    if sweep.loss and not loader:
+        raise UsageError("--loss goes with --data module:function; --tasks have their losses.")
+    if sweep.chains and not own:
+        raise UsageError("--chains is for a model of your own: --model module:function.")
+    if own and not loader and not sweep.tasks:
+        raise UsageError(f"--model {own[0]} goes with --data module:function, or with --tasks {DIGITS.name}, say.")
+    if loader:
+        if sweep.tasks or not own or len(own) < len(models):
+            raise UsageError(
+                f"--data {loader} is for a model of your own, --model module:function, without other models. "
+                "--tasks have their data."
+            )
+        for name in own:
+            for options in _combinations(models[name]):
+                task = own_task(name, options, loader, sweep.loss, listed(sweep.chains) or None)
+                yield replace(task, name=_label(name, options))
+        return
+    for task in _named(sweep.tasks):
+        yield from _with_models(task, models, tuple(listed(sweep.chains)) or None)
+
+
+def _named(tasks: Names) -> Iterator[Task]:
+    names = with_options(tasks)
+    if not names:
+        raise UsageError(f"name the tasks, of {', '.join(TASKS)}: --tasks {DIGITS.name}, say.")
+    for name, options in names.items():
+        if is_folder(name):
+            yield folder_task(name, options)
+        elif name not in TASKS:
+            raise UsageError(f"{no_such('task', name, TASKS)} A folder has a {os.sep} in its name: ./{name}")
+        elif options:
+            raise UsageError(f"the task {name!r} has no options of its own; folders have: --tasks ./my_texts, say.")
+        else:
+            yield TASKS[name]
+
+
+def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tuple[str, ...] | None) -> Iterator[Task]:
+    if not models:
+        yield task
+    for name, given in models.items():
+        if is_reference(name):
+            other = replace(task, model=name, builder=Builder.to(name), chains=chains)
+            # What a model of the user's own is told of the data is for the user to say.
+            facts: Mapping[str, Any] = {}
+        elif name not in list_models():
+            raise UsageError(no_such("model", name, list_models()))
+        else:
+            other = replace(task, model=name)
+            facts = task.options if name == task.model else _facts(task, other.known_options)
+        for options in _combinations(given):
+            label = _label(name if name != task.model else "", options)
+            yield replace(other, name=f"{task.name} {label}".strip(), options={**facts, **options})
+
+
+def _label(name: str, options: Mapping[str, Any]) -> str:
+    return " ".join([name, *(f"{option}={value}" for option, value in options.items())]).strip()
+
+
+def _budgeted(sweep: Sweep, task: Task) -> Task:
+    evaluations = 0 if sweep.target is None else _EVALUATIONS
+    return replace(task, steps=sweep.steps or task.steps, seconds=sweep.seconds, evaluations=evaluations)
+
+
+def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
+    """Return plain backprop and all engines with each combination of their options that the model allows."""
+    every = sweep.engines is None or sweep.engines == "all"
+    wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
+    rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
+    model = task.create_model(0)
+    problems = {candidate.label: _problem(candidate, model, task) for candidate in rows}
+    refused: dict[str, list[str]] = {}
+    for label, problem in problems.items():
+        if problem:
+            refused.setdefault(problem, []).append(label)
+    reasons = "\n".join(f"{task.name} without {', '.join(labels)}: {problem}" for problem, labels in refused.items())
+    allowed = [r for r in rows if not problems[r.label] and r.options != BACKPROP.options]
+    if not allowed:
+        raise UsageError(f"{task.name}: no engine to compare with plain backprop.\n{reasons}".strip())
+    if reasons:
+        print(reasons, file=sys.stderr)
+    return (BACKPROP, *allowed)
+
+
+def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
+    """Return why the engine cannot be attached; nothing if it can.
+
+    Raises:
+        UsageError: there is no such engine, or not with these options.
+    """
+    try:
+        report = candidate.create_engine().validate(model, task.chains)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    return next(iter(report.problems), "")
+
+
+def row(engine: str, options: Mapping[str, Any]) -> Row:
+    """Return a row that is labelled by its engine and options."""
+    if engine == BACKPROP.engine and not options:
+        return Row(f"{engine} (default)", engine, options)
+    return Row(
+        _label(engine, {"k" if name == "iterations" else name: v for name, v in options.items()}), engine, options
+    )
+
+
+def with_options(names: Names) -> dict[str, Mapping[str, Any]]:
+    """Return the options of each name."""
+    if isinstance(names, dict):
+        return {name: options or {} for name, options in names.items()}
+    return {name: {} for name in listed(names)}
+
+
+def _combinations(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value each where options have a list of them."""
+    values = [value if isinstance(value, list) else [value] for value in options.values()]
+    for chosen in product(*values):
+        yield dict(zip(options, chosen, strict=True))
+
+
+def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Number]:
+    """Return the numbers of an option.
+
+    Raises:
+        UsageError: one is none, or not above 0.
+    """
+    values = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
+    try:
+        numbers = [] if given is None else [kind(value) for value in values]
+    except ValueError:
+        numbers = [kind(0)]
+    if any(number <= 0 for number in numbers):
+        raise UsageError(f"--{name.replace('_', '-')} takes numbers above 0, separated by commas, not {given!r}.")
+    return numbers
+
+
+def _facts(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
+    """Return what a model that is not the task's own must know of the data."""
+    inputs = task.data().train.inputs
+    sizes = {"in_features": inputs[0].numel(), "context": inputs.shape[1], "in_channels": inputs.shape[1]}
+    facts = {**sizes, **task.options}
+    return {name: facts[name] for name in _OF_THE_DATA if name in facts and name in parameters}
+
+
+def _varied(task: Task, chosen: Mapping[str, Any]) -> Task:
+    """Return ``task`` with other values of some axes, and a name that has them.
+
+    Raises:
+        UsageError: the task does not have such an axis.
+    """
+    for axis, value in chosen.items():
+        task = _VARIATIONS[axis](task, value)
+    return replace(task, name=" ".join([task.name, *(f"{axis}={value}" for axis, value in chosen.items())]))
+
+
+def _with_length(task: Task, length: int) -> Task:
+    if not (is_dataclass(task.data) and any(f.name == "length" for f in fields(task.data))):
+        able = [name for name, t in TASKS.items() if hasattr(t.data, "length")]
+        raise UsageError(
+            f"the task {task.name!r} has no --length that can be varied; those that have: {', '.join(able)}."
+        )
+    options = {**task.options, "context": length} if "context" in task.options else task.options
+    return replace(task, data=replace(task.data, length=length), options=options)
+
+
+def _with_depth(task: Task, depth: int) -> Task:
+    known = task.known_options
+    option = next((name for name in _DEPTHS if name in known), None)
+    if option is None:
+        raise UsageError(f"the model {task.model!r} has no --depth; its options are: {', '.join(known)}.")
+    return replace(task, options={**task.options, option: depth})
+
+
+_VARIATIONS: dict[str, Callable[[Task, Any], Task]] = {
+    "batch": lambda task, size: replace(task, batch_size=size),
+    "length": _with_length,
+    "depth": _with_depth,
+    "dtype": lambda task, dtype: replace(task, dtype=dtype),
+}
+
+
+def _checked(task: Task) -> Task:
+    """Return ``task`` if its model takes its data.
+
+    Raises:
+        UsageError: it does not.
+    """
+    # The name of a task of the user's own begins with the model's.
+    what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
+    outputs: Any = torch.empty(0)
+    try:
+        model, batch = task.create_model(0), next(task.batches(task.data().train, 0))
+        batch = task.on("cpu", Split(*(x[:2] for x in batch)))
+        with torch.no_grad():
+            outputs = model(batch.inputs)
+            loss = task.loss(outputs, batch.targets)
+    except UsageError:
+        raise
+    except Exception as error:
+        cause = str(error) if isinstance(error, (TypeError, ValueError, RuntimeError)) else repr(error)
+        if not isinstance(outputs, Tensor):
+            cause = f"the model returns {one(type(outputs).__name__)}, not a tensor, and the loss fails with {error!r}"
+        raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
+    if loss.numel() != 1:
+        raise UsageError(f"{what} cannot be trained: its loss is no single number, but of shape {tuple(loss.shape)}.")
+    return task

@@ -1,0 +1,1 @@
+"""What figures are made into: facts, tables, sentences, plots."""

@@ -1,0 +1,109 @@
+"""A part of a suite: some comparison, its cases and its section of the report."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping
+
+from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.failures import FailureSection
+from gradfree.benchmarks.tables.section import Section
+
+
+class Part(ABC):
+    """One comparison."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether a run leaves the part out where nobody names a folder of data sets."""
+        return False
+
+    @property
+    def tries(self) -> int:
+        """How many trials each training case waits for: the first case for the first so many, and so on."""
+        return 0
+
+    def check(self) -> None:
+        """Raise a UsageError if something that the cases need is not there."""
+        return
+
+    def trials(self, device: str) -> Iterator[Case]:
+        """Yield the cases that settings of others are chosen by."""
+        return iter(())
+
+    def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
+        """Yield the cases that are repeated for every seed and may run side by side.
+
+        ``None`` stands for one that is not settled before ``records`` has all trials.
+        """
+        return iter(())
+
+    @abstractmethod
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield the cases that must run alone."""
+
+    @abstractmethod
+    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+        """Return the section on what ``records`` tell of ``device``, if anything."""
+
+
+Suite = tuple[Part, ...]
+
+
+def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
+    """Yield all cases of ``suite``: trials, then everything seed by seed, then the timings.
+
+    ``None`` stands for a case that is not settled before ``records``, by case id, has all trials.
+    """
+    return (case for _, case in grouped_cases(suite, seeds, device, records))
+
+
+def grouped_cases(
+    suite: Suite, seeds: int, device: str, records: Mapping[str, Record]
+) -> Iterator[tuple[Hashable, Case | None]]:
+    """Yield all cases as :func:`cases` does, each after its group: those that must see each other's records."""
+    for p, part in enumerate(suite):
+        for n, case in enumerate(part.trials(device)):
+            yield (p, n // part.tries), case
+    for seed in range(seeds):
+        for p, part in enumerate(suite):
+            for n, awaited in enumerate(part.training(seed, device, records)):
+                yield (p, n) if part.tries else (p, n, seed), awaited
+    for p, part in enumerate(suite):
+        for n, case in enumerate(part.timing(device)):
+            yield (p, n, "timing"), case
+
+
+def sections(suite: Suite, records: Mapping[str, Record]) -> Iterator[Section]:
+    """Yield a section for each device and part that ``records``, those of this configuration, tell of.
+
+    The last one lists the cases that failed, if any.
+    """
+    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
+        for part in suite:
+            if section := part.section(records, device):
+                yield section
+    if failed := [record for record in belonging(suite, records) if error_of(record)]:
+        yield FailureSection(failed)
+
+
+def belonging(suite: Suite, records: Mapping[str, Record]) -> list[Record]:
+    """Return those of ``records`` that are of this configuration, with whatever seed, on whatever device."""
+    found: dict[str, Record] = {}
+    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
+        for case in cases(suite, 1, device, records):
+            if case is not None:
+                found |= {record["case"]: record for record in outcomes(records, case)}
+    return list(found.values())
+
+
+def outcomes(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
+    """Yield the records of ``case`` for any seed, whether it failed or not."""
+    kind, config = case.kind, case.config
+    return (record for record in records.values() if record["kind"] == kind and record["config"] == config)
+
+
+def matching(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
+    """Yield the records of ``case`` for any seed that has results."""
+    return (record for record in outcomes(records, case) if not error_of(record))

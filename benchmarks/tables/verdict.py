@@ -1,0 +1,71 @@
+"""What a row's figures come to, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+
+from gradfree.benchmarks.tables.estimates import Estimate, Spread
+
+SAME = "no difference seen"
+_STEADY = 0.1
+_NAMED = 3
+
+
+def speed(ratio: Spread, baseline: str) -> str:
+    """Say how fast something is beside ``baseline``, whose time makes ``ratio`` 1; nothing if within the quartiles."""
+    if isnan(ratio.median):
+        return "not timed"
+    if ratio.high < 1:
+        return f"{1 / ratio.median:.2f}× faster than {baseline}"
+    if ratio.low > 1:
+        return f"{ratio.median:.2f}× slower than {baseline}"
+    return f"no difference in speed from {baseline} seen"
+
+
+def score(name: str, difference: Estimate, higher_is_better: bool) -> str:
+    """Say how a score differs."""
+    outcome, figures = change(difference, higher_is_better)
+    return f"{name} {figures} ({outcome})" if figures else f"{name} {outcome}"
+
+
+def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
+    """Say whether a difference counts, which is if its interval leaves out 0, and how large it is, if that is known."""
+    if not difference.count:
+        return "not compared", ""
+    if isnan(difference.mean):
+        return "not comparable, as a run diverged", ""
+    if difference.mean == difference.margin == 0:
+        return "the same with every seed", ""
+    if isnan(difference.margin):
+        seeds = "one seed" if difference.count == 1 else "the same difference with every seed"
+        return f"{seeds}: no interval", signed(difference.mean)
+    outcome = shift(difference)
+    if outcome != SAME:
+        outcome = "better" if (difference.mean > 0) == higher_is_better else "worse"
+    return outcome, f"{signed(difference.mean)} ± {difference.margin:.2f}"
+
+
+def shift(difference: Estimate) -> str:
+    """Say in which direction something differs."""
+    if isnan(difference.margin):
+        return "not known"
+    if difference.low <= 0 <= difference.high:
+        return SAME
+    return "higher" if difference.mean > 0 else "lower"
+
+
+def signed(value: float) -> str:
+    """Return ``value`` to two decimals with its sign, that of what is rounded to 0 being +."""
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
+def steadiness(spreads: Mapping[str, Spread]) -> str:
+    """Name the timings, by label, whose quartiles are farthest from their medians."""
+    far = [label for label in spreads if spreads[label].relative > _STEADY]
+    words = f"Quartiles are within {100 * _STEADY:.0f} % of the median"
+    if not far:
+        return f"{words}."
+    worst = sorted(far, key=lambda label: -spreads[label].relative)[:_NAMED]
+    named = ", ".join(f"{label} ({100 * spreads[label].relative:.0f} %)" for label in worst)
+    return f"{words} but for {len(far)} of {len(spreads)} timings, most of all {named}."

@@ -1,0 +1,105 @@
+"""Functions of the user's own, named as ``module:function``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gradfree.cli import UsageError
+from gradfree.wording import no_such, one
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def is_reference(name: str) -> bool:
+    """Tell whether ``name`` is a ``module:function``, not a registered name or a folder."""
+    return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None and not Path(name).exists()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A function by its name.
+
+    Attributes:
+        name: ``module:function``; the module may lie in the current folder.
+        source: digest of the module's file: records of another version are not this one's.
+    """
+
+    name: str
+    source: str
+
+    @classmethod
+    def to(cls, name: str) -> Self:
+        """Find the function.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not name.partition(":")[2]:
+            raise UsageError(f"{name} names no function; write {name.rstrip(':')}:build.")
+        module = _module(name)
+        file = getattr(module, "__file__", None)
+        reference = cls(name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else "")
+        try:
+            reference.load()
+        except AttributeError:
+            known = [n for n, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
+            raise UsageError(no_such(f"function of {module.__name__}", name.partition(":")[2], known)) from None
+        return reference
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function."""
+        function: Callable[..., Any] = reduce(getattr, self.name.partition(":")[2].split("."), _module(self.name))
+        return function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.load()(*args, **kwargs)
+
+    def result(self, **options: Any) -> Any:
+        """Return what the function makes of ``options``.
+
+        Raises:
+            UsageError: it raises.
+        """
+        try:
+            return self.load()(**options)
+        except Exception as error:
+            raise UsageError(f"{self.name} fails: {type(error).__name__}: {error}") from error
+
+
+def _module(name: str) -> Any:
+    # A command has its own folder on the path, not the one that it is called from.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    module = name.partition(":")[0]
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise UsageError(f"{name}: the module {module} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Builder(Reference):
+    """A function that returns a new model when called with its options."""
+
+    def build(self, **options: Any) -> nn.Module:
+        """Return a new model.
+
+        Raises:
+            UsageError: the function returns none.
+        """
+        model = self.result(**options)
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"{self.name} returns {one(type(model).__name__)}, not an nn.Module.")
+        return model

@@ -1,0 +1,223 @@
+"""Data of the user's own, which a function returns, and how to train on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric, Metric
+
+from gradfree.benchmarks.data.bundled import Data, Split
+from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.imported import Builder, Reference
+from gradfree.benchmarks.tasks.task import Score, Task
+from gradfree.cli import UsageError
+from gradfree.wording import did_you_mean, one
+
+_SPLITS = ("train", "validation", "test")
+_GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
+_AT_ONCE = 256
+_STEPS = 200
+_BATCH_SIZE = 32
+_LEARNING_RATE = 1e-3
+
+
+def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None, chains: Sequence[str] | None) -> Task:
+    """Return the training job of a model and data of the user's own; what is not said is guessed from the targets.
+
+    Args:
+        model: what builds it, ``module:function``.
+        options: of the builder.
+        data: what returns them, as :class:`Loaded` has it.
+        loss: ``module:function``; if not given, cross-entropy for targets of whole numbers, else the squared error.
+        chains: module paths; found automatically if not given.
+
+    Raises:
+        UsageError: something is not there or not of the kind.
+    """
+    loaded = Loaded(Reference.to(data))
+    classes = not loaded().train.targets.is_floating_point()
+    function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
+    if loss is not None:
+        function = Reference.to(loss)
+    by_classes = loss is None and classes
+    return Task(
+        name=model,
+        data=loaded,
+        model=model,
+        options=options,
+        loss=function,
+        score=Score("accuracy", "%", Accuracy, 100.0) if by_classes else Score("loss", "mean", LossMetric(function)),
+        learning_rate=_LEARNING_RATE,
+        batch_size=_BATCH_SIZE,
+        steps=_STEPS,
+        chains=None if chains is None else tuple(chains),
+        builder=Builder.to(model),
+    )
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared error.
+
+    Raises:
+        ValueError: the shapes differ; torch would broadcast them.
+    """
+    if outputs.shape != targets.shape:
+        raise ValueError(f"the model's outputs are {tuple(outputs.shape)}, the targets {tuple(targets.shape)}.")
+    return nn.functional.mse_loss(outputs, targets)
+
+
+class Accuracy(MeanMetric):
+    """Share of the examples whose class has the largest logit; classes come last."""
+
+    higher_is_better = True  # type: ignore[assignment]
+
+    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add logits (B, ..., classes) and class indices (B, ...)."""
+        super().update((preds.argmax(-1) == target).double())
+
+
+class MeanLoss(MeanMetric):
+    """Mean of a loss over examples."""
+
+    higher_is_better = False  # type: ignore[assignment]
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.loss = loss
+
+    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add outputs and targets."""
+        super().update(self.loss(preds, target).double(), len(target))
+
+
+@dataclass(frozen=True)
+class LossMetric:
+    """Makes a :class:`MeanLoss`; has a name that tells the loss."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self) -> Metric:
+        """Return a new metric."""
+        return MeanLoss(self.loss)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Examples that a function returns.
+
+    Attributes:
+        loader: returns one source of examples, of which a tenth each is held out for validation and test; two, for
+            training and test, of whose first the last tenth is held out for validation; or three, in a tuple or by
+            their names: train, validation, and test. A source is a pair of tensors, inputs and targets, a data set of
+            such pairs or an iterable of batches of them, a ``DataLoader``, say.
+    """
+
+    loader: Reference
+
+    def __call__(self) -> Data:
+        """Return the examples, all in memory.
+
+        Raises:
+            UsageError: the loader returns something else.
+        """
+        return _load(self.loader)
+
+
+@cache
+def _load(loader: Reference) -> Data:
+    splits = {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
+    if not all(len(split.inputs) for split in splits.values()):
+        raise UsageError(f"{loader.name} returns a source without examples.")
+    data = Data(*_hold_out(splits["train"])) if len(splits) == 1 else Data(**_with_last_tenth(splits))
+    if not len(data.train.inputs):
+        raise UsageError(
+            f"{loader.name} returns too few examples: nothing is left to train on beside what is held out."
+        )
+    return data
+
+
+def _sources(given: Any, name: str) -> Mapping[str, Any]:
+    """Return what the loader gave by the names of the splits, the training examples first.
+
+    Raises:
+        UsageError: other names or another number of them.
+    """
+    if isinstance(given, Mapping):
+        for key in given:
+            if key not in _SPLITS:
+                hint = did_you_mean(str(key), _SPLITS)
+                raise UsageError(f"{name} has the key {key!r}; the keys are {', '.join(_SPLITS)}.{hint}")
+        if "train" not in given:
+            raise UsageError(f"{name} returns no examples to train on: the key 'train' is missing.")
+        return {split: given[split] for split in _SPLITS if split in given}
+    if not isinstance(given, tuple) or _is_pair(given):
+        return {"train": given}
+    if len(given) not in _GIVEN:
+        raise UsageError(f"{name} must return one to three sources of examples, not {len(given)}.")
+    return dict(zip(_GIVEN[len(given)], given, strict=True))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, Tensor) for x in value)
+
+
+def _split(source: Any, name: str) -> Split:
+    if _is_pair(source):
+        return _batch(source, name)
+    batches: Iterable[Any] = source
+    if isinstance(source, Dataset) and not isinstance(source, DataLoader):
+        batches = DataLoader(source, _AT_ONCE)
+    elif not isinstance(source, Iterable):
+        raise UsageError(f"{name} returns {_described(source)}, not examples.")
+    found = []
+    for batch in batches:
+        if not _is_pair(batch):
+            raise UsageError(f"{name} has a batch that is {_described(batch)}, not two tensors: inputs and targets.")
+        found.append(_batch(batch, name))
+    if not found:
+        raise UsageError(f"{name} has no batch.")
+    return Split(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+
+
+def _batch(pair: Sequence[Tensor], name: str) -> Split:
+    """Return a pair as a batch.
+
+    Raises:
+        UsageError: it is a single example, or inputs and targets are not as many.
+    """
+    inputs, targets = pair
+    if not (inputs.ndim and targets.ndim and len(inputs) == len(targets)):
+        raise UsageError(
+            f"{name} has inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}: the first "
+            "size must be the number of examples in both. Of a list of single examples make a DataLoader."
+        )
+    return Split(inputs, targets)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{one(type(value).__name__)} of {', '.join(type(item).__name__ for item in value)}"
+    return one(type(value).__name__)
+
+
+def _hold_out(split: Split) -> list[Split]:
+    order = torch.randperm(len(split.inputs), generator=torch.Generator().manual_seed(0))
+    tenth = max(1, len(order) // 10)
+    parts = order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth]
+    return [Split(split.inputs[part], split.targets[part]) for part in parts]
+
+
+def _with_last_tenth(splits: Mapping[str, Split]) -> dict[str, Split]:
+    """Return ``splits`` with the last tenth of the training examples for the one that is missing, if any."""
+    missing = [name for name in _SPLITS if name not in splits]
+    if not missing:
+        return dict(splits)
+    inputs, targets = splits["train"]
+    rest = len(inputs) - max(1, len(inputs) // 10)
+    return {**splits, "train": Split(inputs[:rest], targets[:rest]), missing[0]: Split(inputs[rest:], targets[rest:])}

@@ -1,0 +1,72 @@
+"""Training jobs with other optimizers and learning rate schedules than most of ours: those that papers have used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
+
+from gradfree.benchmarks.tasks.task import SGDTask, Task
+
+_WARMUP = 0.1
+_FLOOR = 0.1
+_STAGES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamTask(Task):
+    """A training job with Adam, learning rate warmed up for a tenth, then a cosine down to a tenth.
+
+    Attributes:
+        weight_decay: added to the gradients, as Adam has it and AdamW has not.
+        max_norm: that the gradient is cut to, if any.
+    """
+
+    weight_decay: float = 0.0
+    max_norm: float | None = None
+
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        """Return the optimizer and its learning rate schedule."""
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        if self.max_norm is not None:
+            bound = self.max_norm
+
+            def clip(*_: Any) -> None:
+                nn.utils.clip_grad_norm_(model.parameters(), bound)
+
+            optimizer.register_step_pre_hook(clip)
+        return optimizer, self.schedule(optimizer)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the learning rate schedule of ``optimizer``."""
+        warmup = max(1, round(_WARMUP * self.steps))
+        rest = max(1, self.steps - warmup)
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / warmup
+            return _FLOOR + (1 - _FLOOR) * (1 + cos(pi * min(1.0, (step - warmup) / rest))) / 2
+
+        return LambdaLR(optimizer, factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedAdamTask(AdamTask):
+    """A training job with Adam in three stages, each with a tenth of the learning rate before."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the learning rate schedule of ``optimizer``."""
+        return StepLR(optimizer, step_size=-(-self.steps // _STAGES), gamma=0.1)
+
+
+@dataclass(frozen=True)
+class ConstantSGDTask(SGDTask):
+    """A training job with SGD at one learning rate throughout."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the learning rate schedule of ``optimizer``."""
+        return LambdaLR(optimizer, lambda _: 1.0)

@@ -1,0 +1,176 @@
+"""What the engines are compared on: data, a model, a loss and a score, and how long to train."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf, isnan, nan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torchmetrics import Metric
+
+from gradfree import Engine, create_model
+from gradfree.benchmarks.data.bundled import Data, Split
+from gradfree.benchmarks.records.case import ADDED
+from gradfree.benchmarks.tasks.imported import Builder
+from gradfree.chains.handle import Handle
+from gradfree.registry import MODELS, lookup
+
+_CHUNK = 32
+"""Examples scored at a time: the logits of a word model are large."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a trained model is judged by.
+
+    Attributes:
+        name: for people.
+        unit: likewise.
+        metric: makes the metric; its ``higher_is_better`` counts.
+        factor: what the metric's value is multiplied by to be in ``unit``.
+    """
+
+    name: str
+    unit: str
+    metric: Callable[[], Metric]
+    factor: float = 1.0
+
+    @torch.no_grad()
+    def of(self, model: nn.Module, split: Split) -> float:
+        """Return the score of ``model``, in evaluation mode, on ``split``; the model is left as it was.
+
+        NaN if an output is: an accuracy would be the share of the class that happens to come first.
+        """
+        diverged = False
+        metric = self.metric().to(split.inputs.device)
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        for inputs, targets in zip(split.inputs.split(_CHUNK), split.targets.split(_CHUNK), strict=True):
+            outputs = model(inputs)
+            diverged |= isinstance(outputs, Tensor) and bool(outputs.isnan().any())
+            metric.update(outputs, targets)
+        for module, training in modes.items():
+            module.training = training
+        return nan if diverged else self.factor * metric.compute().item()
+
+    def goodness(self, value: float) -> float:
+        """Return ``value`` with the sign that makes more better; that of NaN, a diverged run's, is the worst."""
+        if isnan(value):
+            return -inf
+        return value if self.metric().higher_is_better else -value
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training job, the same for every engine: AdamW, learning rate warmed up for a tenth, then annealed.
+
+    Attributes:
+        name: short, for case ids.
+        data: loads the data.
+        model: name of a registered model.
+        options: of the model.
+        loss: of the model's output and the targets.
+        score: to judge the trained model by.
+        learning_rate: at its highest.
+        batch_size: examples a step.
+        steps: of training.
+        seconds: of training in place of ``steps``: as many steps as each engine takes in that time.
+        evaluations: how often the validation score is taken on the way.
+        dtype: of weights and inputs; torch's default if not given.
+        chains: module paths of the model's chains; found automatically if not given.
+        builder: what returns the model in place of a registered one, a function of the user's own.
+    """
+
+    name: str
+    data: Callable[[], Data]
+    model: str
+    options: Mapping[str, Any]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Score
+    learning_rate: float
+    batch_size: int
+    steps: int
+    seconds: float | None = field(default=None, metadata=ADDED, kw_only=True)
+    evaluations: int = field(default=0, metadata=ADDED, kw_only=True)
+    dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
+    chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
+    builder: Builder | None = field(default=None, metadata=ADDED, kw_only=True)
+
+    @property
+    def budget(self) -> str:
+        """How long the training is, for people."""
+        return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
+
+    @property
+    def known_options(self) -> list[str]:
+        """The names of the model's options."""
+        function = self.builder.load() if self.builder else lookup(MODELS, self.model)
+        return list(inspect.signature(function).parameters)
+
+    def create_model(self, seed: int) -> nn.Module:
+        """Return the model as initialised for ``seed``."""
+        torch.manual_seed(seed)
+        return self.build().to(dtype=self._dtype)
+
+    def build(self) -> nn.Module:
+        """Return a new model."""
+        return self.builder.build(**self.options) if self.builder else create_model(self.model, **self.options)
+
+    def attach(self, engine: Engine, model: nn.Module) -> Handle:
+        """Put ``engine`` on the model's chains."""
+        return engine.attach(model, self.chains)
+
+    def on(self, device: str, split: Split) -> Split:
+        """Return ``split`` on ``device``, in the task's dtype."""
+        return Split(*(x.to(device, self._dtype if x.is_floating_point() else None) for x in split))
+
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        return None if self.dtype is None else getattr(torch, self.dtype)
+
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        """Return the optimizer and its learning rate schedule."""
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
+        return optimizer, self.schedule(optimizer)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the learning rate schedule of ``optimizer``."""
+        # A warm-up of one step is a division by zero in OneCycleLR; what is shorter has none either.
+        warm_up = 0.0 if self.steps == 10 else 0.1
+        return OneCycleLR(
+            optimizer, self.learning_rate, total_steps=self.steps, pct_start=warm_up, cycle_momentum=False
+        )
+
+    def batches(self, split: Split, seed: int) -> Iterator[Split]:
+        """Yield one batch a step, each epoch in a new order, by ``seed`` and not by the model's random numbers."""
+        generator = torch.Generator().manual_seed(seed)
+        queue = torch.empty(0, dtype=torch.int64)
+        for _ in range(self.steps):
+            if len(queue) < self.batch_size:
+                queue = torch.cat([queue, torch.randperm(len(split.inputs), generator=generator)])
+            chosen, queue = queue[: self.batch_size], queue[self.batch_size :]
+            yield Split(split.inputs[chosen], split.targets[chosen])
+
+
+@dataclass(frozen=True)
+class SGDTask(Task):
+    """A training job with SGD in AdamW's place.
+
+    AdamW gives all elements of a weight steps of one size, so that small but many of them throw an orthogonal matrix
+    far off; engines that lead it back undo most of such a step.
+
+    Attributes:
+        momentum: of SGD.
+    """
+
+    momentum: float
+
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        """Return the optimizer and its learning rate schedule."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
+        return optimizer, self.schedule(optimizer)

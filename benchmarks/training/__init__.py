@@ -1,0 +1,1 @@
+"""How well models train with each engine."""

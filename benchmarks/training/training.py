@@ -1,0 +1,124 @@
+"""How well a model trains with an engine, and how close its gradients are to backpropagation's on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any, ClassVar
+
+from torch import nn
+
+from gradfree import Fidelity
+from gradfree.benchmarks.data.bundled import Data
+from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.fidelity import loss_fidelity
+
+_PROBES = 5
+_LOSSES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Case):
+    """One training run of one row from one seed."""
+
+    kind: ClassVar[str] = "training"
+    alone: ClassVar[bool] = False
+    scored: ClassVar[tuple[str, ...]] = ("validation", "test")
+    task: Task
+    row: Row
+
+    @property
+    def topic(self) -> str:
+        """The task."""
+        return self.task.name
+
+    @property
+    def subject(self) -> str:
+        """The row's label."""
+        return self.row.label
+
+    def run(self) -> dict[str, Any]:
+        """Train; return the loss now and then, the gradients' fidelity, and the scores at the end."""
+        task, engine = self.task, self.row.create_engine()
+        data = Data(*(task.on(self.device, split) for split in task.data()))
+        model = task.create_model(self.seed).to(self.device)
+        optimizer, schedule = task.create_optimizer(model)
+        losses, fidelity, curve = [], [], []
+        # From the first step to the last: engines keep running means, feedback and the count of steps.
+        with task.attach(engine, model) as handle:
+            for step, batch in enumerate(task.batches(data.train, self.seed)):
+                optimizer.zero_grad()
+                loss = task.loss(model(batch.inputs), batch.targets)
+                if step in _spread(_PROBES, task.steps):
+                    fidelity.append({"step": step, **self.probed(loss_fidelity(loss, model, handle))})
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                if step in _spread(_LOSSES, task.steps):
+                    losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
+                if step in _spread(task.evaluations, task.steps):
+                    curve.append({"step": step, "validation": task.score.of(model, data.validation)})
+        scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
+        return {"losses": losses, "fidelity": fidelity, **scores} | ({"curve": curve} if curve else {})
+
+    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return what to keep of the gradients' fidelity at one step."""
+        return {"cosine": fidelity.total.cosine, "relative_error": fidelity.total.relative_error}
+
+    def watched(self, model: nn.Module) -> dict[str, Any]:
+        """Return what to keep besides the loss now and then."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Training):
+    """A training run that tries a learning rate: judged on validation data, from a seed that is no reported run's."""
+
+    kind: ClassVar[str] = "trial"
+    scored: ClassVar[tuple[str, ...]] = ("validation",)
+    seed: int = -1
+
+    @property
+    def subject(self) -> str:
+        """The row's label and the learning rate."""
+        return f"{self.row.label} at {self.task.learning_rate:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTraining(Training):
+    """A training run of as many steps as fit into the task's seconds; evaluations and the like do not count."""
+
+    kind: ClassVar[str] = "timed training"
+    # Others beside it would take part of its time.
+    alone: ClassVar[bool] = True
+
+    def run(self) -> dict[str, Any]:
+        """Time a step, then train; return what other training runs do, and how many steps it came to."""
+        trainee = Trainee(self.task, self.row, self.device, self.seed)
+        steps = max(1, int((self.task.seconds or 0.0) / trainee.step_time()))
+        planned = replace(self, task=replace(self.task, steps=steps))
+        return {"steps": steps, **super(TimedTraining, planned).run()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTrial(Trial, TimedTraining):
+    """A training run of so many seconds that tries a learning rate."""
+
+    kind: ClassVar[str] = "timed trial"
+
+
+def score_in(results: Mapping[str, Any], name: str) -> float:
+    """Return the score of a run by its results; NaN if the loss was no finite number in the end."""
+    # There are records of accuracies that were taken of NaN.
+    losses = results.get("losses")
+    return nan if losses and not isfinite(losses[-1]["loss"]) else results.get(name, nan)
+
+
+def _spread(count: int, steps: int) -> set[int]:
+    """Return ``count`` steps from the first to the last, evenly spaced; all if there are fewer."""
+    if count < 2:
+        return {steps - 1} if count else set()
+    return {round(i * (steps - 1) / (count - 1)) for i in range(count)}

@@ -1,0 +1,1 @@
+"""Numbers of chains: cotangents, and the scans that carry them."""

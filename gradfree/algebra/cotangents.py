@@ -1,0 +1,66 @@
+"""The reverse linear recurrence that turns cotangents of single links into cotangents of whole chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Cotangent = Tensor | None
+"""A gradient with respect to a state, of the state's shape; ``None`` is a zero that is never computed with."""
+
+Factor = float | Tensor
+"""A diagonal link Jacobian K: a number (a multiple of the identity) or a tensor that broadcasts to the state."""
+
+
+def is_number(factor: Factor, number: float) -> bool:
+    """Tell whether ``factor`` is that multiple of the identity, without looking into tensors."""
+    return not isinstance(factor, Tensor) and factor == number
+
+
+def plus(a: Cotangent, b: Cotangent) -> Cotangent:
+    """Return a + b."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def times(delta: Cotangent, factor: Factor) -> Cotangent:
+    """Return the row vector ``delta`` times the diagonal ``factor``."""
+    if isinstance(factor, Tensor):
+        return None if delta is None else (delta * factor).to(delta.dtype)
+    if delta is None or factor == 0.0:
+        return None
+    return delta if factor == 1.0 else delta * factor
+
+
+def relative_change(before: Sequence[Cotangent], after: Sequence[Cotangent]) -> Tensor:
+    """Return ‖after - before‖ / ‖before‖, all cotangents together as one vector; NaN for a zero ``before``."""
+    changes = [plus(new, None if old is None else -old) for old, new in zip(before, after, strict=True)]
+    return _norm(changes) / _norm(before)
+
+
+def _norm(cotangents: Sequence[Cotangent]) -> Tensor:
+    found = [c for c in cotangents if c is not None]
+    dtypes = [torch.promote_types(c.dtype, torch.float32) for c in found]
+    return torch.stack([torch.linalg.vector_norm(c, dtype=d) for c, d in zip(found, dtypes, strict=True)]).norm()
+
+
+def reverse_scan(terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
+    """Solve δ_i = terms_i + δ_{i+1} K_{i+1} from the last state to the first.
+
+    This is CumSumProd of Highway-BP (arXiv 2501.17086, eq. 12). Its Algorithm 1 prints the factors one place
+    off: the factor that carries δ_{i+1} over to state i is K_{i+1}, the Jacobian of the link between them.
+
+    Args:
+        terms: one cotangent a state, h_1 to h_L.
+        factors: one factor a link, K_1 to K_L. K_1 leads to h_0 and takes no part.
+
+    Returns:
+        δ_1 to δ_L. Entries may share storage with each other and with ``terms``: do not write to them.
+    """
+    delta = list(terms)
+    for i in range(len(delta) - 2, -1, -1):
+        delta[i] = plus(delta[i], times(delta[i + 1], factors[i + 1]))
+    return delta

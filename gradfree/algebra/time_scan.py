@@ -1,0 +1,116 @@
+"""The linear recurrence over a whole sequence at once: one kernel on a GPU, O(log T) vectorised steps elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+# Fewer would take more levels, and so more operations where those are what costs; more would, at one level.
+_CHUNK = 16
+
+# Elements of one step that keep an operation busy for longer than it takes to start: then step by step is fastest, as
+# it reads everything once. On a GPU no operation starts that quickly.
+_WIDE = 2**14
+
+
+def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
+    """Solve y_t = terms_t + factors_t ⊙ y_{t-1}; with ``reverse``, y_t = terms_t + factors_{t+1} ⊙ y_{t+1}.
+
+    Either way factors_t belongs to the link between steps t-1 and t, and the first one multiplies nothing.
+
+    On a GPU one Triton kernel does it, where there is Triton. Elsewhere the sequence is cut into chunks. All of them
+    run at once, as if nothing entered them, and only their ends are kept; those make a shorter sequence, which is
+    solved in the same way; then all chunks run again from what enters them. So a long sequence is read twice and
+    written once, by some 30 operations for each factor of 16 in T; one with wide steps is run through.
+
+    Args:
+        terms: (T, ...), any floating dtype.
+        factors: of one step each, (T, ...) as ``terms``; or constant, shaped to broadcast to ``terms[0]``.
+        reverse: whether to run from the last step to the first.
+
+    Returns:
+        y, (T, ...), contiguous and of the terms' dtype; adds up in single precision at least.
+    """
+    if terms.is_cuda and terms.numel() and (kernel := _kernel(terms.device)):
+        return kernel(terms, factors, reverse)
+    wide = torch.promote_types(torch.promote_types(terms.dtype, factors.dtype), torch.float32)
+    if wide != terms.dtype or wide != factors.dtype:
+        return scan(terms.to(wide), factors.to(wide), reverse).to(terms.dtype)
+    y = torch.empty_like(terms, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return y
+    if factors.dim() < terms.dim():
+        # One row, not one for each sequence: its elements are adjacent then as those of a step are.
+        factors = factors.expand_as(terms[0]).contiguous()
+    _solve(terms, factors.expand_as(terms), y, reverse)
+    return y
+
+
+@cache
+def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | None:
+    """Return the scan as one kernel, if Triton is there and can make it for ``device``."""
+    try:
+        from gradfree.algebra import triton_scan
+    except ImportError:
+        return None
+    try:
+        triton_scan.scan(torch.ones(2, 1, device=device), torch.ones(1, device=device), False)
+    except Exception as error:
+        warnings.warn(
+            f"Triton cannot make the scan's kernel for {device}; it takes many small ones: {error}", stacklevel=2
+        )
+        return None
+    return triton_scan.scan
+
+
+def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
+    """Fill ``y``: as many chunks as there are, the steps that are left over one by one."""
+    length = len(terms)
+    one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and not terms.is_cuda)
+    whole = 1 if one_by_one else length - length % _CHUNK
+    left = length - whole
+    chunks, rest = (slice(left, None), slice(left + 1)) if reverse else (slice(whole), slice(whole - 1, None))
+    if whole > 1:
+        _solve_chunks(terms[chunks], factors[chunks], y[chunks], reverse)
+    else:
+        y[chunks] = terms[chunks]
+    if left:
+        _run(terms[rest].unbind(), factors[rest].unbind(), y[rest].unbind(), reverse)
+
+
+def _solve_chunks(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
+    """Fill ``y``, of a whole number of chunks."""
+    xs, fs, ys = (x.unflatten(0, (-1, _CHUNK)).unbind(1) for x in (terms, factors, y))
+    first = -1 if reverse else 0
+    ends = xs[first].clone()
+    _run(xs, fs, [ends] * _CHUNK, reverse)
+    carried = torch.empty_like(ends)
+    _solve(ends, _reach(fs, reverse), carried, reverse)
+    leaving, entering = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
+    ys[first][first] = xs[first][first]
+    torch.addcmul(xs[first][entering], carried[leaving], fs[0][1:], out=ys[first][entering])
+    _run(xs, fs, ys, reverse)
+
+
+def _run(terms: Sequence[Tensor], factors: Sequence[Tensor], y: Sequence[Tensor], reverse: bool) -> None:
+    """Fill ``y`` step by step behind the one that it starts with."""
+    order = slice(None, None, -1 if reverse else 1)
+    for x, factor, before, after in zip(terms[order][1:], factors[1:][order], y[order], y[order][1:], strict=False):
+        torch.addcmul(x, before, factor, out=after)
+
+
+def _reach(factors: Sequence[Tensor], reverse: bool) -> Tensor:
+    """Return the factors from each chunk's end to that of the next: the products over the links between."""
+    across, second, *others = factors
+    if across.stride(0) == 0:
+        return (across[:1] ** _CHUNK).expand_as(across)
+    inside = second.clone()
+    for factor in others:
+        inside *= factor
+    reach = across.clone()
+    reach[1:] *= inside[:-1] if reverse else inside[1:]
+    return reach

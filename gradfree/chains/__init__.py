@@ -1,0 +1,1 @@
+"""What a chain is to engines, and what is put on a model to record one."""

@@ -1,0 +1,113 @@
+"""What an engine may ask of one forward pass through a chain h_i = f_i(h_{i-1}; θ_i), i = 1..L."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Cotangent, Factor
+
+
+class ChainGradients(NamedTuple):
+    """The gradients that leave a chain; ``None`` where ordinary backpropagation would give ``None``.
+
+    Attributes:
+        initial: the gradient of h_0, the state that enters the chain, part by part if it has several.
+        inputs: of the other tensors that its blocks were given, in the order of their first use.
+        parameters: of the chain's trainable parameters, each once.
+    """
+
+    initial: Any
+    inputs: list[Cotangent]
+    parameters: list[Cotangent]
+
+
+class Chain(ABC):
+    """One recorded forward pass, linearised: the Jacobians F_i = ∂h_i/∂h_{i-1} as products, never as matrices.
+
+    An engine turns the direct cotangents e_i (what the loss sends to each state itself) into the cotangents
+    δ_i = e_i + δ_{i+1} F_{i+1}, exactly or not. The chain has the two operations for that, :meth:`pull` and
+    :meth:`scan`, and the last step, the same for every engine: :meth:`gradients`. The containers of cotangents
+    and of factors are the chain's own affair; engines only hand them on.
+    """
+
+    like: Tensor
+    """A state or several, for their dtype, device and last dimension, the number of units."""
+
+    figures: dict[str, Tensor] | None = None
+    """Takes what is offered, where somebody asks: :func:`gradfree.engine_figures`."""
+
+    def offer(self, name: str, figure: Callable[[], Tensor]) -> None:
+        """Let those who ask know a figure of how the engine solves the chain.
+
+        Args:
+            name: of the figure.
+            figure: computes it, a single number that does not wait for the device; called only if somebody asks.
+                Must leave everything as it is.
+        """
+        if self.figures is not None:
+            with torch.no_grad():
+                self.figures[name] = figure()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """L, the number of links."""
+
+    @abstractmethod
+    def constant(self, factor: Factor) -> Any:
+        """Return the factors K_i = diag(``factor``), a number or one number a unit, for every link."""
+
+    @abstractmethod
+    def residual(self, weight: float = 1.0, block: bool = False) -> Any:
+        """Return the diagonal part of each F_i that the residual path carries, times ``weight``.
+
+        Args:
+            weight: from 0 to 1.
+            block: whether to take, of states with several parts, also what the path carries from part to part of
+                the same unit.
+
+        Raises:
+            ChainError: no link has a residual path.
+        """
+
+    @abstractmethod
+    def mean_residual(self, momentum: float) -> Any:
+        """Return the running mean over passes of the residual path's diagonal, the same for all links.
+
+        Args:
+            momentum: the share of this pass in the new mean; the first pass's mean is its own.
+
+        Raises:
+            ChainError: no link has a residual path.
+        """
+
+    @abstractmethod
+    def scan(self, terms: Any, factors: Any) -> Any:
+        """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
+
+    @abstractmethod
+    def pull(self, direct: Any, delta: Any, factors: Any) -> Any:
+        """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
+
+    @abstractmethod
+    def backpropagate(self, direct: Any) -> ChainGradients:
+        """Return the exact gradients, link by link from the last to the first."""
+
+    @abstractmethod
+    def gradients(self, delta: Any) -> ChainGradients:
+        """Return δ_i ∂f_i/∂θ_i for all links at once, and δ_1 F_1 for the initial state."""
+
+
+class Solver(Protocol):
+    """What solves chains: all that a chain and its recording know of an engine."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether a chain of layers is run again, rather than have its activations stored."""
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients of ``chain`` for the direct cotangents e_i of its states."""

@@ -1,0 +1,79 @@
+"""What is in hand while an engine is attached to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from torch import Tensor
+
+from gradfree.chains.memory import KeptMean, average_means
+from gradfree.chains.site import Removable, Site
+
+
+class Handle:
+    """An engine attached to a model; :meth:`detach`, or the end of its ``with`` block, restores the model.
+
+    Attributes:
+        chains: the chains by module path.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Removable] = (),
+        chains: Mapping[str, Site] | None = None,
+        memory: Mapping[str, dict[str, Tensor]] | None = None,
+        means: Sequence[KeptMean] = (),
+    ):
+        self._parts = parts
+        self.chains = chains or {}
+        self._memory = memory or {}
+        self._means = means
+
+    @property
+    def attached(self) -> bool:
+        """Whether the engine is on the model."""
+        return bool(self._parts)
+
+    def detach(self) -> None:
+        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine."""
+        for part in self._parts:
+            part.remove()
+        self._parts = []
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
+        return {path: dict(kept) for path, kept in self._memory.items() if kept}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take up where another run left off.
+
+        Raises:
+            ValueError: a chain that this handle does not have; nothing is loaded then.
+        """
+        if unknown := state.keys() - self._memory.keys():
+            raise ValueError(
+                f"no chains {sorted(unknown)} here; there are {sorted(self._memory)}. Attach the engine that the state "
+                "was saved of, to the same chains, or load the model's weights alone."
+            )
+        for path, kept in self._memory.items():
+            kept.clear()
+            kept.update(state.get(path, {}))
+
+    def average_over_ranks(self) -> None:
+        """Replace the running means that the engine keeps by those over all ranks of ``torch.distributed``.
+
+        For data parallel training, behind each step of the optimizer and on every rank: each batch moves the means of
+        its own rank. Lightning's strategies do it. The group must be there; nothing waits for the device.
+        """
+        if self._means:
+            blocks = (block for site in self.chains.values() for block in site.blocks.values())
+            average_means(self._means, next(p for block in blocks for p in block.parameters()))
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()

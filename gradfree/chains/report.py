@@ -1,0 +1,39 @@
+"""What an engine would do with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gradfree.chains.site import Site
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an engine would do with a model.
+
+    Attributes:
+        chains: the chains by module path.
+        problems: what must be changed first, each with the module path and the remedy.
+        notes: what to expect, though the engine can be attached.
+    """
+
+    chains: Mapping[str, Site] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the engine can be attached."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [f"chain {path_name(path)}: {site}" for path, site in self.chains.items()]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines) or "no chain is touched"
+
+
+def path_name(path: str) -> str:
+    """Return what to call the module at ``path`` in a message."""
+    return repr(path) if path else "'' (the model itself)"

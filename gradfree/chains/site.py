@@ -1,0 +1,88 @@
+"""A place in a model where an engine can be attached: one chain, before any pass has run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from gradfree.chains.chain import Solver
+
+
+class Removable(Protocol):
+    """Something put on a model that can be taken off."""
+
+    def remove(self) -> None:
+        """Take it off."""
+
+
+class Site(ABC):
+    """One chain of a model.
+
+    Attributes:
+        path: module path of the container or layer; the model's own is ``""``.
+        blocks: the modules whose parameters the chain trains, by module path.
+        inside: everything in the container or layer, by module path.
+    """
+
+    looks_like: ClassVar[str]
+    """What is such a chain beyond doubt, for messages."""
+
+    path: str
+    blocks: dict[str, nn.Module]
+    inside: dict[str, nn.Module]
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the chain may have a residual path or gates; only a pass tells whether blocks do."""
+        return True
+
+    @property
+    def can_be_lean(self) -> bool:
+        """Whether the chain can do without keeping more of the forward pass than its states."""
+        return True
+
+    @abstractmethod
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the running means that ``mean_residual`` keeps of the chain, by name."""
+
+    @staticmethod
+    @abstractmethod
+    def accepts(module: nn.Module) -> bool:
+        """Tell whether ``module`` may be named as such a chain."""
+
+    @staticmethod
+    @abstractmethod
+    def is_evident(module: nn.Module) -> bool:
+        """Tell whether ``module`` is such a chain beyond doubt, so that it need not be named."""
+
+    @staticmethod
+    @abstractmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether an engine is on ``module``, as such a chain or as a block of one."""
+
+    def __init__(self, path: str, module: nn.Module):
+        """Describe ``module`` as a chain; changes nothing."""
+        self.path = path
+        self.blocks = {path: module}
+        self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
+
+    @abstractmethod
+    def problems(self) -> Iterator[str]:
+        """Yield what must be changed before an engine can be attached."""
+
+    @abstractmethod
+    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+        """Let ``engine`` compute the gradients of this chain from now on.
+
+        Args:
+            engine: the engine.
+            memory: what the chain keeps from pass to pass; belongs into checkpoints.
+            lean: whether to keep nothing of a forward pass but the states.
+        """
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Say in a few words what the chain consists of."""

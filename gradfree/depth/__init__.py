@@ -1,0 +1,1 @@
+"""Chains in depth: blocks one after the other."""

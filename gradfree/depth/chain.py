@@ -1,0 +1,224 @@
+"""Chains in depth: each link is a module with a graph of its own, a state is one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.memory import running_mean
+from gradfree.errors import ChainError
+from gradfree.torchside.guards import check_finite
+from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.residual import residual_factor
+
+
+@dataclass(frozen=True)
+class Link:
+    """One block's part of a forward pass: a graph that ends at the block's own inputs.
+
+    Attributes:
+        path: the block's module path.
+        block: the block.
+        out: the block's output h_i, the root of the graph.
+        state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
+        inputs: where other tensors that need a gradient enter it, by their number in the chain.
+        parameters: the block's trainable parameters, by their number in the chain.
+    """
+
+    path: str
+    block: nn.Module
+    out: Tensor
+    state: GradientEdge | None
+    inputs: tuple[tuple[int, GradientEdge], ...]
+    parameters: dict[int, Tensor]
+
+
+class DepthChain(Chain):
+    """Links with separate graphs. Cotangents and factors are lists, one entry a link.
+
+    Args:
+        links: in the order of the forward pass. The last one's output must have a cotangent.
+        parameters: every trainable parameter of the chain, each once.
+        inputs: how many tensors other than the state the links were given.
+        keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
+        memory: what is kept of this chain from pass to pass.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        parameters: Sequence[Tensor],
+        inputs: int,
+        keep_graph: bool,
+        memory: dict[str, Tensor],
+    ):
+        self.like = links[-1].out
+        self.links = links
+        self.parameters = parameters
+        self.inputs = inputs
+        self.keep_graph = keep_graph
+        self.memory = memory
+
+    def __len__(self) -> int:
+        """L, the number of links."""
+        return len(self.links)
+
+    def constant(self, factor: Factor) -> list[Factor]:
+        """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state.
+
+        Raises:
+            ChainError: a state of another shape than the one before it, which only a factor of zero does not mind.
+        """
+        if not is_number(factor, 0.0):
+            for before, link in pairwise(self.links):
+                if not _keeps_shape(before, link):
+                    raise ChainError(
+                        f"{link.path} turns a state of shape {tuple(before.out.shape)} into one of "
+                        f"{tuple(link.out.shape)}: one diagonal for all links needs states of one shape. Attach one "
+                        "chain for each shape, chains=[...], or use another engine."
+                    )
+        return [factor] * len(self)
+
+    def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
+        """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
+        if weight == 0.0:
+            return self.constant(0.0)
+        factors = [_residual(*pair) for pair in zip([None, *self.links[:-1]], self.links, strict=True)]
+        if len(self) > 1 and all(is_number(f, 0.0) for f in factors):
+            raise ChainError(
+                f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
+                "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "
+                "see (a compiled block hides it). Use the engine 'fixed_point' or 'truncated', which need none."
+            )
+        return factors if weight == 1.0 else [f * weight for f in factors]
+
+    def mean_residual(self, momentum: float) -> list[Factor]:
+        """Return the running mean of the residual path's diagonal: one number for all links and units."""
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        means = [torch.as_tensor(f, dtype=wide, device=self.like.device).mean() for f in self.residual()[1:]]
+        mean = torch.stack(means).mean() if means else self.like.new_zeros((), dtype=wide)
+        return self.constant(running_mean(self.memory, "residual", mean, momentum))
+
+    def scan(self, terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
+        """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
+        return reverse_scan(terms, factors)
+
+    def pull(
+        self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
+    ) -> list[Cotangent]:
+        """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
+        live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
+        result = list(direct)
+        for group in _groups(live):
+            links = [self.links[i] for i in group]
+            with _named(links):
+                pulled = torch.autograd.grad(
+                    [link.out for link in links],
+                    [link.state for link in links],  # type: ignore[arg-type]
+                    [delta[i] for i in group],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            for i, v in zip(group, pulled, strict=True):
+                known = times(delta[i], factors[i])
+                result[i - 1] = plus(result[i - 1], v if known is None else v - known)
+        return result
+
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients, each block's graph walked once and freed on the way."""
+        total = self._zero()
+        carried: Cotangent = None
+        for link, e in zip(reversed(self.links), reversed(direct), strict=True):
+            delta = plus(e, carried)
+            carried = None if delta is None else self._add_local([link], [delta], total)
+        return total._replace(initial=carried)
+
+    def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
+        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
+
+        Where δ is ``None``, parameters that backpropagation would reach still get zeros: DDP's reducer waits for
+        their gradient.
+        """
+        dense: dict[int, Tensor] = {}
+        for i in reversed(range(len(self))):
+            d = delta[i]
+            if d is not None or (i + 1 in dense and self.links[i + 1].state is not None):
+                dense[i] = torch.zeros_like(self.links[i].out) if d is None else d
+        total = self._zero()
+        initial: Cotangent = None
+        for group in _groups(list(dense)):
+            initial = self._add_local([self.links[i] for i in group], [dense[i] for i in group], total)
+        return total._replace(initial=initial)
+
+    def _zero(self) -> ChainGradients:
+        return ChainGradients(None, [None] * self.inputs, [None] * len(self.parameters))
+
+    def _add_local(self, links: Sequence[Link], delta: Sequence[Tensor], total: ChainGradients) -> Cotangent:
+        """Pull ``delta`` back through the links: add what reaches inputs and parameters to ``total``.
+
+        Returns:
+            What reaches the state before the last of ``links``, which run from the end of the chain.
+        """
+        for link, d in zip(links, delta, strict=True):
+            check_finite([d], link.path)
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        numbers = sorted({n for link in links for n in link.parameters if self.parameters[n].requires_grad})
+        entries = [(n, edge) for link in links for n, edge in link.inputs]
+        first = [] if links[-1].state is None else [links[-1].state]
+        leaves = [self.parameters[n] for n in numbers]
+        if not first and not entries and not leaves:
+            return None
+        with _named(links), without_hooks(leaves):
+            grads = iter(
+                torch.autograd.grad(
+                    [link.out for link in links],
+                    [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
+                    delta,
+                    retain_graph=self.keep_graph,
+                    allow_unused=True,
+                )
+            )
+        initial = next(grads) if first else None
+        for n, _ in entries:
+            total.inputs[n] = plus(total.inputs[n], next(grads))
+        for n in numbers:
+            total.parameters[n] = plus(total.parameters[n], next(grads))
+        return initial
+
+
+def _keeps_shape(before: Link, link: Link) -> bool:
+    return before.out.shape == link.out.shape
+
+
+def _residual(before: Link | None, link: Link) -> Factor:
+    """Return K of ``link``; what changes the shape, or leads out of the chain, carries nothing."""
+    if link.state is None or before is None or not _keeps_shape(before, link):
+        return 0.0
+    return residual_factor(link.out, link.state)
+
+
+def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
+    """Return the links to walk in one autograd call: all, or one by one where a failing link must be named."""
+    if torch.is_anomaly_enabled():
+        return [[i] for i in indices]
+    return [indices] if indices else []
+
+
+@contextmanager
+def _named(links: Sequence[Link]) -> Iterator[None]:
+    """Say which links a failing local backward pass belongs to."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, ChainError):
+        raise
+    except RuntimeError as error:
+        where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
+        raise ChainError(f"the backward pass inside {where} failed: {error}") from error

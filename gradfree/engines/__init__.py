@@ -1,0 +1,1 @@
+"""What engines are made of: the interface, sweeps, layers taken apart, random feedback."""

@@ -1,0 +1,139 @@
+"""The engine interface: a configuration that knows how to solve a chain for its gradients."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.handle import Handle
+from gradfree.chains.report import Report
+from gradfree.chains.site import Removable, Site
+from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
+from gradfree.errors import ChainError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(ABC):
+    """A way to train a network: turns the direct cotangents of a chain's states into gradients.
+
+    Subclasses are frozen dataclasses whose fields are the options; they implement :meth:`gradients`, or derive
+    from :class:`SweepEngine`. An engine holds no state of a model and may be attached to several.
+
+    Raises:
+        TypeError: an unknown option; the message names the known ones.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> Engine:
+        """Refuse options that the engine does not have."""
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(options.keys() - set(known))
+        if unknown or args:
+            what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
+            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
+        return super().__new__(cls)
+
+    kinds: ClassVar[tuple[type[Site], ...]] = KINDS
+    """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+
+    @property
+    def needs_residual(self) -> bool:
+        """Whether the engine asks for a chain's residual path."""
+        return False
+
+    @property
+    def keeps_means(self) -> bool:
+        """Whether the engine asks for a chain's ``mean_residual``, which ranks average."""
+        return False
+
+    @property
+    def streams(self) -> bool:
+        """Whether the engine runs a chain of layers again, rather than have its activations stored."""
+        return False
+
+    @abstractmethod
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
+
+        Must be linear in ``direct`` (loss scaling and gradient accumulation rely on it) and must not wait for
+        the device.
+        """
+
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+        """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
+
+        Args:
+            model: any module.
+            chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
+                recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
+        """
+        report = validate(model, chains, self.kinds)
+        if not self.needs_residual:
+            return report
+        problems = [
+            f"{path!r} has no gate that carries its state from step to step, which {self} needs. Use the engine "
+            "'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
+            for path, site in report.chains.items()
+            if not site.has_residual
+        ]
+        problems += [
+            f"{where} is compiled, which hides the residual path of the blocks in {path!r} that {self} needs. Compile "
+            "what lies inside the blocks, or use the engine 'fixed_point' or 'truncated'."
+            for path, site in report.chains.items()
+            if (where := compiled_around_blocks(model, path, site))
+        ]
+        return Report(report.chains, [*report.problems, *problems])
+
+    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+        """Put the engine on one chain; return what to take off again.
+
+        Args:
+            site: the chain.
+            memory: what is kept of it from pass to pass; goes into checkpoints.
+            lean: as in :meth:`attach`.
+        """
+        return site.record(self, memory, lean)
+
+    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
+        """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
+
+        Use the handle as a context manager or call its ``detach()``.
+
+        Args:
+            model: as in :meth:`validate`.
+            chains: likewise.
+            lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
+                in the backward pass also where keeping it is faster. The gradients are the same.
+
+        Raises:
+            ChainError: what :meth:`validate` reports, or ``lean`` for another chain; the model is unchanged then.
+        """
+        report = self.validate(model, chains)
+        if found := [*report.problems, *_lean_problems(report, lean)]:
+            problems = "\n".join(f"- {problem}" for problem in found)
+            raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
+        if report.chains and "torch._dynamo" in sys.modules:
+            # What it has compiled would run on without the engine's hooks.
+            torch.compiler.reset()
+        memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
+        parts = [part for path, site in report.chains.items() for part in self.parts(site, memory[path], lean)]
+        kept = report.chains.items() if self.keeps_means else ()
+        means = [(memory[path], name, shape) for path, site in kept for name, shape in site.means().items()]
+        return Handle(parts, report.chains, memory, means)
+
+
+def _lean_problems(report: Report, lean: bool) -> Iterator[str]:
+    if lean and not report.chains:
+        yield "lean=True is for recurrent layers, of which there are none. Leave it out."
+    for path, site in report.chains.items():
+        if lean and not site.can_be_lean:
+            yield (
+                f"{path!r} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. "
+                "Name those, chains=[...], and attach to the rest by a call of its own."
+            )

@@ -1,0 +1,85 @@
+"""Random feedback in place of transposed weights: drawn once, the same everywhere, kept in checkpoints."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from gradfree.engines.layered import LayerEngine
+from gradfree.engines.options import check_count
+from gradfree.errors import ChainError
+from gradfree.layers.chain import LayerChain
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackEngine(LayerEngine):
+    """An engine that sends the error back through random matrices B, which stay as they were first drawn.
+
+    Each B is Kaiming-uniform (He et al. 2015, arXiv 1502.01852) with the gain of a linear map, U(±√(3/fan_in)): a
+    vector that goes back through it keeps its norm, about. It depends on ``seed``, the layer's path and the shape
+    alone, not on torch's random state, the device or the rank, and is kept in checkpoints as "path (shape)".
+
+    Args:
+        seed: what the matrices are drawn from.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(self, "seed", least=0)
+
+    def generator(self, name: str) -> torch.Generator:
+        """Return a generator of the engine's own, on the CPU, that always begins with the same numbers."""
+        return torch.Generator("cpu").manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+
+    def matrix(self, memory: dict[str, Tensor], path: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return B for the layer at ``path``.
+
+        Args:
+            memory: of the chain; where B is kept.
+            path: the layer's.
+            shape: (outputs, inputs...).
+            like: on whose device B is wanted, and in whose precision, but single at least.
+        """
+        key = matrix_key(path, shape)
+        matrix = memory.get(key)
+        if matrix is None:
+            bound = sqrt(3.0 / prod(shape[1:]))
+            matrix = torch.empty(*shape, dtype=torch.float32, device="cpu")
+            matrix.uniform_(-bound, bound, generator=self.generator(key))
+        memory[key] = matrix = matrix.to(like.device, torch.promote_types(like.dtype, torch.float32))
+        return matrix
+
+    def sent(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
+        """Return the error times one random matrix.
+
+        Args:
+            chain: the chain.
+            error: (N, classes), at the chain's last layer with weights.
+            index: of the link that B leads to.
+
+        Returns:
+            (N, ...), shaped like what enters that link.
+
+        Raises:
+            ChainError: the error has another shape.
+        """
+        if error.dim() != 2:
+            raise ChainError(
+                f"{type(self).__name__} sends the error through matrices with a row for each class, so it takes "
+                f"outputs (samples, classes), but {chain.links[chain.last].path} returns {tuple(error.shape)}. Flatten "
+                "before it, or use the engine 'fa'."
+            )
+        shape = (error.shape[1], *chain.shape(index)[1:])
+        matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)
+        return torch.einsum("nc,c...->n...", error.to(matrix.dtype), matrix)
+
+
+def matrix_key(path: str, shape: Sequence[int]) -> str:
+    """Return the name that B is kept by."""
+    return f"{path} {tuple(shape)}"

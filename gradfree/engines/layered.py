@@ -1,0 +1,59 @@
+"""What engines for chains of layers share: the error at the end, and weights that are kept orthogonal."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.report import Report
+from gradfree.engines.engine import Engine
+from gradfree.layers.chain import LayerChain
+from gradfree.layers.roles import keeps_state
+from gradfree.layers.site import Layered
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEngine(Engine):
+    """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
+
+    kinds = (Layered,)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the engine runs layers with weights once more in the backward pass."""
+        return self.streams
+
+    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+        """Tell whether the engine can be attached; as in :meth:`gradfree.Engine.validate`."""
+        report = super().validate(model, chains)
+        if not self.runs_again:
+            return report
+        problems = [
+            f"{path} computes its weight with a state of its own (a power iteration), which would run twice with "
+            f"{type(self).__name__}. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
+            "streaming=False."
+            for site in report.chains.values()
+            for path, layer in site.blocks.items()
+            if keeps_state(layer)
+        ]
+        return replace(report, problems=[*report.problems, *problems])
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients for the error at the chain's end; computes in the tensors' own precision.
+
+        Raises:
+            ChainError: the loss uses a state inside the chain.
+        """
+        assert isinstance(chain, LayerChain)
+        with torch.no_grad(), torch.autocast(chain.like.device.type, enabled=False):
+            return self.layer_gradients(chain, chain.error(direct))
+
+    @abstractmethod
+    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
+        """Return the gradients, given the cotangent at the output of the chain's last layer with weights."""

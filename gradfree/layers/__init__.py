@@ -1,0 +1,1 @@
+"""Chains of single known layers, which an engine takes apart."""

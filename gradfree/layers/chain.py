@@ -1,0 +1,243 @@
+"""Chains of layers that can be taken apart, for engines that do not pull the error back through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradfree.algebra.cotangents import Cotangent
+from gradfree.chains.chain import ChainGradients
+from gradfree.depth.chain import DepthChain, Link
+from gradfree.errors import ChainError
+from gradfree.layers.roles import Convolution, Role, adjoint, linear_part, role_of
+
+TAIL = (Role.POINTWISE, Role.DROPOUT)
+"""What may follow a layer with weights and still be its own activation."""
+
+
+class Replay(Protocol):
+    """A recorded pass through layers that can be run again, layer by layer.
+
+    Attributes:
+        initial: what entered the chain.
+        parameters: trainable ones, in the order of their gradients.
+        inputs: other tensors that the layers were given.
+    """
+
+    initial: Tensor
+    parameters: Sequence[Tensor]
+    inputs: list[tuple[Tensor, GradientEdge]]
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What the chain keeps from pass to pass."""
+
+    def check_parameters(self) -> None:
+        """Refuse to go on with layers that have got other parameters since the pass."""
+
+    def check_versions(self) -> None:
+        """Refuse to go on with weights or an input that are no longer those of the pass."""
+
+    def run_again(self, link: Link, x: Tensor) -> Link:
+        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is."""
+
+
+class Compared(NamedTuple):
+    """What two passes have left of one layer with weights.
+
+    Attributes:
+        link: the layer, as in :meth:`LayerChain.replay`.
+        x: what entered it in the first pass.
+        shift: how much less entered it in the second pass.
+        difference: how much less left its activation, the pointwise functions and dropout that follow it; ``None``
+            for the chain's last layer with weights.
+    """
+
+    link: Link
+    x: Tensor
+    shift: Tensor
+    difference: Tensor | None
+
+
+class LayerChain(DepthChain):
+    """Links that are single layers, run in order.
+
+    Args:
+        recording: the pass.
+        links: those that the loss has reached; ``out`` is on the meta device where nothing was stored.
+        keep_graph: as in :class:`DepthChain`.
+    """
+
+    links: Sequence[Link]
+
+    def __init__(self, recording: Replay, links: Sequence[Link], keep_graph: bool):
+        super().__init__(links, recording.parameters, len(recording.inputs), keep_graph, recording.memory)
+        self.recording = recording
+        weighted = [i for i, link in enumerate(links) if role_of(link.block) is Role.WEIGHTS]
+        if not weighted:
+            raise ChainError(f"none of {links[0].path} to {links[-1].path} has weights: there is nothing to train.")
+        self.last = weighted[-1]
+        """Index of the last link with weights."""
+
+    def error(self, direct: Sequence[Cotangent]) -> Tensor:
+        """Return the cotangent at the output of the last link with weights, exact.
+
+        Raises:
+            ChainError: the loss uses another state, too; states are not (samples, ...) throughout; or the layers have
+                other weights now than in the pass.
+        """
+        self.recording.check_parameters()
+        for link in self.links:
+            _check_samples(link, self.recording.initial)
+        for link, e in zip(self.links[:-1], direct[:-1], strict=True):
+            if e is not None:
+                raise ChainError(
+                    f"the loss uses the output of {link.path}, which lies inside the chain: this engine takes the "
+                    "error at the chain's end alone. Leave the layers from there on out of the chain, or use another "
+                    "engine."
+                )
+        cotangent = direct[-1]
+        assert cotangent is not None  # A recording cuts its links behind the last state that has one.
+        for link in reversed(self.links[self.last + 1 :]):
+            cotangent = self.pulled(link, cotangent)
+        return cotangent
+
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients; what was not stored is run again, and stored."""
+        self.links = [link for link, _ in self.replay()]
+        return super().backpropagate(direct)
+
+    def zero(self) -> ChainGradients:
+        """Return gradients to add to."""
+        return self._zero()
+
+    def shape(self, index: int) -> torch.Size:
+        """Return the shape of what enters link ``index``."""
+        return self.recording.initial.shape if index == 0 else self.links[index - 1].out.shape
+
+    def replay(self) -> Iterator[tuple[Link, Tensor]]:
+        """Yield every link with what entered it, in the order of the pass; what was not stored is run again.
+
+        Raises:
+            ChainError: weights or input were changed in place since.
+        """
+        self.recording.check_versions()
+        x = self.recording.initial
+        for link in self.links:
+            live = self.recording.run_again(link, x) if link.out.is_meta else link
+            yield live, x
+            x = live.out.detach()
+
+    def transposed(self, error: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return ``error``, at the output of link :attr:`last`, times the linear parts of it and all links before.
+
+        Args:
+            error: (N, ...); N is free.
+            weights: to use instead of the layers' own, by path.
+
+        Returns:
+            (N, ...), shaped like the chain's input.
+        """
+        for i in range(self.last, -1, -1):
+            link = self.links[i]
+            if role_of(link.block) in (Role.WEIGHTS, Role.LINEAR, Role.MAX):
+                error = adjoint(link.block, error, self.shape(i), weights.get(link.path) if weights else None)
+        return error
+
+    def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
+        """Return ``cotangent`` times the exact Jacobian of ``link``."""
+        assert link.state is not None
+        return torch.autograd.grad(link.out, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
+
+    def compared(self, shift: Tensor, tangent: bool = False) -> Iterator[Compared]:
+        """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
+
+        Args:
+            shift: shaped like the chain's input, of at least single precision.
+            tangent: as in :meth:`pushed`.
+
+        Raises:
+            ChainError: as in :meth:`replay`.
+        """
+        waiting = None
+        for i, (link, x) in enumerate(self.replay()):
+            role = role_of(link.block)
+            if waiting is not None and role not in TAIL:
+                yield waiting._replace(difference=shift)
+                waiting = None
+            here = Compared(link, x, shift, None)
+            if i == self.last:
+                yield here
+                return
+            shift = self.pushed(link, x, shift, tangent)
+            if role is Role.WEIGHTS:
+                waiting = here
+
+    def pushed(self, link: Link, x: Tensor, shift: Tensor, tangent: bool) -> Tensor:
+        """Return how much less ``link`` gives for ``x`` - ``shift`` than for ``x``, with the same dropout mask.
+
+        Args:
+            link: of :meth:`replay`.
+            x: what entered it.
+            shift: shaped like ``x``, of at least single precision.
+            tangent: whether to return the Jacobian's product with ``shift`` instead of a difference.
+        """
+        role = role_of(link.block)
+        if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
+            # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
+            return self.pulled(link, shift).to(shift.dtype)
+        if role not in (Role.POINTWISE, Role.MAX):
+            return linear_part(link.block, shift)
+        stored = link.out.detach() if x.dtype == shift.dtype else None
+        x = x.to(shift.dtype)
+        if tangent:
+            return torch.func.jvp(link.block.forward, (x,), (shift,))[1]
+        return (link.block.forward(x) if stored is None else stored) - link.block.forward(x - shift)
+
+    def add(self, link: Link, cotangent: Tensor, total: ChainGradients, at: Tensor | None = None) -> None:
+        """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.
+
+        Args:
+            link: of :meth:`replay`.
+            cotangent: shaped like its output.
+            total: is changed.
+            at: another input than that of the pass to take them at.
+        """
+        if at is not None:
+            link = self.recording.run_again(link, at)
+        self._add_local([replace(link, state=None)], [cotangent.to(link.out.dtype)], total)
+
+
+def _check_samples(link: Link, initial: Tensor) -> None:
+    least = 2 if not isinstance(link.block, Convolution) else 2 + len(link.block.kernel_size)
+    if link.out.dim() < least or initial.dim() < 2 or len(link.out) != len(initial):
+        raise ChainError(
+            f"{link.path} returns {tuple(link.out.shape)} for an input of the chain {tuple(initial.shape)}: the first "
+            "dimension of every state must be that of the samples. Give the model a batch, x[None] for a single "
+            "sample, and reshape samples outside the chain."
+        )
+
+
+def normalised(error: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each sample's error divided by its norm, and the norms; in single precision at least.
+
+    Args:
+        error: (N, ...).
+
+    Returns:
+        Shaped like ``error``, and (N,).
+    """
+    error = error.to(torch.promote_types(error.dtype, torch.float32))
+    norms = error.flatten(1).norm(dim=1)
+    # The reciprocal of anything smaller is infinite.
+    return scaled(error, torch.where(norms > torch.finfo(norms.dtype).tiny, norms.reciprocal(), 0.0)), norms
+
+
+def scaled(x: Tensor, factors: Tensor) -> Tensor:
+    """Return ``x``, (N, ...), times one of ``factors``, (N,), for each sample."""
+    return x * factors.view(-1, *[1] * (x.dim() - 1))

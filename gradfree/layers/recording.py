@@ -1,0 +1,129 @@
+"""Recording a forward pass through layers that an engine takes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from gradfree.depth.chain import Link
+from gradfree.depth.recording import BlockRecorder, RecordedChain, Recording
+from gradfree.errors import ChainError
+from gradfree.layers.chain import LayerChain
+from gradfree.layers.roles import Role, role_of
+from gradfree.torchside.random_state import RandomState
+
+
+class RecordedLayers(RecordedChain):
+    """A chain of layers of a model with an engine attached."""
+
+    def begin(self, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> Recording:
+        """Return the recording of a pass that starts from ``state``."""
+        return LayerRecording(self, state, parameters, inputs)
+
+
+class LayerRecording(Recording):
+    """A pass through a chain of layers; for an engine that streams, its activations are not stored."""
+
+    def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+        super().__init__(chain, parameters, inputs)
+        self.initial = state.detach()
+        self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
+        self._random: dict[str, RandomState] = {}
+        self._version = 0
+        kind = state.device.type
+        self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What the chain keeps from pass to pass."""
+        return self.chain.memory
+
+    def before(self, path: str, block: nn.Module, state: Tensor) -> None:
+        """Remember the random state that a dropout mask is drawn from, to draw it again.
+
+        Raises:
+            ChainError: what is about to happen is not the layer's own function of the state before it.
+        """
+        _check_plain(path, block)
+        if not state.is_floating_point():
+            raise ChainError(
+                f"{path} was given {state.dtype}, but an error can only enter a chain of real numbers. Convert the "
+                "input with x.float(), or begin the chain behind what embeds it."
+            )
+        if self.links and state._version != self._version:
+            raise ChainError(
+                f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
+                "tensor in a layer of its own, or leave the layers from there on out of the chain."
+            )
+        if self.chain.engine.streams and role_of(block) is Role.DROPOUT and block.training:
+            self._random[path] = RandomState.of(self.initial.device)
+
+    def add(self, link: Link) -> None:
+        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights."""
+        if self.chain.engine.streams and role_of(link.block) is Role.WEIGHTS:
+            self.links = [_released(link) for link in self.links]
+        super().add(link)
+        self._version = link.out._version
+
+    def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
+        """Return the chain as engines see it."""
+        return LayerChain(self, links, keep_graph)
+
+    def check_parameters(self) -> None:
+        """Refuse to go on with layers that have got other parameters since the pass."""
+        if any(p is not known for p, known in zip_longest(self.chain.trainable(), self.parameters)):
+            raise ChainError(
+                f"the layers from {self.links[0].path} on have other trainable parameters in the backward pass than in "
+                "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "
+                "weights in both. Load the parameters into the model, or use an engine for any blocks."
+            )
+
+    def check_versions(self) -> None:
+        """Refuse to go on with weights or an input that are no longer those of the pass."""
+        self.check_parameters()
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise ChainError(
+                f"a weight of the chain from {self.links[0].path}, or its input, was changed in place between the "
+                "forward and the backward pass. Step the optimizer after the backward pass, or copy the input."
+            )
+
+    def run_again(self, link: Link, x: Tensor) -> Link:
+        """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is.
+
+        Raises:
+            ChainError: dropout that was switched on or off since.
+        """
+        state = self._random.get(link.path)
+        if role_of(link.block) is Role.DROPOUT and link.block.training is (state is None):
+            raise ChainError(
+                f"{link.path} was switched between training and evaluation before the backward pass, which runs it "
+                "again. Switch after the backward pass, or use streaming=False."
+            )
+        with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
+            local = x.detach().requires_grad_(x.is_floating_point())
+            out = link.block.forward(local)
+        return replace(link, out=out, state=get_gradient_edge(local))
+
+
+def _check_plain(path: str, layer: nn.Module) -> None:
+    """Refuse a layer whose calls are no longer its class's own forward, from the recorder's hook to its other one."""
+    if role_of(layer) is None:
+        raise ChainError(f"{path} computes something else than when the engine was attached. Change it, then attach.")
+    *_, innermost = layer._forward_pre_hooks.values()
+    for hook in (innermost, next(iter(layer._forward_hooks.values()))):
+        if not isinstance(getattr(hook, "__self__", None), BlockRecorder):
+            raise ChainError(
+                f"{path} has got a forward hook or pre-hook since the engine was attached, that runs between the "
+                "layer and the engine and may change what the layer is given or returns. Register it first, then "
+                "attach."
+            )
+
+
+def _released(link: Link) -> Link:
+    return link if link.out.is_meta else replace(link, out=torch.empty_like(link.out, device="meta"), state=None)

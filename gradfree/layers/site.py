@@ -1,0 +1,56 @@
+"""Chains of single known layers, as a model has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradfree.chains.chain import Solver
+from gradfree.depth.site import Container
+from gradfree.layers.recording import RecordedLayers
+from gradfree.layers.roles import Role, known_layers, role_of
+
+
+class Layered(Container):
+    """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
+
+    looks_like = "an nn.Sequential of layers that can be taken apart, two of them or more with weights"
+
+    def __init__(self, path: str, module: nn.Module):
+        super().__init__(path, module)
+        self.blocks = dict(_leaves(path, module))
+
+    @staticmethod
+    def is_evident(module: nn.Module) -> bool:
+        """Tell whether it is a Sequential of known layers alone, two or more of them with weights."""
+        roles = [role_of(leaf) for _, leaf in _leaves("", module)]
+        return isinstance(module, nn.Sequential) and None not in roles and roles.count(Role.WEIGHTS) > 1
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the layers."""
+        yield from super().problems()
+        for path, layer in self.blocks.items():
+            if role_of(layer) is None:
+                yield (
+                    f"{path} is a {type(layer).__name__}, which this engine cannot take apart into linear maps and "
+                    f"functions of single elements. It knows, in their plain forms: {known_layers()}."
+                )
+
+    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
+        """Put the recording hooks on the layers."""
+        return RecordedLayers(engine, self, memory).record()
+
+    def __str__(self) -> str:
+        weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())
+        return f"{len(self.blocks)} layers, {weighted} of them with weights"
+
+
+def _leaves(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module._modules.items():
+        where = f"{path}.{name}" if path else name
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from _leaves(where, child)
+        elif child is not None:
+            yield where, child

@@ -1,0 +1,1 @@
+"""Weights that are kept orthogonal while they train."""

@@ -1,0 +1,176 @@
+"""Orthogonal weights: making them, measuring how far they have drifted, and leading them back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.layers.roles import Convolution, Role, has_own_weight, role_of
+from gradfree.torchside.sharding import assign, whole
+
+_PROBES = 8
+_SHRINKING_PROBES = 3
+"""Each reads all products once. They find what is beyond 3, where the steps lead away, and most of what is beyond 2."""
+_FAR = 0.3
+"""Beyond this drift a few Newton-Schulz steps do not lead back."""
+
+
+def is_matrix(layer: nn.Module) -> bool:
+    """Tell whether the layer is, patch by patch, its weight as a matrix: a linear layer, or kernel = stride.
+
+    Other convolutions overlap: an orthogonal matrix does not make them orthogonal. A weight that is computed
+    (``torch.nn.utils.parametrize``) sees to itself.
+    """
+    if role_of(layer) is not Role.WEIGHTS or not has_own_weight(layer):
+        return False
+    return not isinstance(layer, Convolution) or (
+        layer.kernel_size == layer.stride
+        and (layer.padding == "valid" or not any(layer.padding))
+        and set(layer.dilation) == {1}
+        and layer.groups == 1
+    )
+
+
+def orthogonalize(model: nn.Module) -> None:
+    """Replace the weights of a model's linear layers, and of its convolutions with kernel = stride, by orthogonal ones.
+
+    Each becomes the nearest matrix (out, in · kernel) with orthonormal rows, or columns if it has more rows than
+    columns. Call it before training with an engine that keeps weights orthogonal, such as ``foton``.
+
+    Args:
+        model: any module; other layers stay as they are, biases too.
+
+    Raises:
+        ValueError: the model has no such layer.
+    """
+    layers = [layer for layer in model.modules() if is_matrix(layer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no linear layer, and no convolution with kernel = stride.")
+    project(weights_of(layers))
+
+
+def weights_of(layers: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the weights of ``layers``."""
+    return [layer.weight for layer in layers]  # type: ignore[misc]
+
+
+def matrices(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the weights of those layers that :func:`is_matrix` tells of, by the layers' names."""
+    return {name: layer.weight for name, layer in layers.items() if is_matrix(layer)}  # type: ignore[misc]
+
+
+@torch.no_grad()
+def project(weights: Iterable[Tensor]) -> None:
+    """Move each weight, as a matrix, to its polar factor: the nearest with orthonormal rows or columns."""
+    for weight in weights:
+        u, _, v = torch.linalg.svd(_wide(weight), full_matrices=False)
+        assign(weight, _shaped(u @ v, weight))
+
+
+@torch.no_grad()
+def retract(weights: Sequence[Tensor], steps: int) -> None:
+    """Lead weights that have drifted a little back to orthogonal matrices, all of one shape in one batch.
+
+    Newton-Schulz (Björck) steps, X ← 3/2 X - 1/2 X Xᵀ X: each turns a drift ε = ‖X Xᵀ - I‖ into about 3/4 ε². What
+    an overlong step has thrown out of their reach, ε > 2, is scaled down first.
+    """
+    for group in _same_shaped(weights):
+        x = torch.stack([_wide(weight) for weight in group])
+        gram = x @ x.mT
+        scale = _shrinking(gram)
+        x.mul_(scale)
+        gram.mul_(scale.square())
+        for step in range(steps):
+            gram = x @ x.mT if step else gram
+            x = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5)
+        for weight, new in zip(group, x, strict=True):
+            assign(weight, _shaped(new, weight))
+
+
+@torch.no_grad()
+def drift(weights: Sequence[Tensor]) -> Tensor:
+    """Return ‖W Wᵀ - I‖, or of Wᵀ W if W has more rows than columns, in the spectral norm, of each weight.
+
+    By a few products with a vector: an estimate from below, usually within a tenth.
+
+    Returns:
+        (len(weights),), float32.
+    """
+    found = []
+    for weight in weights:
+        v = None
+        for _ in range(_PROBES):
+            v, along = drift_along(weight, v)
+        found.append(along)
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return (W Wᵀ - I) v, and its norm for ``v`` of length one: a lower bound of the drift.
+
+    Given back as ``v``, also after small changes of the weight, the product makes the bound the drift's own: the
+    power method.
+
+    Args:
+        weight: of a layer.
+        v: (n, 1), of any length, n the smaller side of the weight as a matrix; ``None`` to begin.
+
+    Returns:
+        The product (n, 1), in single precision at least, and the norm, float32.
+    """
+    x = _wide(weight)
+    # Without symmetry: a drift orthogonal to where the power method begins is never seen.
+    begin = torch.arange(len(x), dtype=x.dtype, device=x.device).cos().unsqueeze(1)
+    begin /= begin.norm()
+    if v is not None:
+        # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
+        v = v.to(x)  # From a checkpoint it may still be elsewhere.
+        begin = v / v.norm().clamp_min(1e-2) + 1e-3 * begin
+    v = begin / begin.norm()
+    product = x @ (x.mT @ v) - v
+    return product, product.norm().float()
+
+
+def far(weights: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of those that :func:`retract` does not lead back in a few steps; waits for the device.
+
+    What is not finite is not among them: nothing leads it back.
+    """
+    return {name for name, weight in weights.items() if _FAR < float(drift([weight])) < inf}
+
+
+def _same_shaped(weights: Sequence[Tensor]) -> list[list[Tensor]]:
+    groups: defaultdict[object, list[Tensor]] = defaultdict(list)
+    for weight in weights:
+        groups[len(weight), weight.shape[1:].numel(), weight.dtype, weight.device].append(weight)
+    return list(groups.values())
+
+
+def _is_tall(weight: Tensor) -> bool:
+    return len(weight) > weight.shape[1:].numel()
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """Return the weight as a matrix with no more rows than columns, of at least single precision."""
+    matrix = whole(weight).flatten(1)
+    matrix = matrix.mT if _is_tall(weight) else matrix
+    return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+
+
+def _shaped(wide: Tensor, weight: Tensor) -> Tensor:
+    """Return the inverse of :func:`_wide`."""
+    return (wide.mT if _is_tall(weight) else wide).reshape(weight.shape)
+
+
+def _shrinking(gram: Tensor) -> Tensor:
+    """Return for each matrix of a batch the factor that brings its largest singular value, if above √2, below √3."""
+    v = gram[:, :, :1]
+    for _ in range(_SHRINKING_PROBES):
+        v = gram @ (v / v.norm(dim=1, keepdim=True))
+    largest = v.norm(dim=1, keepdim=True)
+    return torch.where(largest > 2.0, largest.rsqrt(), 1.0)

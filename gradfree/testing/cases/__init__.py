@@ -1,0 +1,1 @@
+"""The small models that engines are tried on."""

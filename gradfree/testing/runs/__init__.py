@@ -1,0 +1,1 @@
+"""Training a case in Lightning, in Fabric and on several ranks."""

@@ -1,0 +1,108 @@
+"""Training a case on two processes of this machine that talk through gloo."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from functools import cache
+from shutil import rmtree
+from tempfile import mkdtemp
+
+from torch import distributed, nn
+
+from gradfree.engines.engine import Engine
+from gradfree.errors import ChainError
+from gradfree.testing.cases.cases import CASES, Case, Task, isolated
+from gradfree.testing.cases.training import Updates, attached_inside, batches, loss_of, optimizer_of, updates_of
+
+RANKS = 2
+Run = Callable[[Engine, Case, int], Updates]
+
+
+def on_two_ranks(run: Run, engine: Engine, case: Case) -> list[Updates]:
+    """Return what ``run`` returns on each rank.
+
+    Raises:
+        ChainError: on the first rank that has one.
+    """
+    futures = [worker.submit(_run, run, engine, case.name, rank) for rank, worker in enumerate(_workers())]
+    results = [future.result(timeout=120) for future in futures]
+    for result in results:
+        if isinstance(result, ChainError):
+            raise result
+    return results  # type: ignore[return-value]
+
+
+def ddp_run(engine: Engine, case: Case, rank: int) -> Updates:
+    """Train under torch's DistributedDataParallel."""
+    task = Task(case)
+    with attached_inside(engine, task):
+        _train(task, nn.parallel.DistributedDataParallel(task.model), rank)
+    return updates_of(task)
+
+
+def fsdp_run(engine: Engine, case: Case, rank: int) -> Updates:
+    """Train a model that is sharded as a whole by FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    task = Task(case)
+    fully_shard(task.model, mesh=init_device_mesh("cpu", (RANKS,)))
+    with attached_inside(engine, task):
+        _train(task, task.model, rank)
+    return updates_of(task)
+
+
+def _train(task: Task, model: nn.Module, rank: int) -> None:
+    optimizer = optimizer_of(task.model)
+    for x in batches(task):
+        optimizer.zero_grad()
+        loss_of(model(x.chunk(RANKS)[rank])).backward()
+        optimizer.step()
+
+
+def lightning_run(engine: Engine, case: Case, rank: int) -> Updates:
+    """Train with Lightning's Trainer; of two batches the first one's gradients stay on their rank."""
+    from gradfree.testing.runs.lightning import fit
+
+    return fit(engine, case, rank=rank, devices=RANKS, accumulate_grad_batches=2)
+
+
+def fabric_run(engine: Engine, case: Case, rank: int) -> Updates:
+    """Train with Fabric, likewise."""
+    from gradfree.testing.runs.lightning import fabric
+
+    return fabric(engine, case, rank=rank, devices=RANKS, accumulate=2)
+
+
+@cache
+def _workers() -> list[ProcessPoolExecutor]:
+    """Return one process for each rank; they are kept, since to start them takes seconds."""
+    folder = mkdtemp()
+    atexit.register(rmtree, folder, ignore_errors=True)
+    spawn = multiprocessing.get_context("spawn")
+    return [ProcessPoolExecutor(1, spawn, _join, (rank, f"{folder}/store")) for rank in range(RANKS)]
+
+
+def _join(rank: int, store: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "NODE_RANK": "0"}
+    # Lightning asks for them, but finds the group there already.
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    distributed.init_process_group(
+        "gloo", f"file://{store}", timeout=timedelta(seconds=60), rank=rank, world_size=RANKS
+    )
+
+
+def _run(run: Run, engine: Engine, name: str, rank: int) -> Updates | ChainError:
+    case = next(case for case in CASES if case.name == name)
+    try:
+        with isolated():
+            return run(engine, case, rank)
+    except ChainError as error:
+        if error.__cause__ is not None:
+            raise
+        return error

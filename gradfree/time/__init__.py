@@ -1,0 +1,1 @@
+"""Chains in time: one cell applied at every step of a sequence."""

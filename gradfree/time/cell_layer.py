@@ -1,0 +1,70 @@
+"""Any recurrent cell as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class CellLayer(nn.Module):
+    """Run a cell over a sequence; an engine finds the layer as a chain in time.
+
+    Put ``nn.GRUCell``, ``nn.LSTMCell``, ``nn.RNNCell`` or a cell of your own in it, in place of the loop over steps.
+
+    Args:
+        cell: called as ``cell(x, state)`` with ``x`` (B, I); returns the next state, a tensor (B, H) or a tuple of
+            them, the first of which is the output.
+        batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
+    """
+
+    def __init__(self, cell: nn.Module, batch_first: bool = False):
+        super().__init__()
+        self.cell = cell
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return the outputs of all steps and the final state.
+
+        Args:
+            x: (T, B, I), or (B, T, I) with ``batch_first``.
+            state: the initial state; may be left out if the cell has a ``hidden_size``: zeros.
+
+        Raises:
+            ValueError: no steps, or no initial state where the cell does not tell its size.
+        """
+        x = x.transpose(0, 1) if self.batch_first else x
+        if x.dim() != 3 or len(x) == 0:
+            raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
+        single = not isinstance(state, tuple) and not (state is None and isinstance(self.cell, nn.LSTMCell))
+        parts = self._zeros(x) if state is None else (state,) if single else state
+        out, *final = self.unroll(x, parts)
+        return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
+
+    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs (T, B, H) and the parts of the final state, from those of the initial one."""
+        steps = steps_of(self.cell, x, parts)
+        return [torch.stack([step[0] for step in steps]), *steps[-1]]
+
+    def _zeros(self, x: Tensor) -> tuple[Tensor, ...]:
+        size = getattr(self.cell, "hidden_size", None)
+        if size is None:
+            raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
+        return (x.new_zeros(x.shape[1], size),) * (2 if isinstance(self.cell, nn.LSTMCell) else 1)
+
+
+def steps_of(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return the state behind every step, part by part."""
+    steps: list[tuple[Tensor, ...]] = []
+    for fed in x:
+        parts = apply_cell(cell, fed, parts)
+        steps.append(tuple(parts))
+    return steps
+
+
+def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the parts of the state behind one step."""
+    state = cell(x, parts[0] if len(parts) == 1 else tuple(parts))
+    return state if isinstance(state, tuple) else (state,)

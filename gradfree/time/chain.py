@@ -1,0 +1,121 @@
+"""Chains in time: one cell applied at T steps, all links of a layer in one batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Factor, is_number
+from gradfree.algebra.time_scan import scan
+from gradfree.chains.chain import Chain
+from gradfree.chains.memory import running_mean
+from gradfree.errors import ChainError
+from gradfree.time.closed_forms import State
+
+
+@dataclass(frozen=True)
+class Split:
+    """F_t = K_t + J_t for all t, part by part of the state.
+
+    Attributes:
+        known: K, a number, (H,) or (T, B, H).
+        rest: what of the cell's own diagonal K leaves to J; 0.0 if nothing.
+        crossing: how much of what one part of the state sends to another K takes, from 0 to 1.
+    """
+
+    known: Sequence[Factor]
+    rest: Sequence[Factor]
+    crossing: float = 0.0
+
+
+class TimeChain(Chain):
+    """T links with shared parameters, B sequences at once. Cotangents are one (T, B, H) tensor for each part."""
+
+    diagonal: Sequence[Factor]
+    """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+
+    parameters: Sequence[Tensor]
+    """What the links share, in the order of :meth:`gradients`."""
+
+    inside: Tensor | None = None
+    """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""
+
+    def __init__(self, length: int, like: Tensor, memory: dict[str, Tensor], name: str):
+        self.length, self.like, self.memory, self.name = length, like, memory, name
+
+    def __len__(self) -> int:
+        """T, the number of steps."""
+        return self.length
+
+    def constant(self, factor: Factor) -> Split:
+        """Return K_t = ``factor`` for every part."""
+        return self._split([factor] * len(self.diagonal))
+
+    def residual(self, weight: float = 1.0, block: bool = False) -> Split:
+        """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
+        if weight == 0.0:
+            return self.constant(0.0)
+        if all(is_number(d, 0.0) for d in self.diagonal):
+            raise ChainError(
+                "the cell has no gate that carries its state from step to step. Use the engine 'fixed_point', "
+                "'truncated' or 'dsf', which need none."
+            )
+        crossing = weight if block else 0.0
+        if weight == 1.0:
+            return Split(self.diagonal, [0.0] * len(self.diagonal), crossing)
+        return Split([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
+
+    def mean_residual(self, momentum: float) -> Split:
+        """Return the running mean of the gates over steps and sequences, unit by unit."""
+        return self._split(
+            [
+                running_mean(self.memory, f"{self.name}.{n}", self._mean(d), momentum) if isinstance(d, Tensor) else d
+                for n, d in enumerate(self.residual().known)
+            ]
+        )
+
+    def _mean(self, d: Tensor) -> Tensor:
+        """Return the mean over the steps that are no padding."""
+        d = d.to(torch.promote_types(d.dtype, torch.float32))
+        return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()
+
+    def _split(self, known: Sequence[Factor]) -> Split:
+        return Split(known, list(map(_minus, self.diagonal, known)))
+
+    def scan(self, terms: State, factors: Split) -> State:
+        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
+        return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
+
+    def pull(self, direct: State, delta: State, factors: Split) -> State:
+        """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
+        return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
+
+    @abstractmethod
+    def crossed(self, delta: State, factors: Split) -> State:
+        """Return δ_t (F_t - K_t) for t = 2..T."""
+
+
+def _minus(a: Factor, b: Factor) -> Factor:
+    return a if is_number(b, 0.0) else a - b
+
+
+def scan_steps(terms: Tensor | None, factor: Factor) -> Tensor | None:
+    """Solve δ_t = terms_t + δ_{t+1} K_{t+1}."""
+    if terms is None or is_number(factor, 0.0):
+        return terms
+    if not isinstance(factor, Tensor):
+        factor = torch.full((), factor, dtype=torch.promote_types(terms.dtype, torch.float32), device=terms.device)
+    return scan(terms, factor, reverse=True)
+
+
+def shifted_sum(direct: Tensor | None, crossed: Tensor | None) -> Tensor | None:
+    """Return e_t + v_{t+1}."""
+    if crossed is None:
+        return direct
+    if direct is None:
+        return torch.cat([crossed, torch.zeros_like(crossed[:1])])
+    return torch.cat([direct[:-1] + crossed, direct[-1:]])

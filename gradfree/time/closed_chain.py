@@ -1,0 +1,103 @@
+"""Chains in time of torch's own cells: local derivatives in closed form, for all steps at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.cotangents import plus, times
+from gradfree.chains.chain import ChainGradients
+from gradfree.time.chain import Split, TimeChain, scan_steps, shifted_sum
+from gradfree.time.closed_forms import State, linearise
+from gradfree.time.gru_forward import Gates
+
+
+class CellChain(TimeChain):
+    """A layer of one of torch's own cells.
+
+    Args:
+        mode: which cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM".
+        x: the layer's input, (T, B, I).
+        out: h_1 to h_T, (T, B, H).
+        first: h_0 and, for LSTM, c_0, (B, H).
+        weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh.
+        wanted: whether the gradients of the input and of each weight are needed.
+        memory: what is kept of the module's layers from pass to pass.
+        name: of this layer and direction in ``memory``.
+        gates: of a GRU, if they were kept; recomputed if not.
+        inside: see :attr:`TimeChain.inside`.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        x: Tensor,
+        out: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        wanted: Sequence[bool],
+        memory: dict[str, Tensor],
+        name: str,
+        gates: Gates | None = None,
+        inside: Tensor | None = None,
+    ):
+        self.inside = inside
+        super().__init__(len(x), out, memory, name)
+        self.x, self.parameters, self.wanted = x, weights, wanted
+        self.before = torch.cat([first[0].unsqueeze(0), out[:-1]])
+        self.cell = linearise(mode, x, out, self.before, first, weights, gates)
+        self.diagonal = self.cell.diagonal
+
+    def scan(self, terms: State, factors: Split) -> State:
+        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}; no part crosses to h, so that δ of h comes first."""
+        if factors.crossing:
+            h = scan_steps(terms[0], factors.known[0])
+            crossing = self.cell.crossing((h, *terms[1:]), _LATER)
+            terms = tuple(shifted_sum(e, times(c, factors.crossing)) for e, c in zip(terms, crossing, strict=True))
+        return super().scan(terms, factors)
+
+    def crossed(self, delta: State, factors: Split) -> State:
+        """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
+        parts = [times(part, 1.0 - factors.crossing) for part in self.cell.crossing(delta, _LATER)]
+        for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
+            parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
+        parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
+        return tuple(parts)
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients: δ step by step, everything else at once."""
+        return self.gradients(self.cell.unroll(direct, self.parameters[1]))
+
+    def gradients(self, delta: State) -> ChainGradients:
+        """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
+        hidden = self.cell.hidden(delta)
+        initial = list(self.cell.crossing(delta, _FIRST))
+        for n, (part, diagonal) in enumerate(zip(delta, self.diagonal, strict=True)):
+            initial[n] = plus(initial[n], times(_at(part, _FIRST), _at(diagonal, _FIRST)))
+        initial[0] = plus(hidden[_FIRST] @ self.parameters[1], initial[0])
+        of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
+        of_b_ih, of_b_hh = of_biases or (False, False)
+        w_hh, b_hh = _summed(hidden, self.before, of_w_hh, of_b_hh)
+        fed = self.cell.fed(delta, hidden)
+        w_ih, b_ih = _summed(fed, self.x, of_w_ih, of_b_ih)
+        inputs = [fed @ self.parameters[0] if of_x else None]
+        parameters = [w_ih, w_hh, b_ih, b_hh][: len(self.parameters)]
+        return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
+
+
+def _summed(cotangent: Tensor, x: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of weight and bias of a linear map of ``x``, summed over steps and sequences."""
+    flat = cotangent.flatten(0, 1)
+    return flat.t() @ x.flatten(0, 1) if of_weight else None, flat.sum(0) if of_bias else None
+
+
+_FIRST = slice(0, 1)
+_LATER = slice(1, None)
+
+
+def _at(x: Any, steps: slice) -> Any:
+    """Return ``x`` at ``steps``; what is the same at all steps stays."""
+    return x[steps] if isinstance(x, Tensor) and x.dim() == 3 else x

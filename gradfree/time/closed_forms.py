@@ -1,0 +1,176 @@
+"""One step of torch's recurrent cells, linearised at every step of a sequence at once, in closed form.
+
+All three cells compute h' from the pre-activations P = x W_ihᵀ + b_ih and Q = h W_hhᵀ + b_hh and, element by
+element, from the state before. So the cotangents of P and Q are elementwise products, and the only dense part of
+a link's Jacobian F_t is the product of Q's cotangent with W_hh.
+
+States are tuples, (h,) or for LSTM (h, c); all tensors are time-major, (T, B, ·).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Factor
+from gradfree.algebra.time_scan import scan
+from gradfree.time.gru_forward import Gates
+
+State = tuple[Any, ...]
+"""Cotangents of a state's parts, each a tensor (T, B, H), or ``None`` for zero; that of h is always a tensor."""
+
+
+ALL = slice(None)
+
+
+class Linearised(ABC):
+    """The Jacobians of all steps of one layer."""
+
+    diagonal: tuple[Factor, ...]
+    """The diagonal of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+
+    @abstractmethod
+    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+        """Return the cotangent of Q at ``steps``, (T, B, gates · H)."""
+
+    def fed(self, delta: State, hidden: Tensor) -> Tensor:
+        """Return the cotangent of P at all steps, given that of Q, which may be overwritten."""
+        return hidden
+
+    def crossing(self, delta: State, steps: slice) -> State:
+        """Return what one part of δ_t sends elementwise to another part of the state before."""
+        return (None,) * len(self.diagonal)
+
+    @abstractmethod
+    def unroll(self, direct: State, weight: Tensor) -> State:
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step; ``weight`` is W_hh."""
+
+
+class LinearisedRNN(Linearised):
+    """h' = tanh(P + Q) or ReLU(P + Q); nothing bypasses W_hh."""
+
+    diagonal = (0.0,)
+
+    def __init__(self, h: Tensor, relu: bool):
+        self.slope = (h > 0).to(h.dtype) if relu else 1 - h * h
+
+    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+        """Return δ ⊙ φ'."""
+        return delta[0][steps] * self.slope[steps]
+
+    def unroll(self, direct: State, weight: Tensor) -> State:
+        """Return the exact δ."""
+        delta = direct[0].clone()
+        steps, slopes = delta.unbind(0), self.slope.unbind(0)
+        for t in range(len(steps) - 1, 0, -1):
+            steps[t - 1].addmm_(steps[t] * slopes[t], weight)
+        return (delta,)
+
+
+class LinearisedGRU(Linearised):
+    """h' = (1-z)⊙n + z⊙h with n = tanh(P_n + r⊙Q_n); K = z (Highway-BP, arXiv 2501.17086, Table 1)."""
+
+    def __init__(self, gates: Gates, before: Tensor):
+        (r, z), n = gates.reset_update.chunk(2, -1), gates.new
+        q_n = gates.hidden[..., -n.shape[-1] :]
+        self.new = (1 - z).mul_(1 - n * n)
+        # The cotangents of Q's three parts are δ times these.
+        self.factors = torch.empty_like(gates.hidden).unflatten(-1, (3, -1))
+        f_r, f_z, f_n = self.factors.unbind(-2)
+        torch.mul(self.new, r, out=f_n)
+        torch.mul(f_n, q_n, out=f_r).mul_(1 - r)
+        torch.mul(before - n, z, out=f_z).mul_(1 - z)
+        self.diagonal = (z,)
+        self._carry = z
+
+    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+        """Return δ times the three factors."""
+        return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)
+
+    def fed(self, delta: State, hidden: Tensor) -> Tensor:
+        """Return the same but for n, whose Q is multiplied by r."""
+        torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
+        return hidden
+
+    def unroll(self, direct: State, weight: Tensor) -> State:
+        """Return the exact δ."""
+        delta = direct[0].clone()
+        steps, factors, z = delta.unbind(0), self.factors.unbind(0), self._carry.unbind(0)
+        for t in range(len(steps) - 1, 0, -1):
+            steps[t - 1].addcmul_(steps[t], z[t]).addmm_((factors[t] * steps[t].unsqueeze(-2)).flatten(-2), weight)
+        return (delta,)
+
+
+class LinearisedLSTM(Linearised):
+    """c' = f⊙c + i⊙g, h' = o⊙tanh(c'); K = f on c, 0 on h (Highway-BP, arXiv 2501.17086, Table 1)."""
+
+    def __init__(self, p: Tensor, q: Tensor, c0: Tensor):
+        i, f, g, o = (p + q).chunk(4, -1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        # The fused forward returns the last c only; its recurrence is a scan.
+        first = torch.addcmul(i[:1] * g[:1], f[:1], c0)
+        c = scan(torch.cat([first, i[1:] * g[1:]]), f)
+        before = torch.cat([c0.unsqueeze(0), c[:-1]])
+        tanh_c = c.tanh()
+        self.out = o * (1 - tanh_c * tanh_c)
+        # The cotangents of the four parts are those of (c', c', c', h') times these.
+        self.factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], -2)
+        self.diagonal = (0.0, f)
+        self._carry = f
+
+    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+        """Return the cotangents of c' (with what comes through h') and of h' times the four factors."""
+        h, cell = delta[0][steps], delta[1]
+        whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
+        return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
+
+    def crossing(self, delta: State, steps: slice) -> State:
+        """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
+        return None, delta[0][steps] * self.out[steps] * self._carry[steps]
+
+    def unroll(self, direct: State, weight: Tensor) -> State:
+        """Return the exact δ."""
+        delta_h = direct[0].clone()
+        delta_c = torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone()
+        cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self._carry))
+        factors = self.factors.unbind(0)
+        for t in range(len(hs) - 1, 0, -1):
+            whole = torch.addcmul(cs[t], hs[t], outs[t])
+            cs[t - 1].addcmul_(whole, fs[t])
+            parts = torch.stack([whole, whole, whole, hs[t]], -2)
+            hs[t - 1].addmm_((factors[t] * parts).flatten(-2), weight)
+        return delta_h, delta_c
+
+
+def recompute_gates(p: Tensor, q: Tensor) -> Gates:
+    """Return a GRU's gates from its pre-activations, of which P is overwritten."""
+    width = p.shape[-1] // 3
+    reset_update, new = p.split([2 * width, width], -1)
+    reset_update.add_(q[..., : 2 * width]).sigmoid_()
+    new.addcmul_(reset_update[..., :width], q[..., 2 * width :]).tanh_()
+    return Gates(reset_update, new, q)
+
+
+def linearise(
+    mode: str,
+    x: Tensor,
+    out: Tensor,
+    before: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    gates: Gates | None,
+) -> Linearised:
+    """Return the Jacobians of all steps; arguments as those of :class:`~gradfree.time.closed_chain.CellChain`."""
+    if gates is not None:
+        return LinearisedGRU(gates, before)
+    if mode.startswith("RNN"):
+        return LinearisedRNN(out, relu=mode == "RNN_RELU")
+    w_ih, w_hh, *biases = weights
+    b_ih, b_hh = biases or (None, None)
+    p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
+    return LinearisedGRU(recompute_gates(p, q), before) if mode == "GRU" else LinearisedLSTM(p, q, first[1])

@@ -1,0 +1,153 @@
+"""Recording torch's recurrent modules: each layer and direction becomes one chain in time.
+
+The module's ``forward`` is replaced on the instance. It runs torch's own fused kernel without a graph, layer by layer,
+inside an autograd function whose backward asks the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gradfree.chains.chain import Solver
+from gradfree.chains.site import Removable, Site
+from gradfree.time.fused_layer import Layer, LayerFunction
+from gradfree.time.packing import Packing
+
+
+class Recurrent(Site):
+    """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
+
+    looks_like = "an nn.RNN, nn.GRU or nn.LSTM"
+
+    @staticmethod
+    def accepts(module: nn.Module) -> bool:
+        """Tell whether ``module`` is one of torch's recurrent modules."""
+        return isinstance(module, nn.RNNBase)
+
+    is_evident = accepts
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the cell has a gate."""
+        return not isinstance(self._module, nn.RNN)
+
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return a vector's shape for each layer and direction: of the gate of h or, for LSTM, of c."""
+        part = int(self._module.mode == "LSTM")
+        layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
+        return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
+
+    @staticmethod
+    def holds_engine(module: nn.Module) -> bool:
+        """Tell whether the module's forward is a recorder's."""
+        return isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder)
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the module."""
+        module = self._module
+        if self.holds_engine(module):
+            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+        elif "forward" in vars(module):
+            yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."
+        elif type(module).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}:
+            yield f"{self.path} is a {type(module).__name__} with a forward of its own, which an engine would replace."
+        if module.proj_size:
+            yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
+
+    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+        """Replace the module's forward."""
+        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
+        self._module.forward = recorder.forward
+        return [recorder]
+
+    @property
+    def _module(self) -> nn.RNNBase:
+        return self.blocks[self.path]  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        layers = "1 layer" if self._module.num_layers == 1 else f"{self._module.num_layers} layers"
+        return f"{self._module.mode}, {layers}{' in both directions' if self._module.bidirectional else ''}, in time"
+
+
+class RecurrentRecorder:
+    """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
+
+    def __init__(self, engine: Solver, path: str, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
+        self.engine, self.path, self.module, self.memory, self.lean = engine, path, module, memory, lean
+
+    def remove(self) -> None:
+        """Give the module its own forward back."""
+        del self.module.forward
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Return what the module returns, bitwise; arguments as the module's."""
+        module = self.module
+        if not torch.is_grad_enabled():
+            return type(module).forward(module, input, hx)
+        packed = isinstance(input, PackedSequence)
+        x: Any
+        x, batch_sizes, order, back = input if packed else (input, None, None, None)
+        if not packed and not _well_formed(x, hx):
+            return type(module).forward(module, input, hx)  # It raises, in its own words.
+        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
+        # As the module itself does: the layout decides how products are rounded.
+        x = x if batched else x.unsqueeze(0 if batch_first else 1)
+        x = x.transpose(0, 1) if batch_first else x
+        states = self._initial(x, batch_sizes, order, hx, batched)
+        packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
+        out, finals = self._layers(x, states, packing)
+        finals = [final if back is None else final.index_select(1, back) for final in finals]
+        if packed:
+            return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
+        out = out.transpose(0, 1) if batch_first else out
+        if not batched:
+            out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
+        return out, tuple(finals) if len(finals) > 1 else finals[0]
+
+    def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:
+        """Return the checked initial states, (layers · directions, B, H) each, in the batch's order."""
+        module = self.module
+        batch = int(batch_sizes[0]) if batch_sizes is not None else x.shape[1]
+        count = module.num_layers * (2 if module.bidirectional else 1)
+        parts = 2 if module.mode == "LSTM" else 1
+        if hx is None:
+            states = [x.new_zeros(count, batch, module.hidden_size)] * parts
+        else:
+            states = list(hx) if parts == 2 else [hx]
+            states = states if batched else [state.unsqueeze(1) for state in states]
+            states = states if order is None else [state.index_select(1, order) for state in states]
+        time_major = x if batch_sizes is not None else x.transpose(0, 1) if module.batch_first else x
+        checked: Any = tuple(states) if parts == 2 else states[0]
+        module.check_forward_args(time_major, checked, batch_sizes)
+        return states
+
+    def _layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
+        """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
+        module = self.module
+        directions = 2 if module.bidirectional else 1
+        finals = []
+        # As the module's own forward does: weights that are computed (weight norm) are computed once.
+        module._update_flat_weights()
+        flat = module._flat_weights
+        each = len(flat) // module.num_layers
+        for number in range(module.num_layers):
+            mine = slice(number * directions, (number + 1) * directions)
+            weights = flat[number * each : (number + 1) * each]
+            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory, self.lean)
+            x, *final = LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
+            finals.append(final)
+            if module.dropout and number < module.num_layers - 1:
+                x = F.dropout(x, module.dropout, module.training)
+        return x, [torch.cat(part) for part in zip(*finals, strict=True)]
+
+
+def _well_formed(x: Tensor, hx: Any) -> bool:
+    """Tell whether ``x`` is a sequence, of a batch or alone, and ``hx`` states to go with it."""
+    states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+    return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)

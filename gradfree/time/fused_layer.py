@@ -1,0 +1,159 @@
+"""One layer of a recurrent module: torch's fused kernel forward, the engine backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from gradfree.algebra.cotangents import plus
+from gradfree.chains.chain import Solver
+from gradfree.chains.solving import solve
+from gradfree.time.closed_chain import CellChain
+from gradfree.time.closed_forms import State
+from gradfree.time.gru_forward import Gates, gru_with_gates, pays
+from gradfree.time.packing import Packing
+from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
+
+_FUSED: dict[str, Any] = {
+    "RNN_TANH": torch._VF.rnn_tanh,
+    "RNN_RELU": torch._VF.rnn_relu,
+    "GRU": torch._VF.gru,
+    "LSTM": torch._VF.lstm,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a recurrent module, in one direction or both."""
+
+    path: str
+    number: int
+    engine: Solver
+    mode: str
+    directions: int
+    packing: Packing | None
+    memory: dict[str, Tensor]
+    lean: bool
+
+    def run(
+        self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor], Gates | None]:
+        """Return the outputs, shaped as ``x``, the final states, (directions, B, H), and the gates if kept."""
+        if self._keeps_gates and pays(x, weights[1].shape[1]):
+            out, gates = gru_with_gates(x, states[0][0], weights)
+            return out, [out[-1:].clone()], gates
+        hx = states if len(states) > 1 else states[0]
+        options = (len(weights) > 2 * self.directions, 1, 0.0, False, self.directions > 1)
+        if self.packing is not None:
+            out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
+        elif self.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
+            # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
+            given = [tensor.detach() for tensor in (x, *hx, *weights)]
+            with torch.enable_grad():
+                out, *finals = _FUSED[self.mode](given[0], given[1:3], given[3:], *options, False)
+        else:
+            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
+        return out, finals, None
+
+    @property
+    def name(self) -> str:
+        """Which layer of which module, for messages."""
+        return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
+
+    def chain_path(self, direction: int) -> str:
+        """Name one of its chains as torch names its weights."""
+        return f"{self.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
+
+    @property
+    def _keeps_gates(self) -> bool:
+        return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.lean
+
+    def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
+        """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
+        of_h, *of_c = finals
+        h = torch.zeros_like(like) if cotangent is None else cotangent.clone()
+        c = [None if final is None else self._add_at_the_end(torch.zeros_like(like), final) for final in of_c]
+        return self._add_at_the_end(h, of_h), *c
+
+    def _add_at_the_end(self, e: Tensor, final: Tensor | None) -> Tensor:
+        if final is None:
+            return e
+        if self.packing is None:
+            e[-1] += final
+        else:
+            e.flatten(0, 1).index_add_(0, self.packing.last, final)
+        return e
+
+    def grid(self, x: Tensor, direction: int) -> Tensor:
+        """Return ``x`` as (T, B, ·) in the order in which ``direction`` runs."""
+        if self.packing is None:
+            return x.flip(0) if direction else x.contiguous()
+        return self.packing.pad(x.index_select(0, self.packing.mirror) if direction else x)
+
+    def rows(self, x: Tensor, direction: int) -> Tensor:
+        """Undo :meth:`grid`."""
+        if self.packing is None:
+            return x.flip(0) if direction else x
+        packed = self.packing.pack(x)
+        return packed.index_select(0, self.packing.mirror) if direction else packed
+
+
+class _Context(FunctionCtx):
+    layer: Layer
+    inputs: int
+    needs_input_grad: tuple[bool, ...]
+
+
+class LayerFunction(torch.autograd.Function):
+    """(x, states, weights) -> (outputs, final states)."""
+
+    @staticmethod
+    def forward(ctx: _Context, layer: Layer, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """Run the layer without a graph."""
+        parts = 2 if layer.mode == "LSTM" else 1
+        ctx.layer, ctx.inputs = layer, 1 + len(rest)
+        out, finals, gates = layer.run(x, rest[:parts], rest[parts:])
+        ctx.save_for_backward(x, *rest, out, *(gates or ()))
+        ctx.set_materialize_grads(False)
+        return out, *finals
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Let the engine solve the chain of each direction."""
+        layer, parts = ctx.layer, len(finals)
+        refuse_second_derivatives()
+        check_finite((cotangent, *finals), layer.name)
+        if cotangent is None and all(e is None for e in finals):
+            return (None,) * len(ctx.needs_input_grad)
+        # Autocast may have run the layer in a lower precision than its weights'.
+        tensors = saved(ctx, layer.name)
+        x, *others = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
+        rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
+        wanted = ctx.needs_input_grad[2 + parts :]
+        width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
+        of_x: Tensor | None = None
+        of_states, of_weights = [], []
+        for d in range(layer.directions):
+            mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
+            outs = layer.grid(out[..., mine], d)
+            e = None if cotangent is None else layer.grid(cotangent[..., mine].to(out.dtype), d)
+            direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
+            first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
+            needs = [ctx.needs_input_grad[1], *wanted[weights]]
+            gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
+            name = f"{layer.number}.{d}"
+            # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
+            with torch.autocast(x.device.type, enabled=False):
+                chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
+                initial, inputs, parameters = solve(layer.engine, chain, direct, layer.chain_path(d))
+            of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
+            of_states.append(initial)
+            of_weights += parameters
+        gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+        check_made_finite(gradients, layer.name)
+        return None, *gradients

@@ -1,0 +1,34 @@
+"""Where the rows of packed sequences lie."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Packing:
+    """Where the rows of packed sequences lie in a padded (T, B) grid."""
+
+    def __init__(self, batch_sizes: Tensor, device: torch.device):
+        self.batch_sizes = batch_sizes
+        steps, batch = len(batch_sizes), int(batch_sizes[0])
+        # On the CPU, as the sizes are, whatever torch.set_default_device says.
+        samples, step = (torch.arange(n, device=batch_sizes.device) for n in (batch, steps))
+        inside = samples < batch_sizes.unsqueeze(1)
+        lengths = inside.sum(0)
+        number = inside.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
+        mirrored = (lengths - 1 - step.unsqueeze(1)).clamp(min=0)
+        self.shape = (steps, batch)
+        self.inside = inside.unsqueeze(-1).to(device, non_blocking=True)
+        self.rows = inside.flatten().nonzero().squeeze(1).to(device, non_blocking=True)
+        self.last = ((lengths - 1) * batch + samples).to(device, non_blocking=True)
+        self.mirror = number.gather(0, mirrored)[inside].to(device, non_blocking=True)
+
+    def pad(self, data: Tensor) -> Tensor:
+        """Return packed rows (N, ·) as (T, B, ·), zeros behind each sequence."""
+        padded = data.new_zeros(self.shape[0] * self.shape[1], data.shape[1])
+        return padded.index_copy_(0, self.rows, data).unflatten(0, self.shape)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """Return (T, B, ·) as packed rows (N, ·)."""
+        return padded.flatten(0, 1).index_select(0, self.rows)

@@ -1,0 +1,98 @@
+"""Chains in time of any cell: every step's derivatives in one batch, by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.algebra.cotangents import plus, times
+from gradfree.chains.chain import ChainGradients
+from gradfree.errors import ChainError
+from gradfree.time.cell_layer import apply_cell
+from gradfree.time.chain import Split, TimeChain
+from gradfree.time.closed_forms import State
+from gradfree.torchside.graph import walk
+from gradfree.torchside.hooks import without_hooks
+
+
+class UnrolledChain(TimeChain):
+    """A layer of any cell: all steps as one batch through the cell, with autograd's products.
+
+    Args:
+        cell: the cell.
+        x: (T, B, I).
+        before: the states before each step, part by part, (T, B, ·).
+        parameters: the cell's.
+        wanted: whether the gradient of each of them is needed.
+        memory: what is kept from pass to pass.
+        where: what the cell is called in messages.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        x: Tensor,
+        before: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        wanted: Sequence[bool],
+        memory: dict[str, Tensor],
+        where: str,
+    ):
+        super().__init__(len(x), before[0], memory, "0")
+        self.diagonal = [0.0] * len(before)
+        self.cell, self.parameters, self.shape = cell, parameters, x.shape[:2]
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        self.trained = [p for p, want in zip(parameters, wanted, strict=True) if want and p.requires_grad]
+        if any(p is not own for p, own in zip_longest(parameters, cell.parameters())):
+            raise ChainError(
+                f"{where} has other parameters in the backward pass than in the forward pass "
+                "(torch.func.functional_call gives them back before), but an engine runs it in both. Load the "
+                "parameters into the model, or use nn.GRUCell, nn.LSTMCell or nn.RNNCell."
+            )
+        with torch.enable_grad():
+            self.x = x.detach().requires_grad_(x.is_floating_point())
+            self.before = [part.detach().requires_grad_() for part in before]
+            after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
+            self.after = [part.unflatten(0, self.shape) for part in after]
+        known = {id(t) for t in (self.x, *self.before, *parameters)}
+        if any(id(leaf) not in known for leaf in walk(self.after).leaves):
+            raise ChainError(
+                f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
+                "parameters. Register it on the cell."
+            )
+
+    def crossed(self, delta: State, factors: Split) -> State:
+        """Return δ_t (F_t - K_t) for t = 2..T."""
+        pulled = self._pull(delta, self.before, keep=True)
+        whole = (plus(v, times(d, rest)) for v, d, rest in zip(pulled, delta, factors.rest, strict=True))
+        return tuple(None if v is None else v[1:] for v in whole)
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients, with one small graph a step for δ."""
+        delta = [torch.zeros_like(a) if e is None else e.clone() for e, a in zip(direct, self.after, strict=True)]
+        for t in range(len(self) - 1, 0, -1):
+            with torch.enable_grad():
+                before = [part[t].detach().requires_grad_() for part in self.before]
+                after = apply_cell(self.cell, self.x[t].detach(), before)
+            pulled = torch.autograd.grad(after, before, [part[t] for part in delta], allow_unused=True)
+            for part, v in zip(delta, pulled, strict=True):
+                part[t - 1] += 0.0 if v is None else v
+        return self.gradients(tuple(delta))
+
+    def gradients(self, delta: State) -> ChainGradients:
+        """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
+        x = [self.x] if self.x.requires_grad else []
+        with without_hooks(self.trained):
+            pulled = iter(self._pull(delta, [*self.before, *x, *self.trained], keep=False))
+        initial = tuple(None if (g := next(pulled)) is None else g[0] for _ in self.before)
+        of_x = next(pulled) if x else None
+        of_trained = {id(p): g for p, g in zip(self.trained, pulled, strict=True)}
+        return ChainGradients(initial, [of_x], [of_trained.get(id(p)) for p in self.parameters])
+
+    def _pull(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
+        live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
+        after, cotangents = zip(*live, strict=True)
+        return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)

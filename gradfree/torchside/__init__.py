@@ -1,0 +1,1 @@
+"""Torch's own side of things: autograd's graph, hooks, sharded tensors, random states, optimizers."""

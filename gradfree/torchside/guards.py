@@ -1,0 +1,60 @@
+"""What a backward pass through an engine refuses: changed tensors, second derivatives and, where asked, NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from gradfree.errors import ChainError
+
+
+def refuse_second_derivatives() -> None:
+    """Raise if the running backward pass records a graph of its own, ``create_graph=True``."""
+    if torch.is_grad_enabled():
+        raise ChainError(
+            "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for the "
+            "passes that need second derivatives (gradient penalties)."
+        )
+
+
+def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
+    """Return what the forward pass of ``where`` has saved.
+
+    Raises:
+        ChainError: some of it was changed in place since.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise ChainError(
+            f"the input, the initial state, the weights or the output of {where} were changed in place between the "
+            "forward and the backward pass, which needs them. Use the out-of-place operation (out = out + x, not "
+            "out += x), and step the optimizer after the backward pass."
+        ) from error
+
+
+def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
+    """Under anomaly detection, refuse NaN and inf at the output of ``where``.
+
+    Elsewhere they pass: GradScaler must see them, and to look costs a host sync.
+    """
+    if torch.is_anomaly_enabled() and not _finite(cotangents):
+        raise ChainError(f"non-finite cotangent at the output of {where}: NaN or inf comes from behind it.")
+
+
+def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
+    """Under anomaly detection, refuse NaN and inf that ``where`` itself made of finite cotangents."""
+    if torch.is_anomaly_enabled() and not _finite(gradients):
+        raise ChainError(
+            f"non-finite gradient in {where}: NaN or inf is in its input, its initial state or its weights, or an "
+            "overflow made it."
+        )
+
+
+def _finite(tensors: Iterable[Tensor | None]) -> bool:
+    return all(t is None or bool(t.isfinite().all()) for t in tensors)

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from scan_oracle import FACTORS, WIDTH, loop
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradfree.algebra.time_scan import scan
+from gradfree.time.chain import scan_steps
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 31, 32, 33, 100, 257, 600])
+@pytest.mark.parametrize("kind", FACTORS)
+def test_scan_equals_a_loop(kind, length, reverse):
+    terms, factors = torch.randn(length, 3, WIDTH), FACTORS[kind](length)
+    expected = loop(terms, factors, reverse)
+    torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_operands_need_not_be_contiguous_and_are_left_alone():
+    terms, factors = torch.randn(3, 33, WIDTH).transpose(0, 1), torch.rand(WIDTH, 3, 33).permute(2, 1, 0)
+    before = terms.clone(), factors.clone()
+    torch.testing.assert_close(scan(terms, factors, True), loop(terms, factors, True), rtol=1e-12, atol=1e-12)
+    assert torch.equal(terms, before[0])
+    assert torch.equal(factors, before[1])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("width", [2**14 - 1, 2**14])
+def test_wide_steps(width, reverse):
+    terms = torch.randn(33, 1, width)
+    for factors in (torch.rand(width), torch.rand(33, 1, width)):
+        expected = loop(terms, factors, reverse)
+        torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_factors_that_are_expanded_over_the_steps_are_those_of_each_step():
+    terms, factors = torch.randn(100, 3, WIDTH), torch.rand(WIDTH)
+    assert torch.equal(scan(terms, factors.expand_as(terms)), scan(terms, factors))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["linspace", "of each step"])
+def test_infinity_reaches_the_steps_behind_it_and_no_others(kind, reverse):
+    terms, factors = torch.randn(100, 3, WIDTH), FACTORS[kind](100)
+    terms[50, 1, 1] = float("inf")
+    expected = loop(terms, factors, reverse)
+    torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, WIDTH), (5, 0, WIDTH)])
+def test_empty_sequences_and_batches(shape):
+    assert scan(torch.randn(shape), torch.rand(WIDTH)).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtype_is_kept(dtype):
+    terms = torch.randn(33, 3, WIDTH, dtype=dtype)
+    y = scan(terms, torch.rand(WIDTH, dtype=dtype), True)
+    assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_rounded_once(dtype):
+    """Not at every step: over a thousand of them small terms would be lost in a large sum."""
+    terms, factor = torch.rand(1000, 2, 4).to(dtype), torch.tensor(0.99, dtype=torch.float32)
+    expected = scan(terms.double(), factor.double(), reverse=True)
+    found = scan(terms, factor, reverse=True)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=0.0)
+
+
+class _Seen(TorchDispatchMode):
+    """Collects the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_factor_that_is_a_number_is_filled_in_on_the_device():
+    """A copy from the host would wait for the device: ``torch.tensor`` makes one, seen as ``lift_fresh``."""
+    terms = torch.randn(5, 3, WIDTH)
+    with _Seen() as seen:
+        found = scan_steps(terms, 0.5)
+    assert torch.ops.aten.lift_fresh not in seen.names
+    torch.testing.assert_close(found, loop(terms, torch.tensor(0.5), reverse=True))

@@ -1,0 +1,118 @@
+"""The scan as a Triton kernel: in Triton's interpreter on a CPU, and compiled where there is a GPU."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scan_oracle import FACTORS, WIDTH, loop
+
+import gradfree
+from gradfree.algebra import time_scan
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The kernel's module, made for the interpreter; what others import stays compiled."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    spec = importlib.util.spec_from_file_location("interpreted", Path(time_scan.__file__).with_name("triton_scan.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def afresh():
+    """Nothing is known yet of where the kernel works."""
+    time_scan._kernel.cache_clear()
+    yield
+    time_scan._kernel.cache_clear()
+
+
+def assert_solves(scan, terms, factors, reverse, tolerance=1e-12):
+    expected = loop(terms.double(), factors.double(), reverse)
+    actual = scan(terms, factors, reverse)
+    assert actual.dtype == terms.dtype
+    assert actual.is_contiguous()
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 7, 33])
+@pytest.mark.parametrize("kind", FACTORS)
+def test_the_kernel_equals_a_loop(interpreted, kind, length, reverse):
+    assert_solves(interpreted.scan, torch.randn(length, 3, WIDTH), FACTORS[kind](length), reverse)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("batch", [1, 33])
+def test_several_programs_share_the_columns(interpreted, batch, reverse):
+    terms = torch.randn(9, batch, 70)
+    for factors in (torch.rand(70), torch.rand(9, batch, 70)):
+        assert_solves(interpreted.scan, terms, factors, reverse)
+
+
+def test_operands_need_not_be_contiguous_and_are_left_alone(interpreted):
+    terms, factors = torch.randn(3, 33, WIDTH).transpose(0, 1), torch.rand(WIDTH, 3, 33).permute(2, 1, 0)
+    before = terms.clone(), factors.clone()
+    assert_solves(interpreted.scan, terms, factors, True)
+    assert torch.equal(terms, before[0])
+    assert torch.equal(factors, before[1])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_low_precisions_add_up_in_float32(interpreted, dtype, tolerance):
+    terms, factors = torch.rand(300, 1, WIDTH).to(dtype), torch.full((WIDTH,), 0.99).to(dtype)
+    assert_solves(interpreted.scan, terms, factors, True, tolerance)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
+def test_the_kernel_compiles_for_a_gpu_that_is_not_there(dtype, tmp_path, monkeypatch):
+    """The interpreter runs what the compiler refuses. Loads that are fetched ahead are asynchronous copies."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from gradfree.algebra.triton_scan import _BLOCK, _kernel
+
+    accumulator = triton.language.float64 if dtype == "fp64" else triton.language.float32
+    constants = {"ACCUMULATOR": accumulator, "BLOCK": _BLOCK}
+    kinds = [f"*{dtype}"] * 3 + ["i32"] * 6 + ["constexpr"] * 2
+    source = triton.compiler.ASTSource(_kernel, dict(zip(_kernel.arg_names, kinds, strict=True)), constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 1})
+    # Of 16 bits only in pairs, so where the width is known to be even.
+    assert dtype == "bf16" or "cp.async" in compiled.asm["ptx"]
+
+
+def test_tensors_on_a_cpu_are_not_the_kernels(monkeypatch):
+    monkeypatch.setattr(time_scan, "_kernel", lambda device: pytest.fail("the kernel was asked for"))
+    assert_solves(time_scan.scan, torch.randn(33, 3, WIDTH), torch.rand(WIDTH), True)
+
+
+def test_without_triton_there_is_no_kernel(monkeypatch, afresh):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "gradfree.algebra.triton_scan", raising=False)
+    monkeypatch.delattr(gradfree, "triton_scan", raising=False)
+    assert time_scan._kernel(torch.device("cpu")) is None
+
+
+def test_a_triton_that_cannot_make_the_kernel_is_done_without(afresh):
+    pytest.importorskip("triton")
+    with pytest.warns(UserWarning, match="Triton cannot make the scan's kernel for cpu; it takes many small ones"):
+        assert time_scan._kernel(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3, 5), (33, 3, 5), (4096, 1, 64), (257, 8, 200)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_on_a_gpu(dtype, shape, reverse):
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    terms = torch.randn(shape, dtype=dtype)
+    for factors in (torch.linspace(0, 1, shape[-1], dtype=dtype), torch.rand(shape, dtype=dtype)):
+        expected = loop(terms.double(), factors.double(), reverse)
+        actual = time_scan.scan(terms.cuda(), factors.cuda(), reverse)
+        torch.testing.assert_close(actual.cpu().double(), expected, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,239 @@
+"""A model and data of the user's own, by the names of two functions."""
+
+import re
+import sys
+
+import own_module
+import pytest
+import torch
+from tiny_suite import PLAIN, TASK, training
+
+from gradfree.benchmarks.bench.checking import Measured, recommendation
+from gradfree.benchmarks.records.records import RecordFile
+from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.sweep import TASKS, row, suite_of
+from gradfree.benchmarks.tasks.imported import Reference, is_reference
+from gradfree.benchmarks.tasks.loaded import Loaded, own_task
+from gradfree.cli import UsageError, main
+from gradfree.fidelity import Agreement
+
+MODEL, DATA = "own_module:build", "own_module:loader"
+
+
+def loaded(name):
+    return Loaded(Reference.to(f"own_module:{name}"))()
+
+
+def test_a_tenth_each_of_one_source_is_held_out():
+    whole = own_module.inputs()
+    for name in ("loader", "pair"):
+        data = loaded(name)
+        assert [len(split.inputs) for split in data] == [32, 4, 4]
+        together = torch.cat([split.inputs for split in data])
+        assert {tuple(x) for x in together.tolist()} == {tuple(x) for x in whole.tolist()}
+        assert all(torch.equal(split.targets, split.inputs[:, :3].argmax(1)) for split in data)
+
+
+def test_sources_of_their_own_stay_apart():
+    x, y = own_module.pair()
+    data = loaded("named")
+    for split, part in zip(data, (slice(20), slice(20, 30), slice(30, 40)), strict=True):
+        assert torch.equal(split.inputs, x[part])
+        assert torch.equal(split.targets, y[part])
+
+
+def test_of_two_sources_validation_is_no_test():
+    """The last tenth of the training examples: a learning rate must not be chosen by what is reported."""
+    x, y = own_module.pair()
+    for split, part in zip(loaded("two"), (slice(27), slice(27, 30), slice(30, 40)), strict=True):
+        assert torch.equal(split.inputs, x[part])
+        assert torch.equal(split.targets, y[part])
+
+
+def test_the_loss_and_the_score_are_those_of_the_targets():
+    classes = own_task(MODEL, {}, DATA, None, None)
+    assert (classes.score.name, classes.score.goodness(2.0)) == ("accuracy", 2.0)
+    results = training(PLAIN, task=classes).run()
+    assert 0 <= results["validation"] <= 100
+    regression = own_task("own_module:build_regression", {}, "own_module:regression", None, None)
+    assert (regression.score.name, regression.score.goodness(2.0)) == ("loss", -2.0)
+    chosen = own_task("own_module:build_regression", {}, "own_module:regression", "own_module:loss", None)
+    model, data = chosen.create_model(0), chosen.data()
+    assert chosen.loss(torch.tensor([[1.0]]), torch.tensor([[3.0]])) == 2
+    expected = own_module.loss(model(data.train.inputs), data.train.targets).item()
+    assert chosen.score.of(model, data.train) == pytest.approx(expected)
+
+
+def test_a_changed_module_has_no_records_yet(monkeypatch):
+    """What was measured with the code as it was says nothing of the code as it is."""
+    before = training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id
+    assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id == before
+    monkeypatch.setattr("gradfree.benchmarks.tasks.imported.Path.read_bytes", lambda path: b"edited")
+    assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id != before
+
+
+def test_options_and_axes_reach_the_builder():
+    sweep = Sweep(model={MODEL: {"depth": [2, 3]}}, engines="highway_bp", batch_size=5)
+    two, three = suite_of(sweep, DATA)
+    assert [len(part.task.create_model(0).blocks) for part in (two, three)] == [2, 3]
+    assert (two.task.name, two.task.batch_size) == ("own_module:build depth=2 batch=5", 5)
+    (deep,) = suite_of(Sweep(model=MODEL, depth=6), DATA)
+    assert len(deep.task.create_model(0).blocks) == 6
+    (named,) = suite_of(Sweep(model=MODEL, chains=["blocks"]), DATA)
+    assert named.task.chains == ("blocks",)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        ("own_module:biuld", DATA, "no function of own_module is called 'biuld'.*Did you mean 'build'"),
+        ("nowhere:build", DATA, "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
+        ("own_module:inputs", DATA, "own_module:inputs returns a Tensor, not an nn.Module"),
+        ("own_module:broken", DATA, "own_module:broken fails: OSError: no such disk"),
+        (MODEL, "own_module:broken", "own_module:broken fails: OSError: no such disk"),
+        (MODEL, "own_module:not_a_function", "own_module:not_a_function fails: TypeError"),
+        (MODEL, "own_module:bad_batches", "has a batch that is a dict, not two tensors"),
+        (
+            MODEL,
+            "own_module:misnamed",
+            "misnamed has the key 'val'; the keys are train, validation, test. Did you mean 'validation'",
+        ),
+        (MODEL, "own_module:untrained", "the key 'train' is missing"),
+        (MODEL, "own_module:number", "own_module:number returns an int, not examples"),
+        (MODEL, "own_module:nothing", "own_module:nothing has no batch"),
+        (MODEL, "own_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
+        (MODEL, "own_module:examples", "inputs of shape .4,. and targets of shape ..: .*make a DataLoader"),
+        (MODEL, "own_module:few", "own_module:few returns too few examples: nothing is left to train on"),
+        ("own_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
+        ("own_module:build_picky", DATA, "cannot be trained on these data: AssertionError.'only pictures'"),
+        (
+            MODEL,
+            "own_module:regression",
+            "^own_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
+        ),
+        (MODEL, None, "--model own_module:build goes with --data module:function"),
+        ("residual_mlp", DATA, "is for a model of your own"),
+    ],
+)
+def test_what_cannot_be_used_is_said(model, data, message):
+    with pytest.raises(UsageError) as refused:
+        suite_of(Sweep(model=model), data)
+    assert re.search(message, str(refused.value), re.DOTALL)
+
+
+def test_a_loss_for_each_example_is_refused_before_anything_runs():
+    with pytest.raises(UsageError, match=r"its loss is no single number, but of shape \(2,\)"):
+        suite_of(Sweep(model=MODEL, loss="own_module:losses"), DATA)
+
+
+def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
+    """It has the task's data, loss, score and settings, and of options what is named; the other knows the data."""
+    monkeypatch.setitem(TASKS, "points", TASK)
+    models = {"own_module:build_points": {"width": [2, 5]}, "residual_mlp": {"depth": 3}}
+    narrow, wide, other = (part.task for part in suite_of(Sweep(tasks="points", model=models, engines="highway_bp")))
+    assert [task.create_model(0).stem.out_features for task in (narrow, wide)] == [2, 5]
+    assert narrow.name == "points own_module:build_points width=2"
+    assert other.name == "points depth=3"
+    for task in (narrow, wide, other):
+        kept = {name: getattr(task, name) for name in ("data", "loss", "score", "learning_rate", "steps")}
+        assert kept == {name: getattr(TASK, name) for name in kept}
+    changed = {training(PLAIN, task=task).id for task in (narrow, wide, other)}
+    assert len(changed) == 3
+
+
+def test_a_folder_is_no_function(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_reference("my_module:build")
+    assert is_reference("a.b:C.build")
+    assert not is_reference("data")
+    assert not is_reference("C:/data")
+    (tmp_path / "odd:name").mkdir()
+    assert not is_reference("odd:name")
+
+
+def check(capsys, *args):
+    main(["check", *args])
+    return capsys.readouterr().out
+
+
+def test_a_check_tells_of_every_engine_and_measures_those_that_work(capsys):
+    out = check(capsys, MODEL)
+    assert "backprop:\n  note: nothing is attached: autograd computes all gradients" in out
+    assert "dsf, fixed_point, highway_bp, truncated:\n  chain 'blocks': 4 blocks" in out
+    assert "dfa, fa, foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
+    table = {line.split()[0]: line.split() for line in out.splitlines() if "to" in line.split()}
+    assert table["highway_bp"][1:3] == ["1.0000", "1.000"] or float(table["highway_bp"][1]) > 0.9
+    assert float(table["truncated"][1]) < 0.999
+    assert "plain backprop" in out.splitlines()[-1]
+
+
+def test_a_check_without_data_measures_nothing(capsys, tmp_path, monkeypatch):
+    (tmp_path / "lone_module.py").write_text("from own_module import Model\ndef build():\n    return Model(2, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = check(capsys, "lone_module:build")
+    assert "chain 'blocks': 2 blocks" in out
+    assert "Nothing is measured without data: --data module:function" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["own_module"], "own_module names no function; write own_module:build."),
+        ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
+    ],
+)
+def test_what_cannot_be_checked_is_said_in_a_line(args, message, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        main(["check", *args])
+    assert capsys.readouterr().err == f"gradfree: error: {message}\n"
+
+
+def test_chains_are_separated_by_commas(capsys, tmp_path, monkeypatch):
+    (tmp_path / "two_chains.py").write_text(
+        "from torch import nn\n"
+        "def chain():\n    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\n"
+        "def build():\n    return nn.ModuleDict({'x': chain(), 'y': chain()})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    out = check(capsys, "two_chains:build", "--chains", "x,y")
+    assert "chain 'x': 2 blocks" in out
+    assert "chain 'y': 2 blocks" in out
+
+
+def measured(engine, cosine, low, ratio, high):
+    cost = {"ratio": ratio, "ratio_quartiles": [low, high], "time": ratio}
+    return Measured(row(engine, {}), Agreement(cosine, 1.0, 0.0), cost)
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([("dsf", 0.8, 0.9, 0.95, 1.1), ("highway_bp", 1.0, 1.1, 1.2, 1.3)], "Stay with plain backprop"),
+        ([("dsf", 0.8, 0.4, 0.5, 0.6), ("highway_bp", 0.995, 0.6, 0.7, 0.8)], "Try highway_bp: a step takes 0.70"),
+        ([("dsf", 0.8, 0.4, 0.5, 0.6), ("truncated", 0.9, 0.6, 0.7, 0.8)], "Try truncated: .* only akin"),
+        ([("dsf", float("nan"), 1.4, 1.5, 1.6)], "Stay with plain backprop"),
+        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.9998, 0.6, 0.7, 0.8)], "Try backprop .default.: .* 0.72"),
+        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.99999, 0.6, 0.7, 0.8)], "Try highway_bp: .* 0.70"),
+        ([], "Nothing to compare with plain backprop"),
+    ],
+)
+def test_what_is_recommended(others, words):
+    """Of the engines that are faster beyond doubt: the fastest that is as good or, if none is, the best.
+
+    Where the quartiles of several that are as good overlap, they are as fast, and the nearest gradient counts.
+    """
+    everything = [measured("backprop", 1.0, 1.0, 1.0, 1.0), *(measured(*other) for other in others)]
+    assert re.match(words, recommendation(everything, "--model m:b --data m:l"))
+
+
+@pytest.mark.slow
+def test_a_model_in_the_current_folder_is_swept(tmp_path, monkeypatch):
+    (tmp_path / "their_module.py").write_text("from own_module import *\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    flags = ["--model", "their_module:build", "--data", "their_module:loader", "--engines", "highway_bp"]
+    main(["bench", "run", *flags, "--seeds", "1", "--steps", "5", "--jobs", "2"])
+    records = RecordFile(tmp_path / "results" / "sweep" / "records.jsonl").read()
+    assert len(records) == 3
+    assert not any("error" in record for record in records.values())

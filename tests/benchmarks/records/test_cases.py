@@ -1,0 +1,238 @@
+"""What a case measures, and that its name stands for all it depends on."""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+from math import isnan, nan
+from statistics import median
+
+import pytest
+import torch
+from places import RESULTS
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, training
+
+from gradfree.benchmarks.data.bundled import Split, pydoc
+from gradfree.benchmarks.records.case import ADDED, Row
+from gradfree.benchmarks.records.records import RecordFile
+from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.sweeps.sweep import TASKS
+from gradfree.benchmarks.tables.experiment import cases
+from gradfree.benchmarks.tasks.catalogue import DIGITS
+from gradfree.benchmarks.timing.memory import peak_memory
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.training import score_in
+from gradfree.errors import ChainError
+
+
+def test_a_case_run_twice_gives_the_same_bits():
+    assert training(HIGHWAY).run() == training(HIGHWAY).run()
+    assert training(HIGHWAY).run() != training(HIGHWAY, seed=1).run()
+
+
+def test_rows_differ_in_nothing_but_the_engine():
+    plain, chain, highway = (training(row).run() for row in (PLAIN, CHAIN, HIGHWAY))
+    assert chain == plain
+    assert highway["losses"][0] == plain["losses"][0]
+    assert highway["losses"] != plain["losses"]
+
+
+def test_training_results():
+    results = training(HIGHWAY).run()
+    assert [probe["step"] for probe in results["fidelity"]] == [0, 2, 3, 4, 6]
+    assert all(0 < probe["cosine"] < 1 and 0 < probe["relative_error"] < 1 for probe in results["fidelity"])
+    assert [loss["step"] for loss in results["losses"]] == list(range(7))
+    assert 0 <= results["test"] <= 100
+    assert 0 <= results["validation"] <= 100
+
+
+def test_training_learns():
+    longer = replace(TASK, steps=200)
+    results = training(HIGHWAY, task=longer).run()
+    assert results["validation"] >= 75
+    assert results["losses"][-1]["loss"] < 0.5 * results["losses"][0]["loss"]
+    assert len(results["losses"]) == 20
+
+
+def test_a_row_that_cannot_take_a_step_costs_the_others_no_timing():
+    """One engine that fails on a model must not take the figures of all others with it; without a baseline are none."""
+    refused = Row("foton", "foton", {})
+    case = speed((PLAIN, refused, HIGHWAY))
+    plain, lost, highway = case.run()["rows"]
+    assert min(plain["time"], highway["time"]) > 0
+    assert lost["label"] == "foton"
+    assert "FOTON cannot be attached" in lost["error"]
+    comparison = Comparison(TASK, case.rows)
+    (timing,) = comparison.timing("cpu")
+    summary = comparison.section(dict([fake(timing, {"rows": [plain, lost, highway]})]), "cpu")
+    assert [isnan(row.ratio.median) for row in summary.rows] == [False, True, False]
+    with pytest.raises(ChainError):
+        speed((refused, PLAIN)).run()
+
+
+@pytest.mark.parametrize("score", [TASK.score, DIGITS.score])
+def test_a_model_that_returns_nan_has_no_accuracy(score):
+    """The largest of ten NaN is the first: a network of NaN would have a tenth of all digits right."""
+    width = 1 if score is TASK.score else 10
+    split = Split(torch.zeros(4, width), torch.zeros((4, 1) if width == 1 else 4, dtype=torch.long))
+    assert score.of(torch.nn.Identity(), split) == 100.0
+    spoilt = Split(torch.where(torch.arange(4)[:, None] == 3, torch.nan, split.inputs), split.targets)
+    assert isnan(score.of(torch.nn.Identity(), spoilt))
+
+
+def test_a_record_of_an_accuracy_of_nan_is_one_of_a_diverged_run():
+    """There are such, from before that was seen: their losses tell."""
+    losses = [{"step": 0, "loss": 2.3}, {"step": 9, "loss": nan}]
+    assert isnan(score_in({"losses": losses, "test": 9.8}, "test"))
+    assert score_in({"losses": losses[:1], "test": 9.8}, "test") == 9.8
+
+
+def test_trainings_may_be_short():
+    """Of any number of steps, ten too, of which the tenth that warms up is a single one."""
+    for steps in range(1, 13):
+        losses = training(PLAIN, task=replace(TASK, steps=steps)).run()["losses"]
+        assert [loss["step"] for loss in losses] == list(range(steps))
+
+
+def test_batches_take_every_example_once_an_epoch():
+    inputs = torch.arange(20)
+    split = TASK.data().train._replace(inputs=inputs, targets=inputs)
+    batches = [batch.inputs for batch in replace(TASK, steps=5).batches(split, seed=0)]
+    assert [len(batch) for batch in batches] == [8] * 5
+    assert set(Counter(torch.cat(batches).tolist()).values()) == {2}
+
+
+def test_the_baseline_of_a_speed_comparison_is_one():
+    baseline, chain, highway = speed().run()["rows"]
+    assert set(baseline["times"]) != {baseline["time"]}
+    assert baseline["ratio"] == 1
+    assert baseline["ratio_quartiles"] == [1, 1]
+    for row in chain, highway:
+        assert len(row["times"]) == 9
+        assert row["time"] == median(row["times"])
+        assert row["ratio"] == median(t / b for t, b in zip(row["times"], baseline["times"], strict=True))
+        assert row["ratio_quartiles"][0] <= row["ratio"] <= row["ratio_quartiles"][1]
+
+
+def test_peak_memory_of_known_work():
+    x = torch.ones(1000, dtype=torch.float64)
+
+    def three_at_once_then_one():
+        a = x * x
+        b = a * a
+        c = a * b
+        del a, b
+        return c * c
+
+    assert peak_memory(lambda: x * x, "cpu") == 8000
+    assert peak_memory(three_at_once_then_one, "cpu") == 24000
+    assert peak_memory(lambda: None, "cpu") == 0
+
+
+def test_peak_memory_of_a_training_step():
+    """The same in every run; a step allocates at least its gradients."""
+    first, second = (speed().run()["rows"] for _ in range(2))
+    assert [row["peak_memory"] for row in first] == [row["peak_memory"] for row in second]
+    parameters = sum(p.nbytes for p in TASK.create_model(0).parameters())
+    assert all(row["peak_memory"] > parameters for row in first)
+
+
+def test_a_case_is_named_for_people():
+    case = training(HIGHWAY, seed=2)
+    assert case.id.startswith("training/points/highway_bp k=1/cpu/seed 2/")
+    assert case.id == training(HIGHWAY, seed=2).id
+    assert case.config == training(HIGHWAY, seed=1).config
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        training(CHAIN),
+        training(replace(HIGHWAY, options={"iterations": 2})),
+        training(HIGHWAY, seed=1),
+        training(HIGHWAY, device="cuda"),
+        *(
+            training(HIGHWAY, task=replace(TASK, **change))
+            for change in (
+                {"steps": 8},
+                {"learning_rate": 0.02},
+                {"options": {**TASK.options, "width": 16}},
+                {"data": failing},
+                {"loss": torch.nn.functional.mse_loss},
+                {"score": replace(TASK.score, factor=1.0)},
+            )
+        ),
+    ],
+    ids=lambda case: case.id,
+)
+def test_whatever_changes_the_results_changes_the_name(other):
+    assert other.id != training(HIGHWAY).id
+
+
+def test_a_record_written_yesterday_is_found_today():
+    """Another digest means that users' records are run again: right if the meaning of a case has changed."""
+    assert training(HIGHWAY).id == "training/points/highway_bp k=1/cpu/seed 0/d9db34ef"
+
+
+def test_a_field_that_is_added_later_changes_no_name_but_by_its_value():
+    @dataclass(frozen=True)
+    class LaterTask(type(TASK)):
+        schedule: str = field(default="one cycle", metadata=ADDED)
+
+    LaterTask.__module__, LaterTask.__qualname__ = type(TASK).__module__, type(TASK).__qualname__
+    settings = {f.name: getattr(TASK, f.name) for f in fields(TASK)}
+    case = training(HIGHWAY, task=LaterTask(**settings))
+    assert (case.id, case.config) == (training(HIGHWAY).id, training(HIGHWAY).config)
+    other = training(HIGHWAY, task=LaterTask(**settings, schedule="constant"))
+    assert other.id != case.id
+    assert other.config["task"]["schedule"] == "constant"
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
+def test_suites_are_well_formed(suite):
+    names = [case.id for case in cases(suite, 3, "cpu", {}) if case]
+    assert len(set(names)) == len(names)
+    for part in suite:
+        rows = getattr(part, "rows", ())
+        assert len({row.label for row in rows}) == len(rows)
+        for row in rows:
+            row.create_engine()
+        if isinstance(part, Comparison):
+            assert part.rows[0].options == {"plain": True}
+            model = part.task.create_model(0)
+            assert all(row.create_engine().validate(model).ok for row in part.rows)
+            assert part.learning_rates == tuple(sorted(part.learning_rates))
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")))
+def test_the_published_records_are_of_the_suite_as_it_is(name):
+    """Others would be shown nowhere: run the suite again, or delete what is out of date."""
+    records = RecordFile(RESULTS / name / "records.jsonl").read()
+    seeds = 1 + max(seed for record in records.values() for seed in record["seeds"])
+    wanted = {case.id for case in cases(SUITES[name], seeds, "cpu", records) if case}
+    assert records.keys() <= wanted
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/report.md")))
+def test_committed_reports_are_what_the_records_give_now(name):
+    """A change of the reports' words or statistics is published with it: `gradfree bench report` writes them anew."""
+    records = RecordFile(RESULTS / name / "records.jsonl").read()
+    published = (RESULTS / name / "report.md").read_text(encoding="utf-8")
+    assert Report.of(name, SUITES[name], records).markdown() == published
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "cifar100", "parity"])
+def test_a_task_scores_as_many_classes_as_its_model_tells_apart(name):
+    """Others would fail at the end of the training."""
+    classes = torch.arange(TASKS[name].options["num_classes"])
+    logits = torch.nn.functional.one_hot(classes).float()
+    assert TASKS[name].score.of(torch.nn.Identity(), Split(logits, classes)) == 100
+
+
+def test_what_is_held_out_of_pydoc_is_not_trained_on():
+    train, validation, test = (split.inputs for split in pydoc())
+    assert min(len(validation), len(test)) > 100
+    texts = [bytes(split.flatten().tolist()) for split in (train, validation, test)]
+    for held_out in texts[1:]:
+        paragraphs = [p for p in held_out.split(b"\n\n") if len(p) > 60][1:-1]
+        assert paragraphs
+        assert not any(p in texts[0] for p in paragraphs)

@@ -1,0 +1,91 @@
+"""Records keep their ids: what stands in them is called the same, whatever file it lies in now."""
+
+import hashlib
+from dataclasses import dataclass, fields, replace
+
+import pytest
+from tiny_suite import TASK, points, training
+
+from gradfree.benchmarks.records.names import recorded_name
+from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.sweeps.sweep import TASKS
+from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.imported import Builder, Reference
+from gradfree.benchmarks.tasks.loaded import Accuracy, Loaded, LossMetric, squared_error
+from gradfree.benchmarks.tasks.task import Score, Task
+
+_WRITTEN = {
+    "quick": "a57fa185ddf8ce1a",
+    "rnn": "b1edbf9666e57c57",
+    "text": "5addab981d02f63b",
+    "forward-only": "8d1a134ecabc4a08",
+    "lightning": "7e8bc41f19ebe56c",
+    "scan": "a740cd16946f7fea",
+    "highway-bp-table6": "57390d7daa06a7bd",
+    "highway-bp-table6-small": "f58db07e4429d93f",
+    "dsf-ptb": "d81c33c27485d7d4",
+    "dsf-ptb-small": "815b5eb48b2163fe",
+    "dsf-wikitext": "7b602ae4a3ce82c8",
+    "dsf-wikitext-small": "1806fba2005e5066",
+    "foton-depth": "e755a40812db45d7",
+    "foton-depth-small": "e142d697e5d4b3fc",
+}
+"""Of the ids of all cases of each suite, as version 0.1 wrote them."""
+
+
+@pytest.mark.parametrize(("suite", "digest"), _WRITTEN.items(), ids=_WRITTEN)
+def test_version_0_1_wrote_the_same_ids(suite, digest):
+    """Others would run users' suites again from the start, and show nothing of committed records."""
+    names = [
+        case.id
+        for device in ("cpu", "cuda")
+        for part in SUITES[suite]
+        for cases in (part.trials(device), part.timing(device), part.training(0, device, {}))
+        for case in cases
+        if case is not None
+    ]
+    assert hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16] == digest
+
+
+def test_a_model_of_ones_own_has_the_id_that_version_0_1_wrote():
+    given = {"name": "my:build", "model": "my:build", "options": {}, "learning_rate": 1e-3, "batch_size": 32}
+    own = {"data": Loaded(Reference("my:loader", "0123abcd")), "builder": Builder("my:build", "4567cdef"), "steps": 200}
+    of_numbers = Task(
+        **given, **own, loss=squared_error, score=Score("loss", "mean", LossMetric(squared_error)), chains=("blocks",)
+    )
+    of_classes = Task(**given, **own, loss=cross_entropy, score=Score("accuracy", "%", Accuracy, 100.0))
+    assert training(task=of_numbers).id.endswith("/da60863e")
+    assert training(task=of_classes).id.endswith("/161e44e3")
+
+
+def test_classes_of_equal_fields_are_not_one_case():
+    @dataclass(frozen=True)
+    class OtherTask(type(TASK)):
+        pass
+
+    other = OtherTask(**{f.name: getattr(TASK, f.name) for f in fields(TASK)})
+    assert training(task=other).config["task"].pop("class").endswith("OtherTask")
+    assert training(task=other).id != training().id
+
+
+def test_tasks_whose_classes_records_do_not_name_have_names_of_their_own():
+    """Some classes were in records before their names were: nothing but a task's name tells them apart."""
+    assert all(name == task.name for name, task in TASKS.items())
+    tasks = [part.task for suite in SUITES.values() for part in suite if hasattr(part, "task")]
+    assert len({(task.name, type(task)) for task in tasks}) == len({task.name for task in tasks})
+
+
+def test_a_function_of_ones_own_is_called_by_its_module():
+    assert recorded_name(points) == "tiny_suite.points"
+    assert training(task=replace(TASK, loss=cross_entropy)).config["task"]["loss"] == (
+        "gradfree.benchmarks.tasks.cross_entropy"
+    )
+
+
+def test_a_function_of_ours_without_a_frozen_name_is_called_by_its_name_alone():
+    def later():
+        """Come after names were kept."""
+
+    later.__module__ = "gradfree.benchmarks.somewhere"
+    later.__qualname__ = "later"
+    assert recorded_name(later) == "later"

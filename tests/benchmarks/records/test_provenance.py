@@ -1,0 +1,55 @@
+"""Where records come from, and the warning where that is not one place."""
+
+import shutil
+import subprocess
+
+import pytest
+from report_records import ENVIRONMENT
+
+from gradfree import checkout
+from gradfree.benchmarks.records import environment
+from gradfree.benchmarks.records.provenance import Provenance
+
+
+def record(day="2026-01-02", **changes):
+    return {"environment": {**ENVIRONMENT, **changes}, "timestamp": f"{day}T03:04:05+00:00"}
+
+
+def test_one_environment_is_one_line_and_no_warning():
+    provenance = Provenance([record(), record("2026-01-01"), record("2026-01-03")])
+    assert list(provenance.lines()) == [
+        "3 records, 2026-01-01 to 2026-01-03: gradfree 0.1.0, torch 2.13.0, threads 1, device cpu, commit 0123456"
+    ]
+    assert list(provenance.warnings()) == []
+
+
+def test_every_difference_is_a_warning_but_the_device():
+    """Sections are made device by device: nothing in them is mixed."""
+    provenance = Provenance([record(), record(torch="2.6.0", dirty=True), record(device="NVIDIA H100")])
+    assert len(list(provenance.lines())) == 3
+    assert list(provenance.warnings()) == [
+        "The records mix environments, torch: 2.13.0 (2 records), 2.6.0 (1 records).",
+        "The records mix environments, commit: 0123456 (2 records), 0123456 with uncommitted changes (1 records).",
+    ]
+
+
+def test_an_installation_has_no_commit():
+    (line,) = Provenance([record(commit=None, dirty=None)]).lines()
+    assert line.endswith("device cpu")
+    (warning,) = Provenance([record(), record(commit=None, dirty=None)]).warnings()
+    assert warning == "The records mix environments, commit: 0123456 (1 records), unknown (1 records)."
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
+def test_records_in_the_checkout_do_not_make_its_code_another(tmp_path, monkeypatch):
+    """A run that adds to published records would mark itself as one with uncommitted changes."""
+
+    monkeypatch.setattr(environment, "_git", environment._git.__wrapped__)
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    monkeypatch.setattr(checkout, "IS_CHECKOUT", True)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "records.jsonl").write_text("{}")
+    assert environment.environment("cpu")["dirty"] is False
+    (tmp_path / "results" / "engine.py").write_text("")
+    assert environment.environment("cpu")["dirty"] is True

@@ -1,0 +1,161 @@
+"""Records survive whatever happens to the process that writes them."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from tiny_suite import HIGHWAY, training
+
+from gradfree.benchmarks.records.records import SCHEMA, RecordFile, failure, measure
+from gradfree.cli import UsageError
+
+HIGH = training(HIGHWAY)
+
+
+def record(case, results):
+    return {"schema": SCHEMA, "case": case, "results": results}
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    file, case = RecordFile(tmp_path / "records.jsonl"), training(HIGHWAY, seed=3)
+    made = measure(case)
+    file.append(made)
+    assert file.read() == {case.id: made}
+    assert made["kind"] == "training"
+    assert made["seeds"] == [3]
+    assert made["config"] == case.config
+    assert made["results"] == case.run()
+    known = {"gradfree", "commit", "dirty", "python", "torch", "platform", "cpus", "threads", "device"}
+    assert made["environment"].keys() == known
+    assert made["timestamp"].endswith("+00:00")
+
+
+def test_no_file_has_no_records(tmp_path):
+    assert RecordFile(tmp_path / "none").read() == {}
+
+
+def test_results_of_a_diverged_run_come_back(tmp_path):
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.append(record("a", {"validation": math.nan, "test": math.inf}))
+    assert math.isnan(file.read()["a"]["results"]["validation"])
+    assert file.read()["a"]["results"]["test"] == math.inf
+
+
+@pytest.mark.parametrize("torn", ['{"schema": 1, "ca', json.dumps(record("c", {})), "{"])
+def test_a_torn_last_line_does_not_count_and_is_replaced(tmp_path, torn):
+    """Whole or not: a line without its end was not finished."""
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.append(record("a", {"x": 1}))
+    with file.path.open("a") as raw:
+        raw.write(torn)
+    assert file.read() == {"a": record("a", {"x": 1})}
+    file.append(record("b", {"x": 2}))
+    assert file.read() == {"a": record("a", {"x": 1}), "b": record("b", {"x": 2})}
+    assert len(file.path.read_text().splitlines()) == 2
+
+
+def test_a_file_of_one_torn_line_starts_anew(tmp_path):
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.path.write_text("{")
+    assert file.read() == {}
+    file.append(record("a", {"x": 1}))
+    assert file.read() == {"a": record("a", {"x": 1})}
+
+
+def test_records_of_a_newer_schema_are_refused_and_kept(tmp_path):
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.append(record("a", {}))
+    file.append({**record("b", {}), "schema": SCHEMA + 1})
+    before = file.path.read_bytes()
+    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 was written by a newer gradfree: its schema is 2"):
+        file.read()
+    assert file.path.read_bytes() == before
+
+
+def test_what_cannot_be_read_or_written_is_said_before_anything_runs(tmp_path, monkeypatch):
+    """A folder where the file should be, a folder that only others may write to."""
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.path.mkdir()
+    with pytest.raises(UsageError, match=r"records\.jsonl cannot be read: Is a directory"):
+        file.read()
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gradfree.benchmarks.records.records.FileLock.acquire", refuse)
+    with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied. Name another folder"):
+        file.reserved().__enter__()
+
+
+def test_a_failure_does_not_hide_a_result(tmp_path):
+    """Whatever the order: a case may be run again."""
+    file, failed, done = RecordFile(tmp_path / "records.jsonl"), failure(HIGH, "first"), measure(HIGH)
+    for made in (failed, failure(HIGH, "second"), done, failed):
+        file.append(made)
+    assert list(file.read().values()) == [done]
+    assert (failed["results"], failed["error"]) == ({}, "first")
+    assert failed.keys() - {"error"} == done.keys()
+
+
+def test_each_process_writes_its_own_file_and_reads_all(tmp_path):
+    path = tmp_path / "records.jsonl"
+    whole, one, two = RecordFile(path), RecordFile(path, "1-of-2"), RecordFile(path, "2-of-2")
+    for number, file in enumerate((whole, one, two)):
+        file.append(record(str(number), {}))
+    assert len(list(tmp_path.iterdir())) == 3
+    assert whole.read() == one.read() == two.read() == {name: record(name, {}) for name in "012"}
+
+
+@pytest.mark.parametrize("written", [0, 10])
+def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, written):
+    """Whether or not some bytes of the record still fit: the file is as before, and the message says what to do."""
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.append(record("a", {}))
+    before, write, room = file.path.read_bytes(), os.write, [written]
+
+    def write_until_full(descriptor, line):
+        size, room[0] = min(room[0], len(line)), 0
+        if not size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, line[:size])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write_until_full)
+        with pytest.raises(UsageError, match=r"cannot be written: No space left on device.*finished before 'b'"):
+            file.append(record("b", {}))
+    assert file.path.read_bytes() == before
+    file.append(record("b", {}))
+    assert file.read().keys() == {"a", "b"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_disk_that_is_really_full(tmp_path):
+    (tmp_path / "records.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+        RecordFile(tmp_path / "records.jsonl").append(record("a", {}))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        "[1, 2]",
+        '{"case": "a"}',
+        "7",
+        '{"schema": 1}',
+        '{"schema": 1, "case": "a"}',
+        '{"schema": 1, "case": ["a"], "results": {}}',
+        '{"schema": 0, "case": "a", "results": {}}',
+        '{"schema": "1", "case": "a", "results": {}}',
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.append(record("a", {"x": 1}))
+    with file.path.open("a") as raw:
+        raw.write(line + "\n")
+    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 is no record"):
+        file.read()

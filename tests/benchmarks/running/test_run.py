@@ -1,0 +1,258 @@
+"""``gradfree bench run`` on a suite of seconds, in real worker processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from places import SUPPORT
+from tiny_suite import (
+    PLAIN,
+    SUITE,
+    TASK,
+    TUNED,
+    endless,
+    failing,
+    fake,
+    killed,
+    leaving,
+    littered,
+    many_cases,
+    points_if_there,
+    tiny_cases,
+    training,
+)
+
+from gradfree.benchmarks.records.records import RecordFile
+from gradfree.benchmarks.running.runner import run_cases
+from gradfree.benchmarks.running.workers import Workers
+from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.cli import main
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(SUITES, "tiny", SUITE)
+
+
+def run(folder, *options):
+    main(["bench", "run", "--suite", "tiny", "--out", str(folder), "--jobs", "2", "--seeds", "2", *options])
+
+
+def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_path, monkeypatch, capsys):
+    file = RecordFile(tmp_path / "records.jsonl")
+    append = RecordFile.append
+
+    def append_and_press_ctrl_c(self, record):
+        append(self, record)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "append", append_and_press_ctrl_c)
+        patch.setitem(SUITES, "tiny", (*SUITE, Comparison(replace(TASK, data=endless), (PLAIN,))))
+        with pytest.raises(SystemExit) as stopped:
+            run(tmp_path)
+    assert stopped.value.code == 130
+    assert "the same command does the rest" in capsys.readouterr().err
+    (kept,) = file.read().items()
+
+    run(tmp_path)
+    assert "1 of 7 cases are in" in capsys.readouterr().out
+    finished = file.read()
+    assert finished.keys() == {case.id for case in tiny_cases(seeds=2)}
+    assert (kept[0], finished[kept[0]]) == kept
+    assert {"report.md", "report.png"} < {path.name for path in tmp_path.iterdir()}
+
+    before = file.path.read_bytes()
+    run(tmp_path)
+    assert "7 of 7 cases are in" in capsys.readouterr().out
+    assert file.path.read_bytes() == before
+
+
+def test_every_worker_gives_the_same_bits(tmp_path):
+    """One thread each: which worker runs a case, and beside what, does not change its numbers."""
+    run(tmp_path)
+    records = RecordFile(tmp_path / "records.jsonl").read()
+    results = {key: record["results"] for key, record in records.items() if record["kind"] == "training"}
+    plain, chain = (
+        [r for key, r in results.items() if f"/{label}/" in key] for label in ("backprop", "backprop via chain")
+    )
+    assert sorted(map(str, plain)) == sorted(map(str, chain))
+    assert all(record["environment"]["threads"] == 1 for record in records.values())
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from tiny_suite import many_cases
+from gradfree.benchmarks.records.records import RecordFile
+from gradfree.benchmarks.running.runner import run_cases
+from gradfree.benchmarks.running.workers import Workers
+
+class Killed(RecordFile):
+    left = 4
+
+    def append(self, record):
+        self.left -= 1
+        moment = sys.argv[1] if not self.left else "later"
+        if moment == "while writing":
+            with self.path.open("a") as raw:
+                raw.write(json.dumps(record)[:100])
+        elif moment != "before writing":
+            super().append(record)
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    file = RecordFile if sys.argv[1] == "never" else Killed
+    run_cases(lambda records: many_cases(), file(Path("records.jsonl")), Workers(2))
+"""
+
+
+def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_end(tmp_path):
+    """None is lost, none is there twice, none is broken; no process is left behind."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    path = os.pathsep.join([str(SUPPORT), *sys.path])
+    file, kept = RecordFile(tmp_path / "records.jsonl"), []
+    for moment in ("after writing", "while writing", "before writing", "never"):
+        # The workers inherit the pipes: they are closed, and the call returns, when the last worker has ended.
+        done = subprocess.run(
+            [sys.executable, "killed.py", moment],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            timeout=120,
+        )
+        assert done.returncode == (0 if moment == "never" else -signal.SIGKILL), done.stderr.decode()
+        kept.append(len(file.read()))
+    assert kept == [4, 7, 10, 30]
+    lines = [json.loads(line)["case"] for line in file.path.read_text().splitlines()]
+    assert sorted(lines) == sorted(case.id for case in many_cases())
+
+
+def test_a_case_that_fails_has_a_record_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    """Raising, killed as if out of memory, or leaving: the others are run, the report is made, the end is an error."""
+    losing = [Comparison(replace(TASK, data=data, name=data.__name__), (PLAIN,)) for data in (failing, killed, leaving)]
+    monkeypatch.setitem(SUITES, "tiny", (*losing, *SUITE))
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, "--seeds", "1")
+    assert ended.value.code == 2
+    records = RecordFile(tmp_path / "records.jsonl").read()
+    errors = {name.split("/")[1]: r["error"] for name, r in records.items() if r["kind"] == "training" and "error" in r}
+    assert errors["failing"].startswith("Traceback")
+    assert errors["failing"].endswith("OSError: no such points")
+    assert errors["killed"] == "the process was killed by SIGKILL: the system does so when memory runs out"
+    assert errors["leaving"] == "the process ended with exit code 7"
+    assert [r["results"] for r in records.values() if "error" in r] == [{}] * 6
+    assert {case.id for case in tiny_cases()} < records.keys()
+    assert "points: residual_mlp" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    message = capsys.readouterr().err
+    assert "6 of 10 cases failed; --retry runs them again." in message
+    assert "OSError: no such points" in message
+
+
+def test_what_failed_is_left_alone_until_a_retry(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SUITES, "tiny", (Comparison(replace(TASK, data=points_if_there), (PLAIN,)),))
+    file, options = RecordFile(tmp_path / "records.jsonl"), ("--seeds", "1")
+    monkeypatch.setenv("POINTS", "")
+    with pytest.raises(SystemExit):
+        run(tmp_path, *options)
+    before = file.path.read_bytes()
+    with pytest.raises(SystemExit):
+        run(tmp_path, *options)
+    assert file.path.read_bytes() == before
+    monkeypatch.setenv("POINTS", "are there")
+    run(tmp_path, *options, "--retry")
+    assert file.path.read_bytes().startswith(before)
+    assert ["error" in record for record in file.read().values()] == [False, False]
+
+
+def test_two_shards_are_one_run(tmp_path, monkeypatch):
+    """Each has a file of its own, and trials on the same shard as what waits for them."""
+    monkeypatch.setitem(SUITES, "tiny", (*SUITE, replace(TUNED, task=replace(TASK, name="tuned"))))
+    run(tmp_path / "whole")
+    whole = RecordFile(tmp_path / "whole" / "records.jsonl").read()
+    for number in (2, 1):
+        run(tmp_path / "shards", "--shard", f"{number}/2")
+    shards = [RecordFile(tmp_path / "shards" / f"records-{number}-of-2.jsonl").read() for number in (1, 2)]
+    assert not shards[0].keys() & shards[1].keys()
+    assert abs(len(shards[0]) - len(shards[1])) <= 5
+    merged = RecordFile(tmp_path / "shards" / "records.jsonl").read()
+    assert merged.keys() == whole.keys()
+    trained = [name for name, record in whole.items() if record["kind"] != "speed"]
+    assert [merged[name]["results"] for name in trained] == [whole[name]["results"] for name in trained]
+
+
+def test_every_case_has_a_process_of_its_own(tmp_path):
+    """What one leaves behind, no other finds."""
+    cases = [training(task=replace(TASK, data=littered), seed=seed) for seed in range(3)]
+    file = RecordFile(tmp_path / "records.jsonl")
+    run_cases(lambda records: cases, file, Workers(1))
+    assert ["error" in record for record in file.read().values()] == [False] * 3
+
+
+def test_what_would_be_run_is_said_and_not_run(tmp_path, capsys):
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.append(dict([fake(tiny_cases()[0], {})])[tiny_cases()[0].id])
+    before = file.path.read_bytes()
+    run(tmp_path, "--dry-run")
+    out = capsys.readouterr().out
+    assert "1 of 7 cases are in" in out
+    assert "6 of 7 cases would be run" in out
+    assert out.count("missing  ") == 6
+    run(tmp_path, "--list", "--shard", "1/2")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["done", "missing", "missing", "missing"]
+    assert lines[0].endswith(tiny_cases()[0].id)
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--no-resume")
+    assert "has 1 records; name another --out" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--list", "--dry-run"])
+def test_what_waits_for_a_learning_rate_is_counted(option, tmp_path, monkeypatch, capsys):
+    """A line for each would say the same again and again: two engines at three rates, two seeds, one timing."""
+    monkeypatch.setitem(SUITES, "tiny", (TUNED,))
+    run(tmp_path, option)
+    *others, last = capsys.readouterr().out.splitlines()
+    assert [line.split("/")[0] for line in others if line.startswith("missing")] == ["missing  trial"] * 6 + [
+        "missing  speed"
+    ]
+    assert last == "waiting  4 more, for a learning rate to be chosen"
+
+
+def test_two_runs_do_not_write_to_one_file(tmp_path, capsys):
+    with RecordFile(tmp_path / "records.jsonl").reserved(), pytest.raises(SystemExit):
+        run(tmp_path)
+    assert "another run is writing to" in capsys.readouterr().err
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_ray_gives_the_records_that_this_machine_gives(tmp_path, monkeypatch):
+    """A process of its own for each case, and a failure that is one case's alone."""
+    ray = pytest.importorskip("ray")
+    from gradfree.benchmarks.running.ray_workers import RayWorkers
+
+    file = RecordFile(tmp_path / "records.jsonl")
+    lost = [training(task=replace(TASK, data=data, name=data.__name__)) for data in (failing, killed)]
+    littering = [training(task=replace(TASK, data=littered), seed=seed) for seed in range(2)]
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
+    try:
+        run_cases(lambda records: [*lost, *littering, training()], file, RayWorkers())
+    finally:
+        ray.shutdown()
+    records = file.read()
+    assert ["error" in records[case.id] for case in (*lost, *littering)] == [True, True, False, False]
+    assert records[lost[0].id]["error"].endswith("OSError: no such points")
+    assert records[training().id]["environment"]["threads"] == 1
+    run_cases(lambda records: [training()], RecordFile(tmp_path / "local.jsonl"), Workers(1))
+    (here,) = RecordFile(tmp_path / "local.jsonl").read().values()
+    assert records[here["case"]]["results"] == here["results"]

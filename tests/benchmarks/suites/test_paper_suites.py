@@ -1,0 +1,314 @@
+"""The suites after papers: loops compute what fused layers do, settings are the papers', figures stand beside ours."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from report_records import drawn, markdown, rounds
+from tiny_suite import SUITE, TASK, fake
+
+from gradfree import create_model
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6
+from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.tables.experiment import cases, sections
+from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask, StagedAdamTask
+from gradfree.benchmarks.timing.recurrent_models import (
+    COMPILED,
+    FUSED,
+    LOOP,
+    CellLoop,
+    RecurrentModel,
+    RecurrentSteps,
+    replace_layers,
+)
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.depths import DepthSweep
+
+PAPERS = ("highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth")
+ROWS = (Row("backprop", "backprop", {}), Row("highway_bp k=1", "highway_bp", {"iterations": 1}))
+NET = RecurrentModel(
+    "GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, batch=2, example=(6,), classes=5
+)
+STEPS = RecurrentSteps((NET,), ROWS, threads=1)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
+def test_a_loop_over_cells_computes_what_the_fused_layer_does(cell):
+    model = create_model("recurrent_lm", vocab_size=5, cell=cell, layers=2, width=4)
+    tokens = torch.randint(5, (2, 6))
+    logits, states = model.unroll(tokens)
+    again, _ = model.unroll(tokens, states)
+    gradients = torch.autograd.grad(again.sin().sum(), model.parameters())
+    replace_layers(model, partial(CellLoop, compiled=False))
+    assert not [m for m in model.modules() if isinstance(m, torch.nn.RNNBase)]
+    own, own_states = model.unroll(tokens)
+    torch.testing.assert_close((own, own_states), (logits, states))
+    own_again, _ = model.unroll(tokens, own_states)
+    torch.testing.assert_close(own_again, again)
+    own_gradients = torch.autograd.grad(own_again.sin().sum(), model.parameters())
+    assert sorted(g.norm().item() for g in own_gradients) == pytest.approx(sorted(g.norm().item() for g in gradients))
+
+
+def test_a_loop_that_cannot_be_compiled_costs_its_own_row_alone(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("no compiler\nhere")
+
+    monkeypatch.setattr(torch, "compile", lambda cell: setattr(cell, "forward", refuse) or cell)
+    (case,) = STEPS.timing("cpu")
+    results = case.run()
+    assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, "backprop", "highway_bp k=1"]
+    assert results["errors"] == {COMPILED: "RuntimeError: no compiler"}
+    records = dict([fake(case, results)])
+    section = STEPS.section(json.loads(json.dumps(records)), "cpu")
+    assert f"GRU, {COMPILED} did not run: RuntimeError: no compiler." in list(section.remarks())
+    head, *rows = section.cells()
+    assert head == ["row", "GRU (ms)", "GRU (× faster)"]
+    assert [row[0] for row in rows] == [FUSED, LOOP, COMPILED, "backprop", "highway_bp k=1"]
+    assert rows[1][2] == "1.00"
+    assert rows[2][1:] == ["–", "–"]
+
+
+@pytest.mark.slow
+def test_a_compiled_loop_is_timed():
+    """And compiled: torch's own modules may be left as they are without a word."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    (case,) = STEPS.timing("cpu")
+    results = replace(case, rows=()).run()
+    assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, COMPILED]
+    assert not results["errors"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def nets():
+    return {net.label: net for part in HIGHWAY_BP_TABLE6 if isinstance(part, RecurrentSteps) for net in part.nets}
+
+
+@pytest.mark.parametrize("net", nets().values(), ids=nets())
+def test_the_nets_of_table_6_fit_their_examples(net):
+    """Of the paper's size, but for the number and length of the examples."""
+    tiny = replace(net, batch=1, example=(3,) if len(net.example) == 1 else (net.example[0], 2, 2))
+    model, targets = create_model(net.model, **net.options), tiny.targets()
+    assert model(tiny.inputs()).shape == (*targets.shape, net.classes)
+    assert net.batch == 128
+    assert net.example[-1] ** (len(net.example) - 1 or 1) == (1024 if net.label == "GRU, pixels" else 256)
+
+
+def tasks(suite):
+    """The tasks with their engines; of a sweep over depth the most shallow one."""
+    for part in suite:
+        if isinstance(part, DepthSweep):
+            part = next(iter(part.comparisons.values()))
+        if isinstance(part, Comparison):
+            yield part.task, part.rows
+
+
+def examples(task, count=2):
+    """A few short random examples for the task's model."""
+    options = task.options
+    if "vocab_size" in options:
+        return Split(*torch.randint(options["vocab_size"], (2, count, 3)))
+    pixels = {784: (1, 28, 28), 3072: (3, 32, 32), None: (options.get("in_channels"), 2, 2)}[options.get("in_features")]
+    return Split(torch.randn(count, *pixels), torch.randint(options["num_classes"], (count,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_engine_takes_a_step_of_every_full_task(name):
+    """With two short examples: a GPU's hours are not to be lost to what a CPU can tell."""
+    torch.set_default_dtype(torch.float32)
+    for task, rows in tasks(SUITES[name]):
+        batch = examples(task)
+        model = task.create_model(0)
+        start = {path: weight.clone() for path, weight in model.state_dict().items()}
+        for row in rows:
+            model.load_state_dict(start)
+            optimizer, schedule = task.create_optimizer(model)
+            with row.create_engine().attach(model):
+                task.loss(model(batch.inputs), batch.targets).backward()
+                optimizer.step()
+            schedule.step()
+            changed = [path for path, weight in model.state_dict().items() if not torch.equal(weight, start[path])]
+            assert len(changed) == len(start), (task.name, row.label, start.keys() - set(changed))
+            model.zero_grad()
+        assert task.score.of(model, batch) >= 0
+
+
+@pytest.mark.parametrize("name", [name + form for name in PAPERS for form in ("", "-small")])
+def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
+    """Otherwise they would be shown nowhere."""
+    for beside in (part for part in SUITES[name] if isinstance(part, Beside)):
+        assert beside.part in SUITES[name]
+        labels = {row.label for row in beside.part.rows} | {LOOP}
+        named = [row for claim in beside.published.claims for row in claim.ascending]
+        figures = beside.published.figures
+        if isinstance(beside.part, RecurrentSteps):
+            known = {n for net in beside.part.nets for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
+            assert set(beside.published.columns) <= known
+        assert labels >= set(named)
+        assert {claim.column for claim in beside.published.claims} <= set(beside.published.columns)
+        assert labels & figures.keys() or not figures
+        assert beside.published.claims or figures
+
+
+def test_table_6_is_the_papers():
+    """Spot checks of what was typed in, and Table 3's gains (LSTM 3.0, 1.7, 1.2 at k = 0, 5, 10) from it."""
+    (table,) = (part.published for part in HIGHWAY_BP_TABLE6 if isinstance(part, Beside) and part.published.figures)
+    figures = table.figures
+    assert figures[LOOP]["GRU × 3 (ms)"] == 687
+    assert figures["highway_bp k=20"]["GRU, pixels (ms)"] == 292
+    assert figures["fixed_point k=3"]["GRU (ms)"] == 79
+    gains = [figures[f"highway_bp k={k}"]["LSTM (× faster)"] for k in (0, 5, 10)]
+    assert gains == pytest.approx([3.0, 1.7, 1.2], abs=0.05)
+
+
+PAPER = Published(
+    source="a paper, Table 1",
+    hardware="an abacus",
+    columns=("test accuracy (%)",),
+    figures={"highway_bp k=1": {"test accuracy (%)": 91.5}},
+    claims=(
+        Claim("backprop is worse", "test accuracy (%)", ("backprop", "highway_bp k=1")),
+        Claim("backprop is better", "test accuracy (%)", ("highway_bp k=1", "backprop")),
+        Claim("a third one is best", "test accuracy (%)", ("backprop", "foton")),
+    ),
+    differs=("fewer points",),
+)
+
+
+def section(scores, paper=PAPER):
+    """What is shown beside a paper's figures for test scores by row and seed."""
+    records = {}
+    for case in cases(SUITE, 3, "cpu", {}):
+        if case.kind == "training":
+            score = scores[case.row.label][case.seed]
+            name, record = fake(case, {"losses": [], "fidelity": [], "validation": score, "test": score})
+            record["environment"] |= {"cpus": 2, "platform": "Linux", "torch": "2.13"}
+            records[name] = record
+    (found,) = sections((Beside(SUITE[0], paper),), records)
+    return found
+
+
+SCORES = {
+    "backprop": (80.0, 81.0, 82.0),
+    "backprop via chain": (80.0, 81.0, 82.0),
+    "highway_bp k=1": (90.0, 91.0, 92.002),
+}
+
+
+def test_a_papers_figures_stand_beside_ours():
+    found = section(SCORES)
+    head, plain, _, highway = found.cells()
+    assert head == ["engine", "test accuracy (%)", "test accuracy (%), paper"]
+    assert plain[1].startswith("81.00 ±")
+    assert plain[2] == "–"
+    assert highway[1].startswith("91.00 ±")
+    assert highway[2] == "91.5"
+    text = markdown(found)
+    assert "Ours: cpu, 2 CPU cores, Linux, torch 2.13. The paper's: an abacus." in text
+    assert "- Not as in the paper: fewer points." in text
+
+
+def test_what_a_paper_says_is_held_against_ours():
+    worse, better, unknown, _ = section(SCORES).remarks()
+    assert worse.startswith("The paper: backprop is worse. Ours, test accuracy (%): backprop 81.00 ±")
+    assert worse.endswith("difference +10.00 ± 0.00, agrees.")
+    assert better.endswith("difference -10.00 ± 0.00, disagrees.")
+    assert unknown.endswith("foton –; not known.")
+
+
+def test_an_order_is_told_from_differences_seed_by_seed():
+    """Seeds that are good for one row are good for the other: what they have in common is no doubt about the order."""
+    agrees, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.4, 82.6)}).remarks()
+    assert agrees.endswith("difference +0.50 ± 0.25, agrees.")
+    same, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.0, 82.5)}).remarks()
+    assert same.endswith("difference +0.33 ± 0.72, too close to tell.")
+
+
+def test_a_papers_figures_are_drawn_against_ours():
+    axes = drawn(section(SCORES), "a paper, Table 1: test accuracy (%)")
+    theirs, ours, *_ = axes.get_lines()
+    assert (theirs.get_label(), list(theirs.get_xdata()), list(theirs.get_ydata())) == (
+        "the paper's",
+        [91.5],
+        ["highway_bp k=1"],
+    )
+    assert (list(ours.get_xdata()), list(ours.get_ydata())) == ([91.0], ["highway_bp k=1"])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("test accuracy (%)", "engine")
+
+
+def test_a_figure_whose_column_has_no_unit_has_it_on_its_axis():
+    unnamed = replace(
+        PAPER, quantity="angle (°):", columns=("cosine",), figures={"backprop": {"cosine": 1.0}}, claims=()
+    )
+    axes = drawn(section(SCORES, unnamed), "a paper, Table 1: cosine")
+    assert axes.get_xlabel() == "angle (°): cosine"
+
+
+def timed_steps(rows):
+    """The section of a model whose fused layer takes 1 ms, a loop 2 ms, and rows 3, 4 and more."""
+    part = replace(STEPS, rows=rows)
+    (case,) = part.timing("cpu")
+    labels = (FUSED, LOOP, *(row.label for row in rows))
+    timings = [rounds(label, 0.1 * n, 1) for n, label in enumerate(labels, 1)]
+    return part.section(dict([fake(case, {"rows": timings, "errors": {}})]), "cpu")
+
+
+def test_the_times_of_a_model_are_drawn_against_k():
+    sweep = tuple(Row(f"highway_bp k={k}", "highway_bp", {"iterations": k}) for k in (0, 2))
+    axes = drawn(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
+    (curve,) = axes.containers
+    assert curve.get_label() == "highway_bp with k iterations"
+    assert curve.lines[0].get_xydata().tolist() == [[0, pytest.approx(4)], [2, pytest.approx(5)]]
+    levels = {
+        line.get_label(): line.get_ydata()[0] for line in axes.get_lines() if not line.get_label().startswith("_")
+    }
+    assert levels == {FUSED: pytest.approx(1), LOOP: pytest.approx(2), "backprop": pytest.approx(3)}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("iterations k (count)", "time of a step (ms)")
+    assert not timed_steps(ROWS).plots()
+
+
+def rates(task, momentum=None):
+    """The learning rate at each step, as a share of the task's."""
+    optimizer, schedule = task.create_optimizer(torch.nn.Linear(1, 1))
+    found = []
+    for _ in range(task.steps):
+        found.append(optimizer.param_groups[0]["lr"] / task.learning_rate)
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def as_(kind, **settings):
+    return kind(**{**vars(TASK), "steps": 30, **settings})
+
+
+def test_the_rate_rises_for_a_tenth_and_falls_to_a_tenth():
+    found = rates(as_(AdamTask))
+    assert found[:4] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
+    assert found[3:] == sorted(found[3:], reverse=True)
+    assert found[16] == pytest.approx(0.55, abs=0.05)
+    assert found[-1] == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_rate_is_a_tenth_from_stage_to_stage():
+    assert rates(as_(StagedAdamTask)) == pytest.approx([1.0] * 10 + [0.1] * 10 + [0.01] * 10)
+
+
+def test_the_rate_stays():
+    assert rates(as_(ConstantSGDTask, momentum=0.9)) == [1.0] * 30
+
+
+def test_gradients_are_cut_to_a_norm_and_weights_decay():
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer, _ = as_(AdamTask, max_norm=1.0, weight_decay=0.25).create_optimizer(model)
+    model.weight.grad = torch.tensor([[30.0, 40.0]])
+    optimizer.step()
+    torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.8]]))
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.25

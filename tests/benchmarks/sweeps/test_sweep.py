@@ -1,0 +1,247 @@
+"""Sweeps: what is named on the command line becomes the comparisons that were meant, or a message."""
+
+import re
+from dataclasses import replace
+from math import isnan
+
+import pytest
+import torch
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
+
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.target import TimeToTarget
+from gradfree.benchmarks.training.training import TimedTraining, TimedTrial
+from gradfree.cli import UsageError, main
+
+
+@pytest.fixture(autouse=True)
+def points(monkeypatch):
+    monkeypatch.setitem(TASKS, "points", TASK)
+
+
+def test_every_combination_is_compared():
+    sweep = Sweep(
+        tasks="points,digits",
+        engines={"highway_bp": {"iterations": [0, 2], "gamma": 0.2}, "dsf": None},
+        model={"residual_mlp": {"expansion": [1, 2]}},
+        batch_size="4,8",
+        depth=[2, 3],
+        dtype="float32,float64",
+    )
+    suite = suite_of(sweep)
+    assert len(suite) == 2 * 2 * 2 * 2 * 2
+    names = [part.task.name for part in suite]
+    assert names[0] == "points expansion=1 batch=4 depth=2 dtype=float32"
+    assert names[-1] == "digits residual_mlp expansion=2 batch=8 depth=3 dtype=float64"
+    assert len(set(names)) == len(names)
+    for part in suite:
+        assert [row.label for row in part.rows] == [
+            "backprop",
+            "highway_bp k=0 gamma=0.2",
+            "highway_bp k=2 gamma=0.2",
+            "dsf",
+        ]
+        assert dict(part.rows[1].options) == {"iterations": 0, "gamma": 0.2}
+    task = suite[0].task
+    assert (task.batch_size, task.options["depth"], task.options["expansion"], task.dtype) == (4, 2, 1, "float32")
+    assert suite[-1].task.options == {"in_features": 64, "num_classes": 10, "expansion": 2, "depth": 3}
+    assert task.steps == TASK.steps
+
+
+def test_what_is_not_varied_keeps_its_records():
+    """A sweep over a task as it is finds the records of a suite."""
+    (part,) = suite_of(Sweep(tasks="points", engines={"highway_bp": {"iterations": 1}}))
+    assert {case.id for case in part.training(0, "cpu", {})} == {training(row).id for row in (PLAIN, HIGHWAY)}
+
+
+def test_lengths_are_those_of_the_data():
+    short, long = suite_of(Sweep(tasks=["copying"], engines="dsf", length="3,5", batch_size=2))
+    assert [part.task.data().train.inputs.shape[1] for part in (short, long)] == [23, 25]
+
+
+def test_one_learning_rate_is_used_and_several_are_tried():
+    (one,) = suite_of(Sweep(tasks="points", engines="dsf", learning_rates=0.5))
+    assert (one.task.learning_rate, one.learning_rates) == (0.5, ())
+    (several,) = suite_of(Sweep(tasks="points", engines="dsf", learning_rates="0.5,0.1"))
+    assert several.learning_rates == (0.1, 0.5)
+    assert len(list(several.trials("cpu"))) == 4
+
+
+def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
+    (part,) = suite_of(Sweep(tasks="points", engines="all"))
+    assert {row.engine for row in part.rows} == {"backprop", "dsf", "fixed_point", "highway_bp", "truncated"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("points without dfa, fa, foton, orthogonal_backprop, pepita: the model has no chain")
+
+
+def test_training_in_a_dtype_of_its_own():
+    narrow = replace(TASK, dtype="bfloat16")
+    model = narrow.create_model(0)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    wide, case = training(HIGHWAY).run(), training(HIGHWAY, task=narrow)
+    assert case.run()["losses"] != wide["losses"]
+    assert case.run()["losses"][0]["loss"] == pytest.approx(wide["losses"][0]["loss"], rel=0.02)
+    integers = TASK.on("cpu", TASK.data().train._replace(targets=torch.arange(3)))
+    assert narrow.on("cpu", integers).targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("row", [PLAIN, HIGHWAY, Row("dsf", "dsf", {})], ids=lambda row: row.label)
+def test_evaluations_on_the_way_change_nothing_else(row):
+    plain, watched = (training(row, task=replace(TASK, evaluations=n)).run() for n in (0, 3))
+    curve = watched.pop("curve")
+    assert watched == plain
+    assert [evaluation["step"] for evaluation in curve] == [0, 3, 6]
+    assert curve[-1]["validation"] == plain["validation"]
+
+
+def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeypatch):
+    (part,) = suite_of(
+        Sweep(tasks="points", engines={"highway_bp": {"iterations": 1}}, seconds=2.0, learning_rates="0.1,1")
+    )
+    trials = list(part.trials("cpu"))
+    assert [type(case) for case in trials] == [TimedTrial] * 4
+    assert all(case.alone for case in trials)
+    case = TimedTraining(task=part.task, row=HIGHWAY, device="cpu", seed=0)
+    monkeypatch.setattr("gradfree.benchmarks.timing.trainee.Trainee.step_time", lambda self: 0.3)
+    results = case.run()
+    assert results.pop("steps") == 6
+    assert results == training(HIGHWAY, task=replace(TASK, steps=6)).run()
+    assert trials[0].run().keys() == {"steps", "losses", "fidelity", "validation"}
+    assert "2 s" in part.task.budget
+    assert case.id != TimedTraining(task=replace(part.task, seconds=3.0), row=HIGHWAY, device="cpu", seed=0).id
+
+
+def test_a_step_that_takes_longer_than_the_budget_is_taken(monkeypatch):
+    monkeypatch.setattr("gradfree.benchmarks.timing.trainee.Trainee.step_time", lambda self: 1e9)
+    case = TimedTraining(task=replace(TASK, seconds=1.0), row=PLAIN, device="cpu", seed=0)
+    assert case.run()["steps"] == 1
+
+
+def curve(*scores):
+    evaluations = [{"step": 10 * n, "validation": score} for n, score in enumerate(scores)]
+    return {"validation": scores[-1], "test": 0.0, "fidelity": [], "curve": evaluations}
+
+
+def test_time_to_target_is_steps_to_target_by_the_time_of_a_step():
+    comparison = Comparison(replace(TASK, evaluations=3), (PLAIN, CHAIN, HIGHWAY))
+    runs = {
+        PLAIN.label: [curve(50, 70, 90), curve(50, 85, 70)],
+        CHAIN.label: [curve(80, 80, 80), curve(80, 10, 10)],
+        HIGHWAY.label: [curve(10, 20, 90), curve(10, 20, 30)],
+    }
+    records = dict(
+        fake(training(row, task=comparison.task, seed=seed), results)
+        for row in comparison.rows
+        for seed, results in enumerate(runs[row.label])
+    )
+    part = TimeToTarget(comparison, 80.0)
+    assert part.section(records, "cpu") is None
+    (timing,) = comparison.timing("cpu")
+    records |= [fake(timing, {"rows": [{"time": time} for time in (0.1, 0.2, 0.3)]})]
+    section = part.section(records, "cpu")
+    assert [row.steps for row in section.rows] == [[21, 11], [1, 1], [21, None]]
+    plain, chain, highway = section.rows
+    assert (plain.time, chain.time) == (pytest.approx(1.6), pytest.approx(0.2))
+    assert isnan(highway.time)
+    *_, last = section.cells()
+    assert last == ["highway_bp k=1", "300.00", "–", "–", "–", "1 of 2"]
+    assert list(section.remarks()) == ["At the target sooner than backprop: backprop via chain (0.12×)."]
+    assert list(part.timing("cpu")) == []
+
+
+def test_of_a_score_that_is_better_low_the_target_is_reached_from_above():
+    task = replace(TASK, score=replace(TASKS["pydoc"].score), evaluations=3)
+    part = TimeToTarget(Comparison(task, (PLAIN,)), 5.0)
+    assert part._steps([curve(9, 5, 3)["curve"], curve(9, 8, 7)["curve"]]) == [11, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "name the tasks, of digits"),
+        ({"tasks": "digit"}, "no task is called 'digit'.*Did you mean 'digits'"),
+        ({"tasks": "points", "engines": "highway"}, "no engine is called 'highway'.*Did you mean 'highway_bp'"),
+        ({"tasks": "points", "engines": {"dsf": {"feedbak": 1}}}, "no option 'feedbak'; its options are"),
+        ({"tasks": "points", "engines": {"truncated": {"window": [1, 0]}}}, "window must be at least 1"),
+        ({"tasks": "points", "engines": "foton"}, "no engine to compare with plain backprop.\npoints without foton"),
+        ({"tasks": "points", "engines": {"backprop": {"plain": True}}}, "no engine to compare"),
+        ({"tasks": "points", "model": "resnet"}, "no model is called 'resnet'.*Did you mean 'preact_resnet'"),
+        (
+            {"tasks": "points", "model": "preact_resnet"},
+            "points preact_resnet: preact_resnet cannot be",
+        ),
+        ({"tasks": "points", "model": {"residual_mlp": {"widht": 3}}}, "no option 'widht'"),
+        ({"tasks": "points", "steps": 3, "seconds": 1.0}, "two budgets: give one"),
+        ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
+        (
+            {"tasks": "points", "batch_size": "4,0"},
+            "--batch-size takes numbers above 0.*not '4,0'",
+        ),
+        ({"tasks": "points", "depth": "deep"}, "--depth takes numbers above 0"),
+        ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
+        ({"tasks": "adding", "depth": 4}, "'pixel_classifier' has no --depth; its options are"),
+        ({"tasks": "points", "dtype": "float33"}, "no dtype is called 'float33'.*Did you mean 'float32'"),
+        ({"tasks": "points", "chains": ["blocks"]}, "--chains is for a model of your own"),
+        (
+            {"tasks": "points", "loss": "mine:loss"},
+            "--loss goes with --data module:function",
+        ),
+        ({"tasks": "points", "model": "mine:build"}, "mine:build: the module mine cannot be imported"),
+        ({"tasks": {"points": {"length": 3}}}, "the task 'points' has no options"),
+        ({"tasks": "texts"}, "no task is called 'texts'.*A folder has a / in its name: ./texts"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(UsageError) as refused:
+        suite_of(Sweep(**options))
+    assert re.search(message, str(refused.value), re.DOTALL)
+
+
+def test_a_file_and_flags_mean_the_same(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sweep.yaml").write_text(
+        "tasks: points\nengines:\n  highway_bp: {iterations: [0, 1]}\n  dsf:\nbatch_size: [4, 8]\ndtype: float32\n"
+        "seeds: 2\nlist: true\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    main(["bench", "run", "--config", "sweep.yaml"])
+    file = capsys.readouterr().out
+    engines = "{highway_bp: {iterations: [0, 1]}, dsf: null}"
+    flags = ["--tasks", "points", "--engines", engines, "--batch-size", "4,8", "--dtype", "float32", "--seeds", "2"]
+    main(["bench", "run", "--list", *flags])
+    assert capsys.readouterr().out == file
+    assert len(file.splitlines()) == 2 * (4 * 2 + 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--suite", "quick", "--tasks", "points"], "--suite quick has its own cases: leave it out, or --tasks"),
+        (["--data", "mine:loader"], "--data mine:loader is for a model of your own"),
+        (["--device", "gpu"], "no device is called 'gpu'"),
+    ],
+)
+def test_contradictory_flags_are_refused(flags, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "run", *flags])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_how_a_sweeps_report_is_made_again_is_said(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "report", "--suite", "sweep"])
+    assert "repeat the `gradfree bench run` that made it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_and_reports(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--tasks", "points", "--engines", "highway_bp", "--depth", "2,4", "--seeds", "1", "--steps", "5"]
+    main(["bench", "run", *flags, "--target", "1", "--jobs", "2"])
+    report = (tmp_path / "results" / "sweep" / "report.md").read_text(encoding="utf-8")
+    assert "points depth=2: residual_mlp, 5 steps" in report
+    assert "points depth=4: time to validation accuracy 1 %" in report

@@ -1,0 +1,118 @@
+"""Timings of single recurrent layers: what is run, and what becomes of the figures."""
+
+import pytest
+import torch
+from report_records import TRACEBACK, drawn, markdown, table_rows
+
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTiming, LayerTimings, Pass, _Loop
+
+BACKPROP = Row("backprop", "backprop", {})
+HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
+LAYERS = (Layer("GRU", 2, 4, 3), Layer("GRU", 2, 8, 3), Layer("RNN", 2, 4, 3))
+PART = LayerTimings(LAYERS, (BACKPROP, HIGHWAY), threads=1)
+
+
+def case(layer, rows=(BACKPROP, HIGHWAY)):
+    return LayerTiming(layer=layer, rows=rows, threads=1, device="cpu", seed=0)
+
+
+def test_engines_that_need_a_gate_are_not_run_on_cells_without():
+    labels = [[row.label for row in timing.rows] for timing in PART.timing("cpu")]
+    assert labels == [["backprop", "highway_bp k=0"], ["backprop", "highway_bp k=0"], ["backprop"]]
+
+
+@pytest.mark.parametrize("cell", ["GRU", "LSTM", "RNN"])
+def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
+    timing = case(Layer(cell, 2, 5, 3), (BACKPROP,))
+    torch.set_default_dtype(torch.float64)
+    plain, loop, engine = Pass(timing), _Loop(timing), Pass(timing, BACKPROP)
+    state = {name.removesuffix("_l0"): value for name, value in plain.module.state_dict().items()}
+    loop.module.load_state_dict(state)
+    grads = []
+    for step in (plain, loop, engine):
+        out = step.run(step.x)
+        grads.append([out, *torch.autograd.grad(out, [step.x, *step.module.parameters()], plain.cotangent)])
+    for other in grads[1:]:
+        for actual, expected in zip(other, grads[0], strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+def test_a_timing_names_its_rows_and_sets_them_against_the_plain_layer():
+    rows = case(Layer("GRU", 2, 4, 3)).run()["rows"]
+    labels = ["plain", "loop over cells", "backprop", "highway_bp k=0", "backprop, lean"]
+    assert [row["label"] for row in rows] == labels
+    assert [row["label"] for row in case(Layer("LSTM", 2, 4, 3)).run()["rows"]] == labels[:-1]
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["peak_memory"] > 0 and len(row["times"]) == len(rows[0]["times"]) for row in rows)
+
+
+def fake(layer, part=PART, **ratios):
+    timing = next(t for t in part.timing("cpu") if t.layer == layer)
+    rows = [
+        {
+            "label": label,
+            "time": ratio / 1e3,
+            "time_quartiles": [0.9 * ratio / 1e3, 1.05 * ratio / 1e3],
+            "ratio": ratio,
+            "ratio_quartiles": [0.9 * ratio, 1.05 * ratio],
+            "peak_memory": 100,
+        }
+        for label, ratio in ratios.items()
+    ]
+    return {timing.id: {"kind": timing.kind, "config": timing.config, "results": {"rows": rows}}}
+
+
+def test_the_section_shows_every_layer_and_says_where_an_engine_is_slower():
+    small, long, plain_rnn = LAYERS
+    ratios = {"plain": 1.0, "loop over cells": 2.0, "backprop": 1.5, "highway_bp k=0": 0.5, "backprop, lean": 1.25}
+    records = fake(small, **ratios)
+    records |= fake(long, **{"plain": 1.0, "loop over cells": 3.0, "backprop": 0.5, "highway_bp k=0": 0.25})
+    records |= fake(plain_rnn, **{"plain": 1.0, "loop over cells": 3.0, "backprop": 0.75})
+    section = PART.section(records, "cpu")
+    text = markdown(section)
+    assert "| GRU (2, 4, 3) | 1.0 | 2.00 [1.0] | 1.50 [1.0] | 0.50 [1.0] | 1.25 [1.0] |" in text
+    assert "| RNN (2, 4, 3) | 1.0 | 3.00 [1.0] | 0.75 [1.0] | – | – |" in text
+    assert section.verdicts() == [
+        "fastest is highway_bp k=0, 2.00× faster than the plain layer; "
+        "slower: backprop (1.50×), backprop, lean (1.25×)",
+        "fastest is highway_bp k=0, 4.00× faster than the plain layer",
+        "fastest is backprop, 1.33× faster than the plain layer",
+    ]
+    assert list(section.remarks()) == ["Quartiles are within 10 % of the median."]
+    facts = {(f.subject, f.setting, f.quantity, f.unit): (f.value, f.low) for f in section.facts()}
+    assert facts["backprop", "GRU (2, 4, 3)", "time of forward and backward", "× plain"] == (1.5, 1.35)
+    assert facts["plain", "GRU (2, 8, 3)", "time of forward and backward", "s"][0] == 1e-3
+    assert PART.section({}, "cpu") is None
+
+
+def test_time_and_memory_are_drawn_against_what_was_swept():
+    part = LayerTimings((*LAYERS, Layer("GRU", 6, 8, 3)), PART.rows, threads=1)
+    records = {}
+    for timing, ratio in zip(part.timing("cpu"), (0.5, 0.25, 1.0, 0.125), strict=True):
+        records |= fake(timing.layer, part, **{"plain": 1.0, "backprop": ratio})
+    section = part.section(records, "cpu")
+    assert list(section.plots()) == [
+        f"GRU, {others}, cpu, 1 threads: {what} against {swept}"
+        for others, swept in (("2 sequences, 3 units", "steps"), ("8 steps, 3 units", "sequences"))
+        for what in ("time", "memory")
+    ]
+    for swept, points in ("steps", [[4, 0.5], [8, 0.25]]), ("sequences", [[2, 0.25], [6, 0.125]]):
+        (line,) = drawn(section, f"time against {swept}").containers
+        assert line.get_label() == "backprop"
+        assert line.lines[0].get_xydata().tolist() == points
+        axes = drawn(section, f"memory against {swept}")
+        assert axes.get_lines()[0].get_xydata().tolist() == [[x, 1.0] for x, _ in points]
+        assert axes.get_xlabel() == f"{swept} (count)"
+
+
+def test_a_layer_that_failed_is_a_row_without_figures():
+    small, long, _ = LAYERS
+    (name, record), *_ = fake(long, plain=1.0).items()
+    records = fake(small, plain=1.0, backprop=0.5) | {name: {**record, "results": {}, "error": TRACEBACK}}
+    section = PART.section(records, "cpu")
+    assert table_rows(markdown(section)) == [
+        ["GRU (2, 4, 3)", "1.0", "0.50 [1.0]"],
+        ["GRU (2, 8, 3)", "failed", "–"],
+    ]
+    assert section.verdicts()[1] == "failed"

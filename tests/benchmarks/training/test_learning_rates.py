@@ -1,0 +1,220 @@
+"""Each row's learning rate is chosen on validation data, by runs that are not reported."""
+
+import io
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+from report_records import markdown, rounds
+from rich.console import Console
+from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
+
+from gradfree.benchmarks.records.records import RecordFile, failure
+from gradfree.benchmarks.reports.report import print_section
+from gradfree.benchmarks.running.runner import run_cases
+from gradfree.benchmarks.running.workers import Workers
+from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.tables.experiment import cases, sections
+from gradfree.benchmarks.tables.plot import save_plots
+from gradfree.benchmarks.tasks.catalogue import PYDOC, WIKITEXT2
+from gradfree.benchmarks.tasks.task import Score
+from gradfree.benchmarks.training.training import Trial
+from gradfree.cli import main
+
+LOW, MIDDLE, HIGH = TUNED.learning_rates
+LOWER_IS_BETTER = replace(TUNED, task=replace(TASK, score=PYDOC.score))
+
+
+def tried(part=TUNED, **validation):
+    """Records of the trials: the scores of each row by its engine's name."""
+    scores = [score for row in part.rows for score in validation[row.engine]]
+    return dict(fake(trial, {"validation": score}) for trial, score in zip(part.trials("cpu"), scores, strict=True))
+
+
+def rates(part, records):
+    return [case and case.task.learning_rate for case in part.training(0, "cpu", records)]
+
+
+TRIED = tried(backprop=[70, 90, 80], highway_bp=[70, 80, 90])
+
+
+def test_each_row_has_the_rate_of_its_best_trial():
+    assert rates(TUNED, TRIED) == [MIDDLE, HIGH]
+    lower = tried(LOWER_IS_BETTER, backprop=[7, 9, 8], highway_bp=[7, 8, 6])
+    assert rates(LOWER_IS_BETTER, lower) == [LOW, HIGH]
+
+
+@pytest.mark.parametrize("part", [TUNED, LOWER_IS_BETTER])
+def test_a_diverged_trial_is_not_chosen(part):
+    assert rates(part, tried(part, backprop=[nan, 1, nan], highway_bp=[1, nan, nan])) == [MIDDLE, LOW]
+    worst = -inf if part is TUNED else inf
+    assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
+
+
+def test_a_trial_whose_loss_diverged_is_not_chosen_whatever_its_score():
+    """There are records of accuracies that were taken of NaN: chance, which other rates may stay below."""
+    scores = {LOW: 0.1, MIDDLE: 0.2, HIGH: 0.3}
+    losses = {LOW: 3.0, MIDDLE: 2.0, HIGH: nan}
+    records = dict(
+        fake(trial, {"validation": scores[rate], "losses": [{"step": 0, "loss": losses[rate]}]})
+        for trial in TUNED.trials("cpu")
+        if (rate := trial.task.learning_rate)
+    )
+    assert rates(TUNED, records) == [MIDDLE, MIDDLE]
+
+
+def test_a_failed_trial_is_not_chosen():
+    failed = {name: failure(case, "out of memory") for case in TUNED.trials("cpu") if (name := case.id) in TRIED}
+    best = list(TRIED)[1]
+    assert rates(TUNED, TRIED | {best: failed[best]}) == [HIGH, HIGH]
+    assert None not in rates(TUNED, failed)
+
+
+def test_a_row_waits_for_all_of_its_trials():
+    *others, last = TRIED
+    incomplete = {name: TRIED[name] for name in others}
+    assert rates(TUNED, incomplete) == [MIDDLE, None]
+    assert rates(TUNED, {}) == [None, None]
+    assert last.startswith("trial/points/highway_bp k=1 at 0.1/cpu/seed -1/")
+
+
+def test_the_number_of_cases_is_known_from_the_start():
+    before, after = (list(cases((TUNED,), 2, "cpu", records)) for records in ({}, TRIED))
+    assert len(before) == len(after) == 6 + 2 * 2 + 1
+    assert before.count(None) == 4
+    assert [case for case in before if case] == [case for case in after if case.kind != "training"]
+
+
+def test_another_rate_costs_its_own_trials_only():
+    wider = replace(TUNED, learning_rates=(*TUNED.learning_rates, 1.0))
+    missing = [trial for trial in wider.trials("cpu") if trial.id not in TRIED]
+    assert [trial.task.learning_rate for trial in missing] == [1.0, 1.0]
+
+
+def test_a_trial_is_the_training_run_that_it_stands_for_without_a_look_at_the_test(monkeypatch):
+    scored = []
+    of = Score.of
+    monkeypatch.setattr(Score, "of", lambda self, model, split: scored.append(split.inputs) or of(self, model, split))
+    trial = Trial(task=TASK, row=HIGHWAY, device="cpu")
+    results = trial.run()
+    (inputs,) = scored
+    assert inputs.equal(TASK.data().validation.inputs)
+    reported = training(HIGHWAY, seed=trial.seed).run()
+    assert reported == {**results, "test": reported["test"]}
+    assert trial.seed not in range(1000)
+
+
+def reported(rate=MIDDLE, score=80.0):
+    results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}], "validation": score, "test": score}
+    task = replace(TASK, learning_rate=rate)
+    return dict(fake(training(row, task=task, seed=seed), results) for row in TUNED.rows for seed in range(2))
+
+
+def table(text):
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_the_report_shows_the_rates_and_the_runs_at_them():
+    records = TRIED | reported() | reported(HIGH, score=90.0)
+    (section,) = sections((TUNED,), records)
+    head, _, plain, highway = table(markdown(section))
+    assert (head[-1], plain[-1], highway[-1]) == ("rate", "0.01", "0.1")
+    assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
+    assert section.seeds == 2
+    assert "learning rate of 0.001, 0.01, 0.1 that did best on validation data" in section.legend
+
+
+def test_the_terminal_shows_a_table_with_rates_in_eighty_columns():
+    (part,) = (part for part in SUITES["text"] if part.task is WIKITEXT2)
+    trials = tried(part, **{row.engine: range(len(part.learning_rates)) for row in part.rows})
+    runs = [case for seed in range(2) for case in part.training(seed, "cpu", trials)]
+    results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}]}
+    trained = dict(fake(run, {**results, "validation": 180.0 + run.seed, "test": 160.0 + run.seed}) for run in runs)
+    cost = rounds("", 1.5, 200)
+    (timing,) = part.timing("cpu")
+    (section,) = sections((part,), dict([*trials.items(), *trained.items(), fake(timing, {"rows": [cost] * 9})]))
+    console = Console(width=80, file=io.StringIO())
+    print_section(section, console)
+    printed = [line.split() for line in console.file.getvalue().splitlines()]
+    figures = f"160.50 ± 6.35 1.50 1.49–1.51 200.0 1.00 0.500 {part.learning_rates[0]:g}".split()
+    assert ["backprop", "via", "chain", *figures] in printed
+    assert ["highway_bp", "k=0", *figures] in printed
+
+
+def test_without_a_choice_there_is_no_column_of_rates():
+    part = replace(TUNED, learning_rates=())
+    (section,) = sections((part,), TRIED | reported())
+    assert table(markdown(section))[0][-1] == "cosine"
+    assert "Rate" not in section.legend
+    assert not any("edge" in remark for remark in section.remarks())
+
+
+def test_the_report_warns_of_the_best_rate_at_the_edge():
+    (section,) = sections((TUNED,), TRIED | reported() | reported(HIGH))
+    warning = "Best at the edge of the learning rates 0.001, 0.01, 0.1, maybe better beyond: highway_bp k=1 (0.1)."
+    assert warning in list(section.remarks())
+    inner = tried(backprop=[1, 2, 1], highway_bp=[1, 2, 1])
+    (section,) = sections((TUNED,), inner | reported())
+    assert not any("edge" in remark for remark in section.remarks())
+
+
+def test_a_report_before_all_rates_are_chosen(tmp_path):
+    incomplete = {name: TRIED[name] for name in list(TRIED)[:3]}
+    assert list(sections((TUNED,), incomplete)) == []
+    (section,) = sections((TUNED,), incomplete | reported())
+    *_, plain, highway = table(markdown(section))
+    assert plain[-1] == "0.01"
+    assert highway[1:] == ["– ± –", "–", "–", "–", "–", "–", "–"]
+    save_plots([section], tmp_path / "report.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", [2, 8])
+def test_a_run_tries_then_trains_then_times_and_goes_on_where_it_was(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SUITES, "tiny", (TUNED,))
+    file = RecordFile(tmp_path / "records.jsonl")
+    append = RecordFile.append
+
+    def append_and_stop(self, record):
+        append(self, record)
+        if len(self.read()) == finished:
+            raise KeyboardInterrupt
+
+    def run():
+        main(["bench", "run", "--suite", "tiny", "--out", str(tmp_path), "--jobs", "2", "--seeds", "2"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "append", append_and_stop)
+        with pytest.raises(SystemExit):
+            run()
+    assert "the same command does the rest" in capsys.readouterr().err
+    before = file.read()
+    assert len(before) == finished
+
+    run()
+    out, err = capsys.readouterr()
+    assert f"{finished} of 11 cases are in" in out
+    assert "11/11" in err
+    records = file.read()
+    assert [record["kind"] for record in records.values()] == ["trial"] * 6 + ["training"] * 4 + ["speed"]
+    assert dict(list(records.items())[:finished]) == before
+    assert records.keys() == {case.id for case in cases((TUNED,), 2, "cpu", records)}
+
+    content = file.path.read_bytes()
+    run()
+    out, err = capsys.readouterr()
+    assert "11 of 11 cases are in" in out
+    assert "11/11" in err
+    assert file.path.read_bytes() == content
+    main(["bench", "report", "--suite", "tiny", "--out", str(tmp_path)])
+    assert "rate" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_cases_that_must_run_alone_come_last_and_one_by_one(tmp_path, monkeypatch):
+    """Whatever the order in which they are wanted."""
+    order = []
+    monkeypatch.setattr(RecordFile, "append", lambda self, record: order.append(record["kind"]))
+    wanted = [*TUNED.timing("cpu"), training(PLAIN), training(HIGHWAY)]
+    run_cases(lambda records: wanted, RecordFile(tmp_path / "records.jsonl"), Workers(2))
+    assert order == ["training", "training", "speed"]

@@ -1,0 +1,98 @@
+"""``torch.compile`` before and after attaching: the engine's gradients, not those of code compiled without it."""
+
+import pytest
+import torch
+from lightning_runs import REGISTERED, fresh, is_bare, over, quiet, trainer
+from plain_modules import Net, PlainModule, weights
+
+import gradfree
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+pytestmark = [quiet, pytest.mark.slow]
+
+ONE_OF_EACH_KIND = {key: REGISTERED[key] for key in ("dfa, layers", "truncated, blocks", "dsf, time")}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(net, way):
+    """Compile ``net`` and return what to call."""
+    if way == "wrapped":
+        return torch.compile(net, backend="eager")
+    if way == "in a function":
+        return torch.compile(lambda x: net(x), backend="eager")
+    for part in net.middle.children():
+        part.compile(backend="eager")
+    return net
+
+
+@pytest.mark.parametrize("way", ["wrapped", "in a function", "its parts"])
+@over(ONE_OF_EACH_KIND)
+def test_compiled_models_get_the_engines_gradients(engine, kind, way):
+    """Compiled and run before without the engine, then with it, and without it again.
+
+    Models that are compiled in place are asked for in ``gradfree.testing``.
+    """
+    net, x = Net(kind), torch.randn(5, 6)
+    exact = gradients(net, lambda: net(x))
+    with engine.attach(net):
+        expected = gradients(net, lambda: net(x))
+    run = compiled(net, way)
+    assert_equal_gradients(gradients(net, lambda: run(x)), exact)
+    with engine.attach(net):
+        assert_equal_gradients(gradients(net, lambda: run(x)), expected)
+    assert_equal_gradients(gradients(net, lambda: run(x)), exact)
+
+
+@over(ONE_OF_EACH_KIND)
+def test_lightning_modules_may_compile_their_nets(tmp_path, engine, kind):
+    """Before fit, where no engine is attached yet; the backend makes graphs of its own for autograd."""
+    plain, module = fresh(kind), fresh(kind)
+    module.net.compile(backend="aot_eager")
+    trainer(tmp_path, max_epochs=1).fit(module)
+    module.load_state_dict(plain.state_dict())
+    for each in (plain, module):
+        trainer(tmp_path, engine, max_epochs=1).fit(each)
+        assert is_bare(each)
+    torch.testing.assert_close(weights(module), weights(plain), rtol=1e-5, atol=1e-6)
+
+
+@over(ONE_OF_EACH_KIND)
+def test_lightning_modules_may_be_compiled_whole(tmp_path, engine, kind):
+    """Trained by Lightning alone first; without self.log, which torch 2.12 and 2.13 fail to compile."""
+
+    class Silent(PlainModule):
+        def training_step(self, batch, index):
+            return self.loss(batch)
+
+    plain, module = fresh(kind, Silent), fresh(kind, Silent)
+    compiled = torch.compile(module, backend="eager")
+    trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(compiled)
+    module.load_state_dict(plain.state_dict())
+    for each in (plain, module):
+        trainer(tmp_path, engine, max_epochs=1, limit_val_batches=0).fit(each)
+    torch.testing.assert_close(weights(module), weights(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_what_lies_inside_blocks_may_be_compiled_for_highway_bp_too():
+    net, x = Net("blocks"), torch.randn(5, 6)
+    engine = gradfree.create_engine("highway_bp")
+    with engine.attach(net):
+        expected = gradients(net, lambda: net(x))
+    for block in net.middle:
+        block.branch.compile(backend="aot_eager")
+    with engine.attach(net):
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected)
+
+
+def test_blocks_compiled_later_are_refused_where_the_residual_path_must_be_seen():
+    net, x = Net("blocks"), torch.randn(5, 6)
+    with gradfree.create_engine("highway_bp").attach(net):
+        run = torch.compile(net, backend="aot_eager")
+        with pytest.raises(gradfree.ChainError, match="a compiled block hides it"):
+            run(x).sum().backward()

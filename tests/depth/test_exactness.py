@@ -1,0 +1,190 @@
+"""Where theory says exact: float64 against plain autograd, for every kind of block, length and loss."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree.testing.cases.models import BLOCKS, Model, Plain, assert_equal_gradients, gradients, plain_model
+
+EXACT = {
+    "backprop": lambda length: gradfree.create_engine("backprop", plain=False),
+    "highway_bp": lambda length: gradfree.create_engine("highway_bp", iterations=length),
+    "highway_bp, gamma 0.3": lambda length: gradfree.create_engine("highway_bp", iterations=length, gamma=0.3),
+    "highway_bp, gamma 1": lambda length: gradfree.create_engine("highway_bp", iterations=length, gamma=1.0),
+    "fixed_point": lambda length: gradfree.create_engine("fixed_point", iterations=length),
+    "truncated": lambda length: gradfree.create_engine("truncated", window=length),
+}
+
+TAPS = {
+    "the last state": lambda length: (length - 1,),
+    "every state (deep supervision)": lambda length: tuple(range(length)),
+    "the first state, the rest unused": lambda length: (0,),
+    "all but the last state": lambda length: tuple(range(max(1, length - 1))),
+}
+
+
+@pytest.mark.parametrize("taps", TAPS)
+@pytest.mark.parametrize("length", [1, 2, 5, 12])
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("engine", EXACT)
+def test_gradients_equal_backprop_and_outputs_are_bitwise_the_same(engine, kind, length, taps):
+    make, shape = BLOCKS[kind]
+    model, x = Model([make() for _ in range(length)], shape[-1]), torch.randn(shape)
+    taps = TAPS[taps](length)
+    expected_out, expected = model(x, taps=taps).detach(), gradients(model, lambda: model(x, taps=taps))
+    with EXACT[engine](length).attach(model, ["blocks"]):
+        assert torch.equal(model(x, taps=taps), expected_out)
+        assert_equal_gradients(gradients(model, lambda: model(x, taps=taps)), expected)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_blocks_may_change_the_shape_of_the_state(engine):
+    """Residual blocks at three widths, with a plain layer between: nothing is carried past a layer, all is pulled."""
+    widths = [nn.Linear(6, 4), nn.Linear(4, 9)]
+    blocks = nn.Sequential(Plain(6), Plain(6), widths[0], Plain(4), Plain(4), widths[1], Plain(9))
+    x = torch.randn(5, 6)
+    expected = gradients(blocks, lambda: blocks(x))
+    with EXACT[engine](7).attach(blocks, [""]):
+        assert_equal_gradients(gradients(blocks, lambda: blocks(x)), expected)
+
+
+@pytest.mark.parametrize("name", ["highway_bp", "fixed_point"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_last_k_plus_1_blocks_are_exact_after_k_sweeps(name, kind):
+    make, shape = BLOCKS[kind]
+    length = 5
+    model, x = Model([make() for _ in range(length)], shape[-1]), torch.randn(shape)
+    expected = gradients(model, lambda: model(x))
+    for k in range(length):
+        with gradfree.create_engine(name, iterations=k).attach(model):
+            actual = gradients(model, lambda: model(x))
+        exact = tuple(f"blocks.{i}." for i in range(length - 1 - k, length))
+        assert_equal_gradients(
+            {n: g for n, g in actual.items() if n.startswith(exact)},
+            {n: g for n, g in expected.items() if n.startswith(exact)},
+        )
+        below = f"blocks.{length - 2 - k}."
+        if k < length - 1:
+            assert any((actual[n] - expected[n]).norm() > 1e-6 for n in actual if n.startswith(below))
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_gamma_1_is_the_fixed_point_iteration(kind, k):
+    make, shape = BLOCKS[kind]
+    model, x = Model([make() for _ in range(5)], shape[-1]), torch.randn(shape)
+    with gradfree.create_engine("fixed_point", iterations=k).attach(model):
+        expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("highway_bp", iterations=k, gamma=1).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=0.0)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.2])
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_highway_bp_follows_the_papers_recurrence(k, gamma):
+    """w^{k+1} = scan(e + w^k J, K) with dense Jacobians, K = (1-γ)I and J = F - K (eqs. 10 and 11)."""
+    length, width = 4, 6
+    model, x = plain_model(length), torch.randn(1, width)
+    states = [model.stem(x), *model.states(x)]
+    jacobians = [
+        torch.autograd.functional.jacobian(block, h.detach()).reshape(width, width)
+        for block, h in zip(model.blocks, states, strict=False)
+    ]
+    direct = [torch.zeros(width)] * (length - 1) + [2 * model(x).item() * model.heads[-1].detach()]
+    K = (1 - gamma) * torch.eye(width)
+    w = [torch.zeros(width)] * length
+    for sweep in range(k + 1):
+        v = [w[i + 1] @ (jacobians[i + 1] - K) if sweep else 0.0 for i in range(length - 1)] + [0.0]
+        u = list(direct)
+        for i in reversed(range(length)):
+            u[i] = direct[i] + v[i] + (u[i + 1] @ K if i + 1 < length else 0.0)
+        w = u
+    with gradfree.create_engine("highway_bp", iterations=k, gamma=gamma).attach(model):
+        actual = gradients(model, lambda: model(x))
+    for i, (block, h) in enumerate(zip(model.blocks, states, strict=False)):
+        weight, bias = torch.autograd.grad(block(h.detach()), list(block.parameters()), w[i][None])
+        torch.testing.assert_close(actual[f"blocks.{i}.linear.weight"], weight, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(actual[f"blocks.{i}.linear.bias"], bias, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+def test_truncated_equals_a_graph_cut_by_hand(window):
+    """The loss behind state i sees the last ``window`` blocks only; everything before them is detached."""
+    model, x = plain_model(5), torch.randn(3, 6)
+
+    def cut_by_hand():
+        with torch.no_grad():
+            inputs = [model.stem(x), *model.states(x)]
+        total = 0.0
+        for i in range(5):
+            first = max(0, i + 1 - window)
+            h = inputs[first] if i + 1 > window else model.stem(x)
+            for block in model.blocks[first : i + 1]:
+                h = block(h)
+            total = total + (h * model.heads[i]).sum(1)
+        return total
+
+    expected = gradients(model, cut_by_hand)
+    if window < 5:
+        assert expected["stem.weight"] is not None
+    with gradfree.create_engine("truncated", window=window).attach(model):
+        actual = gradients(model, lambda: model(x, taps=(0, 1, 2, 3, 4)))
+    assert_equal_gradients(actual, expected)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_shapes_at_the_edge(engine):
+    model = plain_model(3)
+    transposed = torch.randn(6, 4).t()
+    for x in (torch.randn(1, 6), transposed, torch.randn(0, 6)):
+        expected = gradients(model, lambda x=x: model(x))
+        with EXACT[engine](3).attach(model):
+            actual = gradients(model, lambda x=x: model(x))
+        scale = 1.0 if x.numel() else 0.0
+        assert all(g.abs().max() > 0 for g in expected.values() if g is not None) == bool(scale)
+        for name, g in expected.items():
+            if g is not None:
+                torch.testing.assert_close(actual[name], g, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_several_chains_in_one_model(engine):
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.Sequential(Plain(), Plain()), nn.Linear(6, 3), nn.Sequential(Plain(3), Plain(3), Plain(3))
+    )
+    x = torch.randn(5, 4)
+    expected = gradients(model, lambda: model(x))
+    with EXACT[engine](3).attach(model, ["1", "3"]):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_a_chain_that_feeds_the_next_one_directly(engine):
+    model = nn.Sequential(nn.Sequential(Plain(), Plain()), nn.Sequential(Plain(), Plain(), Plain()))
+    x = torch.randn(5, 6)
+    expected = gradients(model, lambda: model(x))
+    with EXACT[engine](3).attach(model, ["0", "1"]):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_the_gradient_of_the_models_input(engine):
+    model = nn.Sequential(Plain(), Plain(), Plain())
+    x = torch.randn(5, 6, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).pow(2).sum(), x)
+    with EXACT[engine](3).attach(model):
+        (actual,) = torch.autograd.grad(model(x).pow(2).sum(), x)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("engine", EXACT)
+def test_torchs_own_transformer_encoder_as_it_is(engine, norm_first):
+    """Two sublayers a block, the mask and flags by keyword, pre-LN and post-LN: K is read off the graph."""
+    layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model, x = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(2, 5, 6)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    expected = gradients(model, lambda: model(x, mask=mask, is_causal=True))
+    with EXACT[engine](4).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x, mask=mask, is_causal=True)), expected)

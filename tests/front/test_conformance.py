@@ -1,0 +1,185 @@
+"""Every registered engine keeps what ``gradfree.testing`` asks for, and the committed table says what happens."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from places import DOCS
+
+import gradfree
+from gradfree.cli import main
+from gradfree.engines.engine import Engine
+from gradfree.testing import FEATURES, EngineConformance
+from gradfree.testing.cases.cases import CASES, STANDING_FOR
+from gradfree.testing.table import CHAINS, Table, Unclear, make_tables, markdown, shown
+
+PAGE = (DOCS / "features.md").read_text(encoding="utf-8")
+ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
+BASIC = "forward and backward pass"
+
+
+def cells(title):
+    """Return what the page says under ``title``, by row and engine."""
+    part = PAGE.partition(f"\n## {title}")[2].partition("\n## ")[0]
+    head, _, *rows = [re.split(r" \| ", line.strip("| ")) for line in part.splitlines() if line.startswith("|")]
+    return {(row[0], name.strip("`")): cell for row in rows for name, cell in zip(head, row[1:], strict=True)}
+
+
+CHAIN_CELLS = cells(CHAINS)
+FEATURE_CELLS = {case.name: cells(f"On {family}") for family, case in STANDING_FOR.items()}
+
+
+def assert_is_said(cell, refusal):
+    assert cell == ("works" if refusal is None else "refused")
+    assert refusal is None or shown(refusal) in PAGE
+
+
+class TestRegisteredEngines(EngineConformance):
+    engines = tuple(ENGINES.values())
+
+    def test_a_feature_works_or_is_refused(self, engine, case, feature):
+        """As the committed table has it; ``gradfree features --out docs/features.md`` makes it anew."""
+        name = next(name for name in ENGINES if ENGINES[name] == engine)
+        cell = FEATURE_CELLS.get(case.name, {}).get((feature.name, name))
+        if cell is None:
+            super().test_a_feature_works_or_is_refused(engine, case, feature)
+        else:
+            assert_is_said(cell, feature.refusal(engine, case))
+
+
+class TestOptions(EngineConformance):
+    """Options that change how an engine gets its gradients."""
+
+    features = tuple(feature for feature in FEATURES.values() if feature.everywhere)
+    engines = (
+        gradfree.create_engine("backprop", plain=False),
+        gradfree.create_engine("highway_bp", iterations=9, gamma=0.3, block=True),
+        gradfree.create_engine("dsf", feedback=0.7, iterations=1),
+        gradfree.create_engine("truncated", window=3),
+        gradfree.create_engine("foton", streaming=True, perturbation="tangent"),
+        gradfree.create_engine("pepita", mirror_every=1),
+    )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_table_has_every_chain(name):
+    for case in CASES:
+        assert_is_said(CHAIN_CELLS[case.name, name], FEATURES[BASIC].refusal(ENGINES[name], case))
+
+
+def test_the_table_has_every_engine_and_feature_and_says_what_they_mean():
+    assert list(CHAIN_CELLS) == [(case.name, name) for case in CASES for name in ENGINES]
+    for case in STANDING_FOR.values():
+        names = [name for name in ENGINES if CHAIN_CELLS[case.name, name] == "works"]
+        asked = [feature.name for feature in FEATURES.values() if case in feature.cases]
+        assert list(FEATURE_CELLS[case.name]) == [(feature, name) for feature in asked for name in names]
+    assert PAGE.endswith(markdown([]).partition("## What the rows mean")[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Engine):
+    """Breaks one promise."""
+
+    how: str = "sign"
+
+    def gradients(self, chain, direct):
+        exact = chain.backpropagate(direct)
+        change = {
+            "sign": torch.sign,
+            "noise": lambda g: g + 0.1 * torch.randn_like(g),
+            "sync": lambda g: g * (2.0 if g.sum().item() == 0.1 else 1.0),
+            "none": lambda g: None,
+            "nan": lambda g: g / 0.0,
+            "typo": lambda g: g.gradient,
+            "float32": lambda g: g.float().to(g.dtype),
+        }[self.how]
+        return exact._replace(parameters=[g if g is None else change(g) for g in exact.parameters])
+
+
+@pytest.mark.parametrize(
+    ("how", "feature", "message"),
+    [
+        ("sign", "loss times 1e-4 and 65536", "is off by"),
+        ("sign", "gradient accumulation", "is off by"),
+        ("noise", "several passes, one backward", "is off by"),
+        ("sync", "no wait for the device", "waits for the device"),
+        ("none", BASIC, "lacks a gradient"),
+        ("nan", BASIC, "is off by nan"),
+        ("float32", "the same step again", None),
+        ("float32", "gradient accumulation", "is off by"),
+    ],
+)
+def test_a_wrong_engine_is_found_out(how, feature, message):
+    for case in STANDING_FOR.values():
+        if message is None:
+            assert FEATURES[feature].refusal(Wrong(how=how), case) is None
+        else:
+            with pytest.raises(AssertionError, match=message):
+                FEATURES[feature].refusal(Wrong(how=how), case)
+
+
+def test_an_error_that_is_not_the_librarys_own_is_no_refusal(monkeypatch):
+    """Neither is one that the library has only added a note to."""
+    for engine in (Wrong(how="typo"), BrokenBlocks()):
+        with pytest.raises((AttributeError, gradfree.ChainError)):
+            FEATURES[BASIC].refusal(engine, CASES[0])
+
+
+class BrokenBlocks(Wrong):
+    def gradients(self, chain, direct):
+        return chain.gradients([e if e is None else e[:, :2] for e in direct])
+
+
+def test_the_command_names_what_is_neither_and_writes_nothing(monkeypatch, capsys, tmp_path):
+    few = {name: FEATURES[name] for name in (BASIC, "gradient accumulation")}
+    monkeypatch.setattr("gradfree.testing.table.FEATURES", few)
+    with pytest.raises(Unclear, match=r"gradient accumulation, linear layers, mine: AssertionError: .* is off by"):
+        make_tables({"mine": Wrong()})
+    monkeypatch.setattr("gradfree.testing.commands.list_engines", lambda: ["mine"])
+    monkeypatch.setattr("gradfree.testing.commands.create_engine", lambda name: Wrong(how="none"))
+    with pytest.raises(SystemExit) as ended:
+        main(["features", "--out", str(tmp_path / "features.md")])
+    assert ended.value.code == 2
+    assert "forward and backward pass, GRU, two layers, mine: AssertionError" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("gradfree.testing.commands.create_engine", lambda name: ENGINES["dsf"])
+    main(["features", "--out", str(tmp_path / "features.md")])
+    assert "| gradient accumulation | works |" in (tmp_path / "features.md").read_text(encoding="utf-8")
+
+
+def test_a_table_lists_each_message_once():
+    table = Table("T", ["a", "b", "c"], {"row": [None, "head:\n- first\n- second", "head, another:\n- first"]})
+    assert str(table).splitlines()[2:] == [
+        "| | `a` | `b` | `c` |",
+        "|---|:-:|:-:|:-:|",
+        "| row | works | refused | refused |",
+        "",
+        "- row, `b`, `c`: first",
+    ]
+
+
+@pytest.mark.slow
+def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(tmp_path):
+    """The page's code, as a module and its tests, outside this checkout and without its configuration.
+
+    Without what takes longest and has the least to do with an engine: compilation, and Lightning.
+    """
+    *engines, tests = re.findall(r"```python\n(.*?)```", (DOCS / "adding-an-engine.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "my_package.py").write_text("\n".join(engines), encoding="utf-8")
+    (tmp_path / "test_my_package.py").write_text(tests, encoding="utf-8")
+    assert len("".join(engines).splitlines()) <= 60
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--strict-markers", "-p", "no:cacheprovider"]
+    command += ["-k", "not compile and not Lightning and not Fabric"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"refused: Damped cannot be attached to .*lean=True is for recurrent", done.stdout, re.DOTALL)
+
+
+def test_the_class_is_at_hand_in_gradfree_algorithms():
+    engine = gradfree.create_engine("highway_bp", iterations=4)
+    assert gradfree.algorithms.HighwayBP(iterations=4) == engine
+    with pytest.raises(AttributeError, match="module 'gradfree' has no attribute 'algorithm'"):
+        gradfree.algorithm  # noqa: B018

@@ -1,0 +1,191 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree.fidelity import loss_fidelity
+from gradfree.testing.cases.models import gradients, layered_model, plain_model
+
+
+def loss_fn(out, target):
+    return (out - target).pow(2).sum()
+
+
+@pytest.fixture
+def batch():
+    return torch.randn(4, 6), torch.randn(4)
+
+
+def test_figures_are_those_of_the_definition(batch):
+    model = plain_model()
+    engine = gradfree.create_engine("truncated", window=2)
+    fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, batch)
+
+    def grads():
+        model.zero_grad()
+        loss_fn(model(batch[0]), batch[1]).backward()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    exact = grads()
+    with engine.attach(model):
+        approximate = grads()
+    assert fidelity.parameters.keys() == exact.keys()
+    for name, g in exact.items():
+        a, f = approximate[name].flatten(), fidelity.parameters[name]
+        assert f.norm_ratio == pytest.approx((a.norm() / g.norm()).item())
+        assert f.relative_error == pytest.approx(((a - g.flatten()).norm() / g.norm()).item())
+        if a.any():
+            assert f.cosine == pytest.approx(torch.cosine_similarity(a, g.flatten(), 0).item())
+    whole = [torch.cat([g[n].flatten() for n in exact]) for g in (approximate, exact)]
+    assert fidelity.total.cosine == pytest.approx(torch.cosine_similarity(*whole, 0).item())
+
+
+def test_the_chains_own_parameters_are_judged_apart_from_the_rest(batch):
+    """The head is exact under every engine; it must not make an engine look good."""
+    model = plain_model()
+    fidelity = gradfree.gradient_fidelity(gradfree.create_engine("truncated", window=1), model, loss_fn, batch)
+    assert fidelity.parameters["heads.4"].relative_error == 0.0
+    assert fidelity.chains.relative_error > fidelity.total.relative_error > 0.0
+
+
+def test_an_exact_engine_has_cosine_and_norm_ratio_1(batch):
+    fidelity = gradfree.gradient_fidelity(
+        gradfree.create_engine("highway_bp", iterations=5), plain_model(), loss_fn, batch
+    )
+    for f in (fidelity.total, *fidelity.parameters.values()):
+        assert f.cosine == pytest.approx(1.0)
+        assert f.norm_ratio == pytest.approx(1.0)
+        assert f.relative_error < 1e-10
+
+
+def test_it_leaves_no_trace_and_gives_both_passes_the_same_dropout_masks():
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh()) for _ in range(3))
+    )
+    x, target = torch.randn(8, 6), torch.randn(8, 6)
+    model(x).sum().backward()
+    before = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
+    fidelity = gradfree.gradient_fidelity(
+        gradfree.create_engine("fixed_point", iterations=3), model, loss_fn, (x, target), chains=[""]
+    )
+    assert fidelity.total.relative_error < 1e-10
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before[0].items())
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before[1], strict=True))
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_buffers_that_the_model_replaces_are_restored_and_sparse_gradients_compared():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(5, 6, sparse=True)
+            self.blocks = plain_model(3).blocks
+            self.register_buffer("calls", torch.ones(()))
+
+        def forward(self, tokens):
+            self.calls = self.calls + 1
+            h = self.embedding(tokens) * self.calls
+            for block in self.blocks:
+                h = block(h)
+            return h
+
+    model = Counting()
+    before = model.calls
+    fidelity = gradfree.gradient_fidelity(
+        gradfree.create_engine("backprop", plain=False), model, loss_fn, (torch.randint(5, (4,)), torch.randn(4, 6))
+    )
+    assert fidelity.total.relative_error < 1e-10
+    assert model.calls is before
+    assert before == 1
+
+
+def test_a_frozen_model_is_refused(batch):
+    model = plain_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        gradfree.gradient_fidelity(gradfree.create_engine("backprop", plain=False), model, loss_fn, batch)
+
+
+def test_it_prints_as_a_table(batch):
+    text = str(
+        gradfree.gradient_fidelity(gradfree.create_engine("backprop", plain=False), plain_model(), loss_fn, batch)
+    )
+    assert text.splitlines()[0].split() == ["parameter", "cosine", "norm", "ratio", "relative", "error"]
+    assert "blocks.0.linear.weight   1.0000" in text
+    assert text.splitlines()[-1].startswith("all")
+
+
+class Sequences(nn.Module):
+    """A GRU behind dropout, over features as time steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.rnn = nn.Dropout(0.5), nn.GRU(1, 5)
+
+    def forward(self, x):
+        return self.rnn(self.dropout(x).T.unsqueeze(-1))[0]
+
+
+MODELS = {"layers": layered_model, "blocks": plain_model, "time": Sequences}
+OPTIONS = {"backprop": [{"plain": False}], "foton": [{}, {"streaming": True}], "dsf": [{}, {"feedback": "gate"}]}
+ENGINES = [(name, options) for name in gradfree.list_engines() for options in OPTIONS.get(name, [{}])]
+
+
+def sum_of_squares(out, target):
+    return out.pow(2).sum()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("name", "options"), ENGINES)
+def test_a_loss_is_compared_on_its_own_graph_and_goes_backward_as_before(name, options, kind):
+    """The figures of two separate passes; what the engine remembers, .grad and the random state do not change."""
+    engine, model, x = gradfree.create_engine(name, **options), MODELS[kind](), torch.randn(4, 6)
+    if not engine.validate(model).ok:
+        pytest.skip("not a chain for this engine")
+    expected, random = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None)), torch.get_rng_state()
+    results = []
+    for compare in (True, False):
+        torch.set_rng_state(random)
+        model.zero_grad()
+        with engine.attach(model) as handle:
+            loss = sum_of_squares(model(x), None)
+            if compare:
+                found = loss_fidelity(loss, model, handle)
+                assert handle.state_dict() == {}
+                assert all(p.grad is None for p in model.parameters())
+            loss.backward()
+        results.append([*(p.grad.clone() for p in model.parameters() if p.grad is not None), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for one, other in ((found.total, expected.total), (found.chains, expected.chains)):
+        assert one.cosine == pytest.approx(other.cosine, abs=1e-10)
+        assert one.norm_ratio == pytest.approx(other.norm_ratio, abs=1e-10)
+
+
+def test_the_parameters_of_a_layer_are_taken_together():
+    model, x, engine = plain_model(), torch.randn(4, 6), gradfree.create_engine("highway_bp", iterations=0)
+    found = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None))
+    assert list(found.layers) == ["stem", *(f"blocks.{i}.linear" for i in range(5)), "heads"]
+
+    def layer():
+        grads = gradients(model, lambda: model(x))
+        return torch.cat([grads[f"blocks.3.linear.{p}"].flatten() for p in ("weight", "bias")])
+
+    exact = layer()
+    with engine.attach(model):
+        cosine = torch.cosine_similarity(exact, layer(), dim=0).item()
+    assert found.layers["blocks.3.linear"].cosine == pytest.approx(cosine)
+    assert cosine < 0.999
+
+
+def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
+    """Orthogonal backprop takes the error without the factor T = 4: exact but for 1/T, which the norm ratio shows."""
+    model, x, target = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(4, 6), torch.randn(4, 3)
+    engine = gradfree.create_engine("orthogonal_backprop", temperature=4.0)
+    found = [gradfree.gradient_fidelity(engine, model, loss_fn, (x, target))]
+    with engine.attach(model) as handle:
+        found.append(loss_fidelity(loss_fn(model(x), target), model, handle))
+    for fidelity in found:
+        assert fidelity.total.cosine == pytest.approx(1.0)
+        assert fidelity.total.norm_ratio == pytest.approx(1 / 4)

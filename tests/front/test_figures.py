@@ -1,0 +1,120 @@
+"""What engines tell of how they solve a chain: true, only when asked, and without changing a bit."""
+
+import pytest
+import torch
+from test_fidelity import Sequences
+from torch import nn
+
+import gradfree
+from gradfree.orthogonal.weights import drift
+from gradfree.testing.cases.models import gradients, layered_model, plain_model
+
+SWEEPING = {"highway_bp": "iterations", "fixed_point": "iterations", "dsf": "iterations", "truncated": "window"}
+
+
+def figures_of(engine, model, x, chains=None):
+    with engine.attach(model, chains), gradfree.engine_figures() as figures:
+        model(x).pow(2).sum().backward()
+    return figures
+
+
+@pytest.mark.parametrize("name", SWEEPING)
+@pytest.mark.parametrize("kind", ["blocks", "time"])
+def test_the_residual_falls_to_nothing_at_the_last_sweep(name, kind):
+    """A chain of L links is solved by L - 1 sweeps; more are not run."""
+    model, x, path, links = (
+        (plain_model(5), torch.randn(4, 6), "blocks", 5)
+        if kind == "blocks"
+        else (Sequences(), torch.randn(4, 6), "rnn.l0", 6)
+    )
+    model.eval()
+    found = []
+    for sweeps in (0, 1, links - 1, links + 5):
+        engine = gradfree.create_engine(name, **{SWEEPING[name]: sweeps + (name == "truncated")})
+        figures = figures_of(engine, model, x)
+        assert list(figures) == [path]
+        assert figures[path]["sweeps"] == min(sweeps, links - 1)
+        found.append(figures[path]["residual"].item())
+    assert found[0] > found[1] > 1e-4
+    assert found[2] == found[3] < 1e-12
+
+
+def test_the_residual_is_the_relative_change_of_all_cotangents():
+    """Two scalar links, K = 0: δ = (e_1, e_2), one sweep makes δ_1 = e_1 + w_2 e_2."""
+    model, x = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), torch.ones(1, 1)
+    nn.init.constant_(model[1].weight, 0.5)
+    with gradfree.create_engine("fixed_point", iterations=0).attach(model, [""]):
+        first = model[0](x)
+        loss = 3.0 * first.sum() + 4.0 * model[1](first).sum()
+        with gradfree.engine_figures() as figures:
+            loss.backward()
+    assert figures[""]["residual"].item() == pytest.approx(2.0 / 5.0)
+
+
+def test_recurrent_modules_have_a_chain_for_each_layer_and_direction():
+    model = nn.ModuleDict(
+        {"rnn": nn.LSTM(3, 4, num_layers=2, bidirectional=True), "cell": gradfree.CellLayer(nn.GRUCell(3, 4))}
+    )
+    x = torch.randn(5, 2, 3)
+    with gradfree.create_engine("highway_bp").attach(model), gradfree.engine_figures() as figures:
+        (model["rnn"](x)[0].sum() + model["cell"](x)[0].sum()).backward()
+    assert sorted(figures) == ["cell", "rnn.l0", "rnn.l0_reverse", "rnn.l1", "rnn.l1_reverse"]
+
+
+@pytest.mark.parametrize("name", ["foton", "orthogonal_backprop"])
+def test_engines_that_keep_weights_orthogonal_tell_how_well(name):
+    model = layered_model()
+    figures = figures_of(gradfree.create_engine(name), model, torch.randn(4, 6))
+    weights = [layer.weight for layer in model.blocks if isinstance(layer, nn.Linear)]
+    assert list(figures) == ["blocks"]
+    assert torch.equal(figures["blocks"]["drift"], drift(weights).max())
+
+
+OPTIONS = {"backprop": {"plain": False}, "dsf": {"feedback": "gate"}}
+
+
+@pytest.mark.parametrize("kind", ["layers", "blocks", "time"])
+@pytest.mark.parametrize("name", gradfree.list_engines())
+def test_asking_changes_nothing(name, kind):
+    """Gradients, what the engine remembers and the random state, to the last bit; nothing is kept for later passes."""
+    make = {"layers": layered_model, "blocks": plain_model, "time": Sequences}[kind]
+    engine, model, x = gradfree.create_engine(name, **OPTIONS.get(name, {})), make(), torch.randn(4, 6)
+    if not engine.validate(model).ok:
+        pytest.skip("not a chain for this engine")
+    results = []
+    for ask in (False, True):
+        torch.manual_seed(1)
+        with engine.attach(model) as handle:
+            if ask:
+                with gradfree.engine_figures() as figures:
+                    gradients(model, lambda: model(x))
+                told = {path: dict(own) for path, own in figures.items()}
+                model(x).sum().backward()
+                assert told == figures
+            else:
+                gradients(model, lambda: model(x))
+                model(x).sum().backward()
+            remembered = [value for own in handle.state_dict().values() for value in own.values()]
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        results.append([*grads, *remembered, torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+class Told(gradfree.SweepEngine):
+    sweeps = 1
+
+    def split(self, chain):
+        chain.offer("mine", lambda: self.computed())
+        return chain.constant(0.0)
+
+    def computed(self):
+        raise ArithmeticError("nobody has asked")
+
+
+def test_a_figure_is_computed_only_when_somebody_asks():
+    model, x = plain_model(), torch.randn(4, 6)
+    with Told().attach(model):
+        gradients(model, lambda: model(x))
+        with pytest.raises(ArithmeticError), gradfree.engine_figures():
+            gradients(model, lambda: model(x))
+        gradients(model, lambda: model(x))

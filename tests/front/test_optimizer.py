@@ -1,0 +1,135 @@
+"""EngineOptimizer is the optimizer it wraps, to everyone who asks."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+import gradfree
+from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+
+
+def train(model, optimizer, x, steps, scheduler=None):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).pow(2).sum().backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def wrapped(model, engine="backprop", **options):
+    return gradfree.EngineOptimizer(torch.optim.AdamW(model.parameters(), 1e-2), model, engine, **options)
+
+
+def assert_same(actual, expected):
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_it_attaches_the_engine_and_detaches_it():
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("truncated", window=2).attach(model):
+        expected = gradients(model, lambda: model(x))
+    optimizer = wrapped(model, "truncated", window=2)
+    assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+    optimizer.detach()
+    assert gradients(model, lambda: model(x))["stem.weight"].any()
+
+
+@pytest.mark.parametrize("engine", ["backprop", "highway_bp"])
+def test_training_is_that_of_a_plain_loop(engine):
+    """With an exact engine, under OneCycleLR (which also cycles Adam's betas), to rounding."""
+    model, x = plain_model(), torch.randn(4, 6)
+    other = copy.deepcopy(model)
+    plain = torch.optim.AdamW(model.parameters(), 1e-2)
+    expected = train(model, plain, x, 10, OneCycleLR(plain, 0.1, total_steps=20))
+    options = {"plain": False} if engine == "backprop" else {"iterations": 5}
+    optimizer = wrapped(other, engine, **options)
+    actual = train(other, optimizer, x, 10, OneCycleLR(optimizer, 0.1, total_steps=20))
+    assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] != 1e-2
+    assert optimizer.param_groups[0]["betas"] == plain.param_groups[0]["betas"]
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_its_state_goes_to_a_plain_optimizer_and_back():
+    model, x = plain_model(), torch.randn(4, 6)
+    optimizer = wrapped(model)
+    train(model, optimizer, x, 3)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    expected = train(model, optimizer, x, 3)
+    resumed = plain_model()
+    resumed.load_state_dict(weights)
+    plain = torch.optim.AdamW(resumed.parameters(), 1.0)
+    plain.load_state_dict(state)
+    again = wrapped(resumed)
+    again.load_state_dict(plain.state_dict())
+    assert_same(train(resumed, again, x, 3), expected)
+    assert again.state[next(resumed.parameters())]["step"] == 6
+
+
+def test_it_is_an_optimizer_to_schedulers_and_takes_parameter_groups():
+    model = plain_model()
+    optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.blocks.parameters(), 0.1), model)
+    optimizer.add_param_group({"params": list(model.stem.parameters()), "lr": 0.5})
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.optimizer.param_groups] == [0.05, 0.25]
+    assert optimizer.defaults["lr"] == 0.1
+    assert "lr: 0.25" in repr(optimizer)
+
+
+def test_a_closure_is_called_as_the_wrapped_optimizer_calls_it():
+    model, x, calls = plain_model(), torch.randn(4, 6), []
+    optimizer = gradfree.EngineOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=3), model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).sum()
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    first = optimizer.step(closure)
+    assert first == calls[0]
+    assert len(calls) > 1
+    assert calls[-1] < calls[0]
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_gradscaler_unscales_and_skips_steps_on_overflow(overflow):
+    model, x = plain_model().float(), torch.randn(4, 6, dtype=torch.float32)
+    other = copy.deepcopy(model)
+    plain = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = wrapped(other)
+    for m, o in ((model, plain), (other, optimizer)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        loss = m(x).pow(2).sum() * (float("inf") if overflow else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(o)
+        scaler.update()
+        assert scaler.get_scale() == (2.0**15 if overflow else 2.0**16)
+    for a, b in zip(other.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert bool(optimizer.state) != overflow
+
+
+def test_copies_are_refused():
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"cannot be copied; copy the model and its \.optimizer"):
+            copying(wrapped(plain_model()))
+
+
+def test_step_hooks_run_once_a_step():
+    model, calls = plain_model(), []
+    optimizer = wrapped(model)
+    optimizer.register_step_post_hook(lambda *args: calls.append("post"))
+    optimizer.register_step_pre_hook(lambda *args: calls.append("pre"))
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    assert calls == ["pre", "post"]

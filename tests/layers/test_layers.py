@@ -1,0 +1,231 @@
+"""Chains of layers that are taken apart: what may come between the layers and the engine, and is refused."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradfree
+from gradfree import ChainError
+from gradfree.algorithms import DFA, FA, FOTON, PEPITA, OrthogonalBackprop
+from gradfree.orthogonal.weights import drift
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+ENGINES = {
+    "foton": FOTON(),
+    "foton, streaming": FOTON(streaming=True),
+    "dfa": DFA(),
+    "fa": FA(),
+    "pepita": PEPITA(),
+    "orthogonal_backprop": OrthogonalBackprop(),
+}
+FORWARD_ONLY = [engine for name, engine in ENGINES.items() if name != "orthogonal_backprop"]
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES)
+def engine(request):
+    return request.param
+
+
+def tanh_net():
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def test_hooks_between_the_layer_and_the_engine_are_refused(engine):
+    """The engine computes with the layer's own map, which a hook that changes its input or output is not part of."""
+    for register in (
+        lambda layer: layer.register_forward_pre_hook(lambda layer, args: (2 * args[0],)),
+        lambda layer: layer.register_forward_hook(lambda layer, args, out: 2 * out, prepend=True),
+    ):
+        net, x = tanh_net(), torch.randn(3, 8)
+        with engine.attach(net):
+            handle = register(net[2])
+            with pytest.raises(ChainError, match="2 has got a forward hook or pre-hook since the engine was attached"):
+                net(x)
+            handle.remove()
+            net(x).sum().backward()
+
+
+def test_hooks_that_look_on_are_welcome(engine):
+    net, x, seen = tanh_net(), torch.randn(3, 8), []
+    net[2].register_forward_pre_hook(lambda layer, args: seen.append(args[0]))
+    with engine.attach(net):
+        net[2].register_forward_hook(lambda layer, args, out: seen.append(out))
+        net(x).sum().backward()
+    assert len(seen) == 2
+
+
+def test_layers_with_another_forward_are_refused(engine):
+    net, x = tanh_net(), torch.randn(3, 8)
+    with engine.attach(net):
+        net[2].forward = lambda x: 3 * F.linear(x, net[2].weight)
+        with pytest.raises(ChainError, match="2 computes something else than when the engine was attached"):
+            net(x)
+    assert "2 is a Linear, which this engine cannot take apart" in str(engine.validate(net, [""]))
+
+
+def test_states_changed_in_place_between_layers_are_refused(engine):
+    net = tanh_net()
+    with engine.attach(net, [""]):
+        h = net[1](net[0](torch.randn(3, 8)))
+        with torch.no_grad():
+            h.clamp_(-0.1, 0.1)
+        with pytest.raises(ChainError, match="the output of 1 was changed in place before 2 was given it"):
+            net[2](h)
+
+
+@pytest.mark.parametrize("engine", FORWARD_ONLY, ids=repr)
+@pytest.mark.parametrize(
+    ("net", "shape", "where"),
+    [
+        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), (8,), r"0 returns \(8,\) for an input"),
+        (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)), (4, 3, 3), r"0 returns \(4, 3, 3\)"),
+        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0, 1), nn.Linear(8, 4)), (3, 2, 8), r"1 returns \(6, 8\)"),
+    ],
+)
+def test_the_first_dimension_must_be_the_samples(engine, net, shape, where):
+    """Errors are normalised, and sent, sample by sample."""
+    net = net()
+    with engine.attach(net, [""]):
+        out = net(torch.randn(shape))
+        with pytest.raises(ChainError, match=f"{where}.* must be that of the samples"):
+            out.sum().backward()
+
+
+def test_integer_inputs_are_refused(engine):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 2))
+    with engine.attach(net), pytest.raises(ChainError, match=r"1 was given torch.int64, .* x.float\(\)"):
+        net(torch.ones(4, 2, 4, dtype=torch.int64))
+
+
+def test_replicas_of_data_parallel_are_refused(engine):
+    net = tanh_net()
+    with engine.attach(net):
+        replica = net[0]._replicate_for_data_parallel()
+        replica.weight, replica.bias = net[0].weight, net[0].bias
+        with pytest.raises(ChainError, match=r"0 runs as one of several replicas of nn\.DataParallel"):
+            replica(torch.randn(3, 8))
+
+
+def test_dropout_that_is_switched_off_between_the_passes_is_noticed_where_it_matters():
+    """Only the streaming form runs it again."""
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Linear(8, 4)), torch.randn(3, 8)
+    found = []
+    for switch in (False, True):
+        torch.manual_seed(3)
+        with FOTON().attach(net.train(), [""]):
+            found.append(gradients(net, lambda switch=switch: (net(x), net.train(not switch))[0]))
+            found[-1] = {name: g.clone() for name, g in found[-1].items()}
+    assert_equal_gradients(found[1], found[0], tolerance=0.0)
+    for before in (True, False):
+        with FOTON(streaming=True).attach(net.train(before), [""]):
+            out = net(x).sum()
+            net.train(not before)
+            with pytest.raises(ChainError, match="1 was switched between training and evaluation"):
+                out.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_errors_too_small_to_be_inverted_are_none(dtype):
+    """A confident sample's error may be subnormal, and one over it infinite."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+    with FOTON().attach(net, [""]):
+        net(torch.randn(1, 8, dtype=dtype)).backward(torch.tensor([[torch.finfo(dtype).tiny / 16]], dtype=dtype))
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_a_kept_f_is_that_of_the_last_layer_that_the_loss_reaches():
+    """Two losses, on an earlier and on the last state, that happen to have as many classes."""
+    net, x = tanh_net(), torch.randn(3, 8)
+    net[4] = nn.Linear(8, 8)
+    runs = (lambda: net(x), lambda: net[2](net[1](net[0](x))))
+    with FOTON().attach(net):
+        expected = [{n: g if g is None else g.clone() for n, g in gradients(net, run).items()} for run in runs]
+    with FOTON(refresh_feedback_every=2).attach(net):
+        for run, exact in zip(runs, expected, strict=True):
+            assert_equal_gradients(gradients(net, run), exact)
+
+
+def test_weights_that_are_loaded_as_new_parameters_are_kept_orthogonal():
+    net, x = tanh_net(), torch.randn(3, 8)
+    gradfree.orthogonalize(net)
+    with OrthogonalBackprop(orthogonalize_every=1, orthogonalize_steps=4).attach(net):
+        net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        net(x).sum().backward()
+        optimizer.step()
+    assert drift([net[i].weight for i in (0, 2, 4)]).max() < 1e-9
+
+
+def test_frozen_weights_are_left_alone_and_kept_orthogonal_once_they_train():
+    net, x = tanh_net(), torch.randn(3, 8)
+    gradfree.orthogonalize(net)
+    with torch.no_grad():
+        net[2].weight += 0.01
+    net[2].requires_grad_(False)
+    before = net[2].weight.clone()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with OrthogonalBackprop(orthogonalize_every=1, orthogonalize_steps=4).attach(net):
+        net(x).sum().backward()
+        optimizer.step()
+        assert torch.equal(net[2].weight, before)
+        net[2].requires_grad_()
+        net(x).sum().backward()
+        optimizer.step()
+    assert drift([net[2].weight]).max() < 1e-9
+
+
+# What looks dangerous and is right.
+
+
+@pytest.fixture
+def reference(engine):
+    net, x = tanh_net(), torch.randn(4, 8)
+    with engine.attach(net):
+        return net, x, {name: g.clone() for name, g in gradients(net, lambda: net(x)).items()}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_the_whole_chain(engine, reference, reentrant):
+    net, x, expected = reference
+    with engine.attach(net):
+        found = gradients(net, lambda: checkpoint(net, x.clone().requires_grad_(), use_reentrant=reentrant))
+    assert_equal_gradients(found, expected)
+
+
+def test_two_passes_in_one_step(engine, reference):
+    net, x, expected = reference
+    with engine.attach(net):
+        assert_equal_gradients(gradients(net, lambda: torch.cat([net(x[:1]), net(x[1:])])), expected)
+
+
+def test_strides_of_the_input_do_not_matter(engine, reference):
+    net, x, expected = reference
+    with engine.attach(net):
+        assert_equal_gradients(gradients(net, lambda: net(torch.stack([x, x], 1)[:, 1])), expected)
+        assert_equal_gradients(gradients(net, lambda: net(x.T.contiguous().T)), expected)
+
+
+def test_channels_last(engine):
+    net, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)),
+        torch.randn(5, 3, 8, 8),
+    )
+    other = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    with engine.attach(net), engine.attach(other):
+        expected = gradients(net, lambda: net(x))
+        found = gradients(other, lambda: other(x.to(memory_format=torch.channels_last)))
+        assert_equal_gradients(found, expected)
+
+
+def test_shared_weights_get_the_sum_of_their_uses():
+    net, x = tanh_net(), torch.randn(4, 8)
+    other = copy.deepcopy(net)
+    other[2].weight, other[2].bias = other[0].weight, other[0].bias
+    net[2].load_state_dict(net[0].state_dict())
+    with DFA().attach(net), DFA().attach(other):
+        apart, together = gradients(net, lambda: net(x)), gradients(other, lambda: other(x))
+    torch.testing.assert_close(together["0.weight"], apart["0.weight"] + apart["2.weight"])

@@ -1,0 +1,327 @@
+"""Weights that an engine keeps orthogonal: how well, after whose steps, and which."""
+
+import gc
+import warnings
+import weakref
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import gradfree
+from gradfree.algorithms import FOTON
+from gradfree.orthogonal.weights import drift, drift_along, is_matrix, project, retract
+
+SHAPES = {"square": (24, 24), "wide": (10, 24), "tall": (24, 10), "one row": (1, 8), "patches": (12, 3, 2, 2)}
+
+
+def deviation(weight):
+    """‖W Wᵀ - I‖ (Wᵀ W for tall ones) in the spectral norm, by singular values."""
+    singular = torch.linalg.svdvals(weight.detach().flatten(1).double())
+    return (singular.square() - 1).abs().max().item()
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_project_finds_the_nearest_orthogonal_matrix(shape):
+    weight = torch.randn(shape)
+    u, _, v = torch.linalg.svd(weight.flatten(1), full_matrices=False)
+    project([weight])
+    torch.testing.assert_close(weight.flatten(1), u @ v)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_two_steps_hold_what_one_optimizer_step_has_moved(shape, dtype):
+    weights = [torch.randn(shape, dtype=dtype) for _ in range(3)]
+    project(weights)
+    for weight in weights:
+        weight += 0.02 * torch.nn.functional.normalize(torch.randn(shape), dim=(0, 1)).to(dtype)
+    retract(weights, steps=2)
+    assert max(map(deviation, weights)) < (0.05 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_a_drift_whose_entries_cancel_is_seen():
+    """W = I + u uᵀ with u = (1, -1, 0, 0) / √2 has a drift of 3, along u, whose sum is zero."""
+    u = torch.tensor([1.0, -1.0, 0.0, 0.0]) / 2**0.5
+    assert drift([torch.eye(4) + torch.outer(u, u)]).item() == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_probe_from_a_checkpoint_follows_its_weight():
+    """Checkpoints load to the CPU; a probe of another precision stands for one on another device."""
+    weight, probe = torch.randn(4, 6, dtype=torch.float32), torch.randn(4, 1, dtype=torch.float64)
+    product, along = drift_along(weight, probe)
+    expected, along_expected = drift_along(weight, probe.float())
+    assert product.dtype == torch.float32
+    torch.testing.assert_close((product, along), (expected, along_expected))
+
+
+def test_each_weight_of_a_batch_is_led_to_its_own_nearest_matrix():
+    weights = [torch.randn(8, 8), torch.randn(6, 9), torch.randn(8, 8), torch.randn(9, 6)]
+    project(weights)
+    moved = [weight + 0.01 * torch.randn_like(weight) for weight in weights]
+    expected = [weight.clone() for weight in moved]
+    project(expected)
+    retract(moved, steps=4)
+    torch.testing.assert_close(moved, expected)
+
+
+def test_an_overlong_step_does_not_diverge():
+    weights = [torch.eye(8), 30 * torch.eye(8), 5 * torch.randn(8, 8)]
+    for _ in range(20):
+        retract(weights, steps=2)
+    assert max(map(deviation, weights)) < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_drift_estimates_the_spectral_norm(shape):
+    weight = torch.randn(shape)
+    project([weight])
+    assert drift([weight]).item() < 1e-6
+    weight *= 1.1
+    assert drift([weight]).item() == pytest.approx(0.21, rel=0.2)
+
+
+def test_which_layers_are_matrices():
+    assert is_matrix(nn.Linear(3, 4))
+    assert is_matrix(nn.Conv2d(3, 4, 2, stride=2))
+    assert is_matrix(nn.Conv1d(3, 4, 1))
+    for layer in (
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.Conv2d(3, 4, 2, stride=2, padding=1),
+        nn.Conv2d(4, 4, 2, stride=2, groups=2),
+        nn.Conv2d(3, 4, 2, stride=2, dilation=2),
+        parametrizations.orthogonal(nn.Linear(3, 3)),
+        nn.Tanh(),
+    ):
+        assert not is_matrix(layer)
+
+
+def test_orthogonalize_wants_a_layer():
+    with pytest.raises(ValueError, match="Tanh has no linear layer"):
+        gradfree.orthogonalize(nn.Tanh())
+
+
+def net():
+    """Float32: wide, square and tall layers, and an overlapping convolution that stays as it is."""
+    torch.set_default_dtype(torch.float32)
+    layers = nn.Sequential(
+        *(nn.Conv2d(1, 4, 2, 2), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.Flatten()),
+        *(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 48), nn.Linear(48, 10)),
+    )
+    gradfree.orthogonalize(layers)
+    return layers
+
+
+def batch():
+    return torch.randn(16, 1, 8, 8), torch.randint(10, (16,))
+
+
+def largest(layers):
+    return max(deviation(layer.weight) for layer in layers if is_matrix(layer))
+
+
+def plain_loop(layers, optimizer, steps):
+    for _ in range(steps):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(layers(x), y).backward()
+        optimizer.step()
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1, weight_decay=1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, 0.02, momentum=0.9, nesterov=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_few_steps_after_every_step_hold_1e_5(name, steps):
+    layers = net()
+    optimizer = OPTIMIZERS[name](layers.parameters())
+    with FOTON(orthogonalize_every=1, orthogonalize_steps=steps).attach(layers):
+        for _ in range(30):
+            plain_loop(layers, optimizer, 1)
+            assert largest(layers) < 1e-5
+
+
+def test_retraction_comes_as_often_as_asked_and_leaves_other_layers_alone():
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers):
+        found = []
+        for _ in range(6):
+            plain_loop(layers, optimizer, 1)
+            found.append(largest(layers) < 1e-5)
+    assert found == [False, False, True, False, False, True]
+    assert deviation(layers[2].weight) > 0.01
+
+
+def test_by_default_weights_are_led_back_as_they_drift():
+    """However fast the training: seldom where steps are small, often where they are large."""
+    for rate, fewest, most in ((1e-4, 0, 0), (0.1, 1, 10), (0.3, 5, 60)):
+        layers = net()
+        optimizer = torch.optim.SGD(layers.parameters(), rate, momentum=0.9)
+        moved, retractions, seen = [], 0, []
+        # Called before the engine sees the step.
+        optimizer.register_step_post_hook(lambda *_, of=layers, to=moved: to.append(of[4].weight.clone()))
+        with FOTON(temperature=4.0).attach(layers):
+            for _ in range(60):
+                plain_loop(layers, optimizer, 1)
+                retractions += not torch.equal(layers[4].weight, moved[-1])
+                seen.append(largest(layers))
+        assert fewest <= retractions <= most, rate
+        assert max(seen) < 2
+
+
+def test_only_the_weight_that_has_drifted_is_led_back():
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), 0.0)
+    with FOTON().attach(layers):
+        plain_loop(layers, optimizer, 1)
+        layers[0].weight.data *= 1.1
+        others = [layers[4].weight.clone(), layers[6].weight.clone()]
+        plain_loop(layers, optimizer, 1)
+        assert deviation(layers[0].weight) > 0.2, "the drift is read a step late"
+        plain_loop(layers, optimizer, 1)
+        assert deviation(layers[0].weight) < 0.05
+    assert torch.equal(layers[4].weight, others[0])
+    assert torch.equal(layers[6].weight, others[1])
+
+
+def test_a_weight_that_is_not_finite_is_not_forgotten():
+    """NaN is no small drift: the others are led back all the same."""
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), 0.0)
+    with FOTON().attach(layers):
+        layers[0].weight.data[0, 0] = torch.nan
+        layers[4].weight.data *= 1.1
+        for _ in range(2):
+            optimizer.step()
+    assert layers[0].weight.isnan().any()
+    assert deviation(layers[4].weight) < 0.05
+
+
+def test_weights_far_from_orthogonal_are_replaced_at_the_first_step():
+    layers = net()
+    for parameter in layers.parameters():
+        nn.init.normal_(parameter)
+    optimizer = torch.optim.SGD(layers.parameters(), 0.01)
+    with FOTON(orthogonalize_every=1, orthogonalize_steps=2).attach(layers):
+        assert largest(layers) > 1
+        plain_loop(layers, optimizer, 1)
+        assert largest(layers) < 1e-5
+
+
+def test_the_engine_optimizer_retracts_too():
+    layers = net()
+    optimizer = gradfree.EngineOptimizer(
+        torch.optim.AdamW(layers.parameters(), 1e-3), layers, FOTON(orthogonalize_every=1, orthogonalize_steps=2)
+    )
+    plain_loop(layers, optimizer, 3)
+    assert largest(layers) < 1e-5
+    optimizer.detach()
+    plain_loop(layers, optimizer, 3)
+    assert largest(layers) > 1e-4
+
+
+def test_other_optimizers_do_not_count():
+    layers, other = net(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    with FOTON(orthogonalize_every=1, orthogonalize_steps=2).attach(layers) as handle:
+        other(torch.ones(2)).sum().backward()
+        optimizer.step()
+        assert "steps" not in handle.state_dict().get("", {})
+
+
+def test_a_restored_engine_goes_on_counting():
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers) as handle:
+        plain_loop(layers, optimizer, 2)
+        state = handle.state_dict()
+    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers) as handle:
+        handle.load_state_dict(state)
+        plain_loop(layers, optimizer, 1)
+    assert largest(layers) < 1e-5
+
+
+def test_lightning_retracts_too():
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = net()
+
+        def training_step(self, batch):
+            return F.cross_entropy(self.layers(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Module()
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=8)
+    strategy = gradfree.lightning.EngineStrategy("foton", orthogonalize_every=1, orthogonalize_steps=2)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pl.Trainer(strategy=strategy, accelerator="cpu", max_epochs=2, **quiet).fit(module, data)
+    assert largest(module.layers) < 1e-5
+    assert deviation(module.layers[4].weight) != 0.0
+
+
+@pytest.mark.parametrize(
+    ("layer", "note"),
+    [
+        (nn.Linear(8, 16), "1 (Linear) expands, 8 to 16"),
+        (nn.Conv2d(2, 9, 2, 2), "1 (Conv2d) expands, 8 to 9"),
+        (nn.Linear(8, 8), "1 (Linear) has no orthonormal rows yet, ‖W Wᵀ - I‖ ="),
+        (nn.Conv2d(8, 8, 3, padding=1), "1 (Conv2d) pads with zeros"),
+        (nn.Conv2d(8, 8, 3, padding="same"), "1 (Conv2d) pads with zeros"),
+        (
+            nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"),
+            "1 (Conv2d) has overlapping windows and a plain weight",
+        ),
+        (nn.MaxPool2d(2), "1 (MaxPool2d) chooses elements"),
+        (nn.AvgPool2d(2), "1 (AvgPool2d) is no isometry"),
+        (nn.ReLU(), "1 (ReLU) is far from linear at zero"),
+    ],
+)
+def test_validate_tells_layer_by_layer_what_is_lost(layer, note):
+    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+    gradfree.orthogonalize(first)
+    report = FOTON().validate(nn.Sequential(first, layer, last), [""])
+    assert report.ok
+    assert len(report.notes) == 1
+    assert report.notes[0].startswith(note)
+    assert f"note: {note}" in str(report)
+
+
+def test_an_orthogonal_tanh_net_loses_nothing_to_speak_of():
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    gradfree.orthogonalize(layers)
+    assert FOTON().validate(layers).notes == []
+
+
+def test_an_engine_that_is_never_detached_ends_with_its_model():
+    """Torch keeps its hooks for ever; they must not keep the model."""
+    layers = net()
+    before = len(_global_optimizer_post_hooks)
+    FOTON().attach(layers)
+    watched = weakref.ref(layers[0])
+    del layers
+    gc.collect()
+    assert watched() is None
+    other = net()
+    plain_loop(other, torch.optim.SGD(other.parameters(), 0.1), 1)
+    FOTON().attach(other).detach()
+    assert len(_global_optimizer_post_hooks) <= before

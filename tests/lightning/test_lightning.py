@@ -1,0 +1,415 @@
+"""``Trainer(strategy=...)`` with an unmodified LightningModule."""
+
+import pickle
+import subprocess
+import sys
+
+import lightning.fabric
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning_runs import is_bare
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradfree
+import gradfree.lightning
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+    )
+]
+
+
+class ResidualClassifier(pl.LightningModule):
+    """Knows nothing of gradfree."""
+
+    def __init__(self, dropout=0.5):
+        super().__init__()
+        self.net = gradfree.create_model(
+            "residual_mlp", in_features=8, num_classes=3, depth=4, width=16, dropout=dropout
+        )
+        self.attached = []
+
+    def training_step(self, batch, index):
+        self.attached.append(bool(self.net.blocks[0]._forward_hooks))
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-2)
+
+
+def loader():
+    torch.manual_seed(3)
+    return DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(3, (64,))), 16)
+
+
+def trainer(tmp_path, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(default_root_dir=tmp_path, **(quiet | {"max_epochs": 2, "enable_checkpointing": False} | options))
+
+
+def fit(tmp_path, strategy, **options):
+    """Return the weights after two epochs."""
+    torch.manual_seed(0)
+    model = ResidualClassifier()
+    trainer(tmp_path, strategy=strategy, **options).fit(model, loader(), loader())
+    assert all(model.attached) == (strategy not in ("auto", "backprop"))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.net.modules())
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def exact():
+    return gradfree.lightning.EngineStrategy("highway_bp", iterations=4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_clip_val": 0.05, "accumulate_grad_batches": 2},
+        {"precision": "64-true"},
+        {"precision": "bf16-mixed"},
+    ],
+)
+def test_an_exact_engine_trains_as_plain_lightning_does(tmp_path, options):
+    expected = fit(tmp_path, "auto", **options)
+    tolerance = 0.02 if options.get("precision") == "bf16-mixed" else 1e-6
+    for strategy in ("backprop", gradfree.lightning.EngineStrategy("backprop", plain=False), exact()):
+        torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_name_means_the_engine_with_its_default_options(tmp_path):
+    by_name = fit(tmp_path, "truncated")
+    by_instance = fit(tmp_path, gradfree.lightning.EngineStrategy(gradfree.create_engine("truncated")))
+    assert torch.equal(by_name, by_instance)
+    assert not torch.allclose(by_name, fit(tmp_path, "auto"))
+
+
+REGISTRIES = {
+    "lightning.pytorch": "StrategyRegistry",
+    "pytorch_lightning": "StrategyRegistry",
+    "lightning.fabric": "STRATEGY_REGISTRY",
+    "lightning_fabric": "STRATEGY_REGISTRY",
+}
+
+
+@pytest.mark.parametrize("namespace", REGISTRIES)
+def test_every_engine_is_a_strategy_in_every_namespace(namespace):
+    strategies = pytest.importorskip(f"{namespace}.strategies")
+    names = getattr(strategies, REGISTRIES[namespace]).available_strategies()
+    assert {name + suffix for name in gradfree.list_engines() for suffix in ("", "_ddp")} <= set(names)
+
+
+def test_pytorch_lightning_trains_too(tmp_path):
+    """The older name's Trainer and modules, which are other classes than lightning.pytorch's."""
+    older = pytest.importorskip("pytorch_lightning")
+    members = {name: ResidualClassifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
+
+    def __init__(self):
+        older.LightningModule.__init__(self)
+        self.net = ResidualClassifier().net
+        self.attached = []
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    module = type("Older", (older.LightningModule,), {"__init__": __init__, **members})()
+    older.Trainer(strategy="highway_bp", max_epochs=1, enable_checkpointing=False, **quiet).fit(module, loader())
+    assert all(module.attached)
+
+
+class Counting(pl.strategies.SingleDeviceStrategy):
+    """Somebody's own strategy."""
+
+    def __init__(self, mark, **kwargs):
+        super().__init__(**kwargs)
+        self.mark, self.backwards = mark, 0
+
+    def backward(self, *args, **kwargs):
+        self.backwards += 1
+        return super().backward(*args, **kwargs)
+
+
+def test_an_engine_rides_on_any_strategy(tmp_path):
+    strategy = gradfree.lightning.engine_strategy("highway_bp", base=Counting, iterations=4, mark="mine")
+    torch.testing.assert_close(fit(tmp_path, strategy), fit(tmp_path, "auto"))
+    assert isinstance(strategy, Counting)
+    assert (strategy.mark, strategy.backwards) == ("mine", 8)
+    assert strategy.engine == gradfree.create_engine("highway_bp", iterations=4)
+
+
+def test_strategies_pickle():
+    """Spawned processes get them that way, though their classes are made at run time."""
+    for strategy in (exact(), gradfree.lightning.EngineDDPStrategy("dsf", feedback=0.5, static_graph=True)):
+        copied = pickle.loads(pickle.dumps(strategy))
+        assert type(copied) is type(strategy)
+        assert copied.engine == strategy.engine
+
+
+def test_wrong_options_name_the_right_ones():
+    with pytest.raises(
+        TypeError, match=r"neither 'highway_bp' nor SingleDeviceStrategy has an option 'iteration'; the e"
+    ):
+        gradfree.lightning.EngineStrategy("highway_bp", iteration=4)
+    with pytest.raises(ValueError, match="no engine is called 'highway'"):
+        gradfree.lightning.EngineStrategy("highway")
+    with pytest.raises(TypeError, match="base must be a strategy class of Lightning or Fabric"):
+        gradfree.lightning.engine_strategy("highway_bp", base=dict)
+
+
+def gate_fabric():
+    base = lightning.fabric.strategies.SingleDeviceStrategy
+    strategy = gradfree.lightning.engine_strategy("dsf", base=base, feedback="gate")
+    return lightning.fabric.Fabric(accelerator="cpu", strategy=strategy)
+
+
+def set_up(fabric, units):
+    """A GRU, and itself as Fabric wraps it."""
+    model = nn.GRU(3, units)
+    return model, fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))[0]
+
+
+def means(fabric):
+    return [handle.state_dict().get("", {}).get("mean of 0.0.0") for handle in fabric.strategy.handles]
+
+
+def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
+    """Of each module that it has set up, whether they are there when the checkpoint is loaded or come later."""
+    fabric = gate_fabric()
+    models = [set_up(fabric, units)[1] for units in (5, 7)]
+
+    def pass_through():
+        for model in models:
+            fabric.backward(model(torch.randn(4, 2, 3))[0].sum())
+
+    pass_through()
+    fabric.save(tmp_path / "state.pt", dict(zip("ab", models, strict=True)))
+    kept = means(fabric)
+    assert [len(mean) for mean in kept] == [5, 7]
+    pass_through()
+    assert not any(map(torch.equal, means(fabric), kept))
+    assert fabric.load(tmp_path / "state.pt", dict(zip("ab", models, strict=True))) == {}
+    assert all(map(torch.equal, means(fabric), kept))
+
+    late = gate_fabric()
+    _, first = set_up(late, 5)
+    late.load(tmp_path / "state.pt", {"a": first})
+    set_up(late, 7)
+    assert all(map(torch.equal, means(late), kept))
+    set_up(late, 9)
+    assert means(late)[2] is None
+
+
+def test_fabric_takes_the_engine_off_all_modules():
+    fabric = gate_fabric()
+    models = [set_up(fabric, units)[0] for units in (5, 7)]
+    assert not any(map(is_bare, models))
+    fabric.strategy.teardown()
+    assert all(map(is_bare, models))
+
+
+def test_fabric_takes_up_what_a_trainer_has_saved(tmp_path):
+    torch.save({"gradfree": {"": {"mean of 0.0.0": torch.ones(5)}}}, tmp_path / "state.pt")
+    fabric = gate_fabric()
+    set_up(fabric, 5)
+    fabric.load(tmp_path / "state.pt")
+    assert torch.equal(means(fabric)[0], torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trainer.strategy=highway_bp"],
+        ["--trainer.strategy.class_path=gradfree.lightning.EngineStrategy", "--trainer.strategy.init_args.engine=dsf"],
+        [
+            "--trainer.strategy.class_path=gradfree.lightning.EngineStrategy",
+            "--trainer.strategy.init_args.engine=highway_bp",
+            "--trainer.strategy.dict_kwargs.iterations=4",
+        ],
+    ],
+)
+def test_lightning_cli_takes_engines(tmp_path, arguments):
+    from lightning.pytorch.cli import LightningCLI
+
+    cli = LightningCLI(
+        ResidualClassifier, run=False, save_config_callback=None, args=[*arguments, "--trainer.accelerator=cpu"]
+    )
+    assert cli.trainer.strategy.engine == gradfree.create_engine(
+        "dsf" if "dsf" in arguments[-1] else "highway_bp", **({"iterations": 4} if len(arguments) == 3 else {})
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["gradfree.lightning", "lightning"])
+def test_either_may_be_imported_first(first):
+    second = {"gradfree.lightning": "lightning", "lightning": "gradfree.lightning"}[first]
+    code = f"import {first}, {second}; lightning.Trainer(strategy='highway_bp', accelerator='cpu', logger=False)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_checkpoints_are_those_of_an_ordinary_run(tmp_path):
+    torch.manual_seed(0)
+    model = ResidualClassifier()
+    run = trainer(tmp_path, strategy="highway_bp", enable_checkpointing=True)
+    run.fit(model, loader())
+    checkpoint = torch.load(run.checkpoint_callback.best_model_path, weights_only=True)
+    ResidualClassifier().load_state_dict(checkpoint["state_dict"])
+
+
+class Recurrent(ResidualClassifier):
+    """Takes its images as sequences, so that DSF has a gate to remember."""
+
+    def __init__(self):
+        super().__init__()
+        rnn = nn.GRU(1, 16, batch_first=True)
+        self.net = nn.ModuleDict({"rnn": rnn, "head": nn.Linear(16, 3)})
+
+    def training_step(self, batch, index):
+        out = self.net["rnn"](batch[0].unsqueeze(-1))[0][:, -1]
+        return nn.functional.cross_entropy(self.net["head"](out), batch[1])
+
+    def validation_step(self, batch, index):
+        pass
+
+
+def test_what_an_engine_remembers_is_in_the_checkpoint(tmp_path):
+    def strategy():
+        return gradfree.lightning.EngineStrategy("dsf", feedback="gate")
+
+    def weights(model):
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.manual_seed(0)
+    whole = Recurrent()
+    trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(whole, loader())
+    torch.manual_seed(0)
+    half = Recurrent()
+    run = trainer(tmp_path, strategy=strategy(), max_epochs=1, enable_checkpointing=True)
+    run.fit(half, loader())
+    path = run.checkpoint_callback.best_model_path
+    assert torch.load(path, weights_only=True)["gradfree"]["net.rnn"]["mean of 0.0.0"].shape == (16,)
+    resumed = Recurrent()
+    trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(resumed, loader(), ckpt_path=path)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_validation_and_prediction_need_no_chain(tmp_path):
+    class NoChain(ResidualClassifier):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(8, 3)
+
+    trainer(tmp_path, strategy="highway_bp").validate(NoChain(), loader(), verbose=False)
+    with pytest.raises(gradfree.ChainError, match="no chain that can be found"):
+        trainer(tmp_path, strategy="highway_bp").fit(NoChain(), loader())
+
+
+def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
+    class Failing(ResidualClassifier):
+        def training_step(self, batch, index):
+            raise ArithmeticError("on purpose")
+
+    model = Failing()
+    with pytest.raises(ArithmeticError):
+        trainer(tmp_path, strategy="highway_bp").fit(model, loader())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["backprop", "highway_bp"])
+def test_several_devices_or_nodes_are_refused(tmp_path, name):
+    """Lightning would take devices=2 for one without a word."""
+    with pytest.raises(ValueError, match=r"on one device, but was given devices=2\. Use the strategy '<engine>_ddp'"):
+        trainer(tmp_path, strategy=name, devices=2)
+    with pytest.raises(ValueError, match=r"num_nodes=2"):
+        trainer(tmp_path, strategy=name, num_nodes=2)
+
+
+def test_the_strategy_takes_the_trainers_device(monkeypatch):
+    strategy = gradfree.lightning.EngineStrategy("highway_bp")
+    strategy.parallel_devices = [torch.device("cuda", 1)]
+    assert strategy.root_device == torch.device("cuda", 1)
+
+
+def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
+    strategy = gradfree.lightning.EngineStrategy("highway_bp", chains=["blocks"])
+    with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
+        trainer(tmp_path, strategy=strategy).fit(ResidualClassifier(), loader())
+    fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
+
+
+class Logged(pl.Callback):
+    """Keeps what is logged at every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, *args):
+        wanted = ("fidelity", "engine")
+        self.steps.append({k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith(wanted)})
+
+
+@pytest.mark.parametrize("engine", ["highway_bp", "truncated"])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, options):
+    logged = Logged()
+    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=2), logged]
+    watched = fit(tmp_path, engine, callbacks=callbacks, **options)
+    assert torch.equal(watched, fit(tmp_path, engine, **options))
+    first = logged.steps[0]
+    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.blocks.0.branch.1"} <= first.keys()
+    assert 0.2 < first["fidelity/cosine"] < 0.9999
+    assert len({step["fidelity/cosine"] for step in logged.steps}) == (2 if options else 4)
+
+
+CALLBACKS = [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigures]
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
+    with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
+        trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
+    with pytest.raises(ValueError, match=f"{callback.__name__}: every_n_steps must be at least 1, not 0"):
+        callback(every_n_steps=0)
+
+
+@pytest.mark.parametrize("prog_bar", [False, True])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_engine_figures_are_logged_now_and_then_and_change_nothing(tmp_path, options, prog_bar):
+    """Any logger gets them, the progress bar on request; between two looks engines compute none."""
+    logged, asked = Logged(), []
+
+    class Asked(pl.Callback):
+        def on_before_zero_grad(self, trainer, *args):
+            asked.append("engine/residual/net.blocks" in trainer.progress_bar_metrics)
+
+    callbacks = [gradfree.lightning.EngineFigures(every_n_steps=3, prog_bar=prog_bar), logged, Asked()]
+    logger = pl.loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    watched = fit(tmp_path, "highway_bp", callbacks=callbacks, logger=logger, log_every_n_steps=1, **options)
+    assert torch.equal(watched, fit(tmp_path, "highway_bp", **options))
+    assert {"engine/sweeps/net.blocks", "engine/residual/net.blocks"} == logged.steps[0].keys()
+    residuals = [step["engine/residual/net.blocks"] for step in logged.steps]
+    assert all(0.0 < residual < 1.0 for residual in residuals)
+    assert len(set(residuals)) == (2 if options else 3)
+    assert asked[-1] == prog_bar
+    (table,) = tmp_path.rglob("metrics.csv")
+    header, *rows = (line.split(",") for line in table.read_text().splitlines())
+    column = header.index("engine/residual/net.blocks")
+    assert {float(row[column]) for row in rows if row[column]} == set(residuals)
+
+
+def test_engine_figures_stop_asking_when_the_backward_pass_fails(tmp_path):
+    class Failing(ResidualClassifier):
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            loss.register_hook(lambda grad: 1 / 0)
+            return loss
+
+    callback = gradfree.lightning.EngineFigures()
+    with pytest.raises(ZeroDivisionError):
+        trainer(tmp_path, strategy="highway_bp", callbacks=[callback]).fit(Failing(), loader())
+    assert gradfree.chains.solving._figures is None

@@ -1,0 +1,134 @@
+"""What an engine keeps from step to step: in checkpoints, over several fits, and through Lightning's tuners."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.tuner import Tuner
+from lightning_runs import RUNS, WITH_STATE, fresh, is_bare, over, quiet, strategy, trainer
+from places import SUPPORT
+from plain_modules import PlainModule, weights
+
+pytestmark = quiet
+
+
+def same(a, b):
+    """Tell whether two states of engines are equal to the last bit."""
+    return a.keys() == b.keys() and all(
+        a[path].keys() == b[path].keys() and all(torch.equal(a[path][key], b[path][key]) for key in a[path])
+        for path in a
+    )
+
+
+def half_precision(name):
+    """Return a Trainer's options for ``name``; mixed float16 with a scale that grows on the way."""
+    if name != "16-mixed":
+        return {"precision": name}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    return {"plugins": MixedPrecision(name, "cpu", scaler)}
+
+
+@pytest.mark.parametrize(
+    "precision", ["bf16-mixed", *(pytest.param(rest, marks=pytest.mark.slow) for rest in ("32-true", "16-mixed"))]
+)
+@over(RUNS)
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, engine, kind, precision):
+    """To the last bit, weights and engine: 8 batches are no multiple of what the engines count to."""
+    whole, carrier = fresh(kind), strategy(engine)
+    trainer(tmp_path, strategy=carrier, max_epochs=3, **half_precision(precision)).fit(whole)
+
+    saving = ModelCheckpoint(tmp_path, filename="half")
+    run = trainer(tmp_path, engine, callbacks=[saving], enable_checkpointing=True, **half_precision(precision))
+    run.fit(fresh(kind))
+    resumed, second = PlainModule(kind), strategy(engine)
+    trainer(tmp_path, strategy=second, max_epochs=3, **half_precision(precision)).fit(
+        resumed, ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert torch.equal(weights(resumed), weights(whole))
+    assert same(second.handle.state_dict(), carrier.handle.state_dict())
+
+
+def tuned_by_callback(run, module):
+    run.callbacks.append(LearningRateFinder(num_training_steps=12, update_attr=False))
+
+
+def tuned_before(run, module):
+    Tuner(run).lr_find(module, num_training=12, update_attr=False)
+
+
+def batch_scaled(run, module):
+    Tuner(run).scale_batch_size(module, mode="power", max_trials=2, init_val=4, steps_per_trial=4)
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, pytest.param(batch_scaled, marks=pytest.mark.slow)])
+@over(WITH_STATE | {"foton, layers": RUNS["foton, layers"], "truncated, blocks": RUNS["truncated, blocks"]})
+def test_a_search_before_training_leaves_no_trace(tmp_path, engine, kind, tune):
+    """Searches train, restore weights and optimizer, and go on: the engine's count and means with them."""
+    untouched, module = fresh(kind), fresh(kind)
+    carriers = [strategy(engine), strategy(engine)]
+    trainer(tmp_path, strategy=carriers[0]).fit(untouched)
+    run = trainer(tmp_path, strategy=carriers[1])
+    tune(run, module)
+    run.fit(module)
+    assert module.hparams.batch_size == 8
+    assert torch.equal(weights(module), weights(untouched))
+    assert same(*(carrier.handle.state_dict() for carrier in carriers))
+    assert is_bare(module)
+
+
+@over(WITH_STATE)
+def test_another_fit_goes_on_with_the_same_model_and_starts_afresh_with_another(tmp_path, engine, kind):
+    module, carrier = fresh(kind), strategy(engine)
+    run = trainer(tmp_path, strategy=carrier, max_epochs=1)
+    run.fit(module)
+    first = carrier.handle.state_dict()
+    run.validate(module, verbose=False)
+    run.fit_loop.max_epochs = 2
+    run.fit(module)
+    second = carrier.handle.state_dict()
+    assert int(second["net.middle"].get("steps", 16)) == 16
+    assert not same(first, second)
+    run.fit_loop.max_epochs = 3
+    run.fit(fresh(kind))
+    assert same(carrier.handle.state_dict(), first)
+
+
+def test_a_checkpoint_of_a_run_without_an_engine_may_be_resumed_with_one(tmp_path):
+    saving = ModelCheckpoint(tmp_path, filename="plain")
+    trainer(tmp_path, callbacks=[saving], enable_checkpointing=True, max_epochs=1).fit(fresh("layers"))
+    carrier = strategy("foton")
+    trainer(tmp_path, strategy=carrier).fit(fresh("layers"), ckpt_path=tmp_path / "plain.ckpt")
+    assert int(carrier.handle.state_dict()["net.middle"]["steps"]) == 8
+
+
+LOADING = """
+import sys
+sys.modules["gradfree"] = None  # An import of it raises ImportError.
+import torch
+from plain_modules import PlainModule, weights
+for path in sys.argv[1:]:
+    module = PlainModule.load_from_checkpoint(path)
+    torch.save((dict(module.hparams), weights(module)), path + ".loaded")
+"""
+
+
+@pytest.mark.slow
+def test_weights_load_where_there_is_no_gradfree(tmp_path):
+    """Hyperparameters and weights of every engine's checkpoint, in a process that cannot import it."""
+    expected = {}
+    for number, ((name, options), kind) in enumerate(RUNS.values()):
+        path = tmp_path / f"{number}.ckpt"
+        module = fresh(kind, lr=0.05)
+        run = trainer(tmp_path, strategy=strategy(name, **options), max_epochs=1)
+        run.fit(module)
+        run.save_checkpoint(path)
+        expected[str(path)] = weights(module)
+    subprocess.run([sys.executable, "-c", LOADING, *expected], check=True, cwd=SUPPORT)
+    for path, w in expected.items():
+        hparams, loaded = torch.load(path + ".loaded")
+        assert hparams["lr"] == 0.05
+        assert torch.equal(loaded, w)

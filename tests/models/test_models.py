@@ -1,0 +1,261 @@
+"""The models are useful without an engine, and their chains are found without help."""
+
+import pytest
+import torch
+
+import gradfree
+from gradfree.models.resnet import downsample, upsample
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+CASES = {
+    "preact_resnet": ({"depth": 14, "in_channels": 1, "num_classes": 3, "width": 4}, lambda: torch.randn(5, 1, 8, 12)),
+    "postact_resnet": ({"depth": 14, "in_channels": 2, "num_classes": 3, "width": 4}, lambda: torch.randn(5, 2, 8, 8)),
+    "gpt": ({"vocab_size": 11, "context": 9, "layers": 3, "width": 8, "heads": 2}, lambda: torch.randint(11, (4, 7))),
+    "residual_mlp": ({"in_features": 12, "num_classes": 3, "depth": 6, "width": 8}, lambda: torch.randn(5, 3, 4)),
+    "recurrent_lm": ({"vocab_size": 11, "layers": 3, "width": 8}, lambda: torch.randint(11, (4, 7))),
+    "pixel_classifier": ({"in_channels": 2, "num_classes": 3, "width": 8}, lambda: torch.randn(5, 2, 3, 4)),
+    "orthogonal_mlp": ({"in_features": 12, "num_classes": 3, "depth": 4, "width": 8}, lambda: torch.randn(5, 3, 4)),
+    "orthogonal_lenet": ({"num_classes": 3, "image_size": 12}, lambda: torch.randn(5, 1, 12, 12)),
+    "orthogonal_convnet": (
+        {"in_channels": 2, "num_classes": 3, "image_size": 8, "channels": (8, 16)},
+        lambda: torch.randn(5, 2, 8, 8),
+    ),
+}
+
+
+def small(name, **options):
+    return gradfree.create_model(name, **{**CASES[name][0], **options})
+
+
+OUTPUTS = {
+    "preact_resnet": (5, 3),
+    "postact_resnet": (5, 3),
+    "gpt": (4, 7, 11),
+    "residual_mlp": (5, 3),
+    "recurrent_lm": (4, 7, 11),
+    "pixel_classifier": (5, 3),
+    "orthogonal_mlp": (5, 3),
+    "orthogonal_lenet": (5, 3),
+    "orthogonal_convnet": (5, 3),
+}
+"""Shapes of what the models return."""
+
+CHAINS = {
+    "preact_resnet": ({"blocks": "6 blocks"}, 6),
+    "postact_resnet": ({"blocks": "6 blocks"}, 6),
+    "gpt": ({"sublayers": "6 blocks"}, 6),
+    "residual_mlp": ({"blocks": "6 blocks"}, 6),
+    "recurrent_lm": ({f"stack.rnns.{n}": "GRU, 1 layer, in time" for n in range(3)}, 7),
+    "pixel_classifier": ({"rnn": "GRU, 1 layer, in time"}, 12),
+}
+"""The chains that are found, and their length; orthogonal models have a test file of their own."""
+
+VARIANTS = [{"cell": cell, "block": block} for block in ("plain", "transformer") for cell in ("gru", "lstm", "rnn")]
+"""All recurrent language models."""
+
+
+def test_every_registered_model_is_covered():
+    assert set(CASES) == set(OUTPUTS) == set(gradfree.list_models())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_shape_and_a_gradient_for_every_parameter(name):
+    model, x = small(name), CASES[name][1]()
+    assert model(x).shape == OUTPUTS[name]
+    assert all(g is not None and g.any() for g in gradients(model, lambda: model(x)).values())
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_highway_bp_finds_the_chains_and_is_exact_at_k_equal_to_their_length(name):
+    model, x = small(name), CASES[name][1]()
+    expected = gradients(model, lambda: model(x))
+    chains, length = CHAINS[name]
+    engine = gradfree.create_engine("highway_bp", iterations=length)
+    assert {path: str(site) for path, site in engine.validate(model).chains.items()} == chains
+    with engine.attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_recurrent_lm_has_its_recurrent_layers_for_chains(variant):
+    """By an engine that needs no gate, as the plain cell has none."""
+    model, x = small("recurrent_lm", **variant), CASES["recurrent_lm"][1]()
+    expected = gradients(model, lambda: model(x))
+    chains, length = CHAINS["recurrent_lm"]
+    engine = gradfree.create_engine("truncated", window=length)
+    assert engine.validate(model).chains.keys() == chains.keys()
+    with engine.attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_default_options_make_a_model_of_usual_size(name):
+    needed = {
+        "gpt": {"vocab_size": 256},
+        "residual_mlp": {"in_features": 64, "num_classes": 10},
+        "recurrent_lm": {"vocab_size": 256},
+        "pixel_classifier": {"in_channels": 3, "num_classes": 10},
+        "orthogonal_mlp": {"in_features": 784, "num_classes": 10},
+    }
+    model = gradfree.create_model(name, **needed.get(name, {}))
+    assert 1e4 < sum(p.numel() for p in model.parameters()) < 1e7
+
+
+@pytest.mark.parametrize(("depth", "blocks"), [(32, 15), (56, 27), (110, 54)])
+def test_resnet_depths_are_the_papers(depth, blocks):
+    assert len(gradfree.create_model("preact_resnet", depth=depth).blocks) == blocks
+
+
+def test_resnet32_has_about_the_papers_number_of_parameters():
+    """464 k in Highway-BP's Table 2, and 23 k as the first convolutions of stages 2 and 3 are as wide as the rest."""
+    parameters = sum(p.numel() for p in gradfree.create_model("preact_resnet", depth=32).parameters())
+    assert parameters == pytest.approx(464e3 + 9 * (16 * 32 + 32 * 64), rel=0.002)
+
+
+@pytest.mark.parametrize("s", [1, 2, 4])
+def test_downsample_undoes_upsample(s):
+    y = torch.randn(2, 3 * s, 4, 5)
+    assert upsample(y, s).shape == (2, 3, 4 * s, 5 * s)
+    torch.testing.assert_close(downsample(upsample(y, s), s), y)
+
+
+def test_downsample_averages_rows_and_makes_columns_channels():
+    x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    torch.testing.assert_close(downsample(x, 2)[0, :, 0, 0], torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(downsample(x, 2)[0, 0], torch.tensor([[2.0, 4.0], [10.0, 12.0]]))
+
+
+@pytest.mark.parametrize("name", ["gpt", "recurrent_lm"])
+def test_language_models_are_causal(name):
+    model = small(name)
+    tokens = torch.randint(11, (1, 9))
+    changed = tokens.clone()
+    changed[0, 5:] = (changed[0, 5:] + 1) % 11
+    assert torch.equal(model(tokens)[:, :5], model(changed)[:, :5])
+    assert not torch.equal(model(tokens)[:, 5:], model(changed)[:, 5:])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt", {}),
+        ("residual_mlp", {}),
+        ("recurrent_lm", {}),
+        ("recurrent_lm", {"block": "transformer"}),
+        ("orthogonal_mlp", {}),
+        ("orthogonal_lenet", {}),
+        ("orthogonal_convnet", {}),
+    ],
+)
+def test_dropout_is_off_in_eval_mode(name, options):
+    model, x = small(name, dropout=0.5, **options), CASES[name][1]()
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "thousands"),
+    [
+        ("recurrent_lm", {"vocab_size": 210, "cell": "lstm", "width": 512}, 2300),
+        ("recurrent_lm", {"vocab_size": 210, "width": 512}, 1800),
+        ("recurrent_lm", {"vocab_size": 16000, "layers": 3, "width": 512}, 21100),
+        ("pixel_classifier", {"in_channels": 3, "num_classes": 10}, 29.8 + 3 * 64 / 1000),
+    ],
+)
+def test_recurrent_models_have_about_the_papers_number_of_parameters(name, options, thousands):
+    """Highway-BP's Table 2; that of the last one is right for a GRU with one bias, and torch's has two."""
+    with torch.device("meta"):
+        model = gradfree.create_model(name, **options)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(1000 * thousands, rel=0.01)
+
+
+def test_plain_recurrent_lm_has_residual_connections_between_its_layers():
+    model, tokens = small("recurrent_lm"), torch.randint(11, (4, 7))
+    first, second, third = model.stack.rnns
+    h1 = first(model.embedding(tokens))[0]
+    h2 = h1 + second(h1)[0]
+    h3 = h2 + third(h2)[0]
+    torch.testing.assert_close(model(tokens), model.head(h3))
+
+
+def test_transformer_recurrent_lm_is_that_of_the_dsf_paper():
+    model, tokens = small("recurrent_lm", block="transformer", layers=2), torch.randint(11, (4, 7))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    p = dict(model.named_parameters())
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return x * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ p[f"{name}.weight"].t() + p[f"{name}.bias"]
+
+    x = p["embedding.weight"][tokens]
+    for n in range(2):
+        x = x + linear(model.stack.rnns[n](norm(x, f"stack.norms.{n}"))[0], f"stack.outs.{n}")
+        up = linear(norm(x, f"stack.mlps.{n}.0"), f"stack.mlps.{n}.1")
+        x = x + linear(up * (1 + torch.erf(up / 2**0.5)) / 2, f"stack.mlps.{n}.3")
+    torch.testing.assert_close(model(tokens), linear(norm(x, "stack.norm"), "head"))
+
+
+def test_transformer_recurrent_lm_is_initialised_as_in_the_dsf_paper():
+    model = gradfree.create_model("recurrent_lm", vocab_size=64, layers=2, width=64, block="transformer")
+    for name, parameter in model.named_parameters():
+        if "rnns" in name:
+            assert parameter.abs().max() <= 1 / 8
+            assert parameter.std().item() == pytest.approx(1 / 8 / 3**0.5, rel=0.1)
+        elif parameter.dim() > 1:
+            last = "outs" in name or name.endswith("3.weight")
+            assert parameter.std().item() == pytest.approx(0.01 if last else 0.02, rel=0.1), name
+        else:
+            assert (parameter == (0.0 if name.endswith("bias") else 1.0)).all(), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recurrent_lm_goes_on_from_the_states_it_returns(variant):
+    """Logits and, as nothing is detached, gradients of two windows are those of both in one."""
+    model, tokens = small("recurrent_lm", **variant), torch.randint(11, (4, 7))
+
+    def windows():
+        first, states = model.unroll(tokens[:, :3])
+        assert states.shape == (3, 2 if variant["cell"] == "lstm" else 1, 4, 8)
+        return torch.cat([first, model(tokens[:, 3:], states)], 1)
+
+    torch.testing.assert_close(windows(), model(tokens))
+    assert not torch.allclose(windows()[:, 3:], model(tokens[:, 3:]))
+    expected = gradients(model, lambda: model(tokens))
+    assert_equal_gradients(gradients(model, windows), expected)
+    with gradfree.create_engine("truncated", window=4).attach(model):
+        assert_equal_gradients(gradients(model, windows), expected)
+
+
+def test_pixel_classifier_reads_row_by_row_from_the_left():
+    model, images = small("pixel_classifier", cell="rnn"), torch.randn(5, 2, 3, 4)
+    cell = torch.nn.RNNCell(8, 8)
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in model.rnn.state_dict().items()})
+    state = torch.zeros(5, 8)
+    for row in range(3):
+        for column in range(4):
+            state = cell(model.stem(images[:, :, row, column]), state)
+    torch.testing.assert_close(model(images), model.head(state))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gradfree.create_model("preact_resnet", depth=33), "depth must be 6n + 2"),
+        (lambda: gradfree.create_model("postact_resnet", depth=2), "depth must be 6n + 2"),
+        (lambda: gradfree.create_model("preact_resnet")(torch.randn(1, 3, 30, 32)), "must be multiples of 4"),
+        (lambda: gradfree.create_model("gpt", vocab_size=5, width=10, heads=4), "heads must divide width"),
+        (lambda: small("gpt")(torch.zeros(1, 10, dtype=torch.long)), "10 tokens exceed the context of 9"),
+        (lambda: small("recurrent_lm", cell="mgu"), "cell must be one of 'gru', 'lstm', 'rnn', not 'mgu'"),
+        (lambda: small("recurrent_lm", block="conv"), "block must be one of 'plain', 'transformer', not 'conv'"),
+        (lambda: small("recurrent_lm", layers=0), "layers must be at least 1, not 0"),
+        (lambda: small("pixel_classifier", cell="GRU"), "cell must be one of 'gru', 'lstm', 'rnn', not 'GRU'"),
+    ],
+)
+def test_wrong_options_and_inputs(make, message):
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        make()

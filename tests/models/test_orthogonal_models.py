@@ -1,0 +1,93 @@
+"""Networks that do not expand: engines for layers find their chain, and FOTON is exact where they are linear."""
+
+import pytest
+import torch
+from test_models import CASES, small
+from torch import nn
+
+import gradfree
+from gradfree.algorithms import FOTON
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+MODELS = ("orthogonal_mlp", "orthogonal_lenet", "orthogonal_convnet")
+ENGINES = ("foton", "orthogonal_backprop", "pepita", "dfa", "fa")
+
+
+def weighted(model):
+    return [layer for layer in model.layers if isinstance(layer, nn.Linear | nn.Conv2d)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MODELS)
+def test_engines_for_layers_find_the_chain(name, engine):
+    model, x = small(name), CASES[name][1]()
+    engine = gradfree.create_engine(engine)
+    assert list(engine.validate(model).chains) == ["layers"]
+    with engine.attach(model):
+        assert all(g is not None and g.any() for g in gradients(model, lambda: model(x)).values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_foton_loses_nothing_but_what_activations_take(name):
+    assert FOTON().validate(small(name)).notes == []
+    notes = FOTON().validate(small(name, activation="relu")).notes
+    assert len(notes) == len(weighted(small(name))) - 1
+    assert all("ReLU" in note for note in notes)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_foton_is_backpropagation_on_the_linear_network(name, streaming):
+    model, x = small(name, activation="identity"), CASES[name][1]()
+    expected = gradients(model, lambda: model(x))
+    with FOTON(streaming=streaming).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_begin_orthogonal(name):
+    for layer in weighted(small(name)):
+        matrix = layer.weight.flatten(1)
+        torch.testing.assert_close(matrix @ matrix.mT, torch.eye(len(matrix)))
+
+
+def test_an_mlp_of_any_depth_and_width():
+    shapes = [tuple(layer.weight.shape) for layer in weighted(small("orthogonal_mlp", depth=3, width=5))]
+    assert shapes == [(5, 12), (5, 5), (5, 5), (3, 5)]
+    shapes = [tuple(layer.weight.shape) for layer in weighted(small("orthogonal_mlp", depth=1, width=None))]
+    assert shapes == [(12, 12), (3, 12)]
+    assert len(weighted(small("orthogonal_mlp", depth=100))) == 101
+
+
+@pytest.mark.parametrize(("in_channels", "channels"), [(1, [4, 16]), (3, [6, 16])])
+def test_lenet_has_as_many_of_its_channels_as_patches_allow(in_channels, channels):
+    layers = weighted(gradfree.create_model("orthogonal_lenet", in_channels=in_channels))
+    assert [layer.out_channels for layer in layers[:2]] == channels
+    assert [layer.out_features for layer in layers[2:]] == [120, 84, 10]
+
+
+def test_the_default_convnet_keeps_the_number_of_elements_up_to_its_head():
+    model, x = gradfree.create_model("orthogonal_convnet"), torch.randn(2, 3, 32, 32)
+    for layer in model.layers[:-1]:
+        x = layer(x)
+        assert x.numel() == 2 * 3 * 32 * 32
+    assert len(weighted(gradfree.create_model("orthogonal_convnet", stage_depth=3))) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("orthogonal_mlp", {"width": 13}, "width must be from 1 to in_features, 12, not 13: a layer with more outputs"),
+        ("orthogonal_mlp", {"depth": 0}, "depth must be at least 1, not 0"),
+        ("orthogonal_mlp", {"activation": "gelu"}, "activation must be one of 'tanh', 'relu', 'identity', not 'gelu'"),
+        ("orthogonal_lenet", {"image_size": 10}, "image_size must be a multiple of 4, not 10"),
+        ("orthogonal_lenet", {"image_size": 8}, "dense layer must be from 1 to .* for image_size=8, 64, not 120"),
+        ("orthogonal_convnet", {"channels": (8, 33)}, "channels must be from 1 to 4 times the 8 before, 32, not 33"),
+        ("orthogonal_convnet", {"channels": (9,)}, "channels must be from 1 to 4 times the 2 before, 8, not 9"),
+        ("orthogonal_convnet", {"image_size": 6}, "image_size must be a multiple of 4, not 6"),
+        ("orthogonal_convnet", {"stage_depth": 0}, "stage_depth must be at least 1, not 0"),
+    ],
+)
+def test_layers_that_expand_or_do_not_fit_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        small(name, **options)

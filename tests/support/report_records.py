@@ -1,0 +1,85 @@
+"""Records made up so that every figure of a report is known, and views of what becomes of them."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
+
+from gradfree.benchmarks.records.provenance import Provenance
+from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.tables.drawing import Styles
+
+MIB = 2**20
+ENVIRONMENT = {
+    "gradfree": "0.1.0",
+    "commit": "0123456789",
+    "dirty": False,
+    "torch": "2.13.0",
+    "threads": 1,
+    "device": "cpu",
+}
+TRACEBACK = "Traceback (most recent call last):\n  File ...\nRuntimeError: out of | memory"
+
+
+def trained(row, validation, test, cosine=1.0, task=TASK, device="cpu"):
+    """Ids and records of training runs with these scores, one a seed."""
+    for seed, (v, t) in enumerate(zip(validation, test, strict=True)):
+        probes = [{"step": 0, "cosine": cosine, "relative_error": 1 - cosine}]
+        results = {"losses": [], "fidelity": probes, "validation": v, "test": t}
+        yield fake(training(row, task=task, seed=seed, device=device), results)
+
+
+def failed(case, error=TRACEBACK):
+    """Id and record of a case that crashed."""
+    name, record = fake(case, {})
+    return name, {**record, "error": error}
+
+
+def rounds(label, ratio, mib):
+    """A row's costs, if the baseline's step takes 10 ms."""
+    ratios = ratio, ratio - 0.01, ratio + 0.01
+    time, *time_quartiles = (r / 100 for r in ratios)
+    return {
+        "label": label,
+        "time": time,
+        "time_quartiles": time_quartiles,
+        "ratio": ratio,
+        "ratio_quartiles": list(ratios[1:]),
+        "peak_memory": mib * MIB,
+    }
+
+
+def timed(backprop, chain, highway):
+    """Id and record of the costs of all rows: each row's step time as a multiple of the first's, and MiB."""
+    rows = {"backprop": backprop, "backprop via chain": chain, "highway_bp k=1": highway}
+    return fake(speed(), {"rows": [rounds(label, *costs) for label, costs in rows.items()]})
+
+
+TRAININGS = [
+    *trained(PLAIN, [96, 97, 98], [95, 96, 97]),
+    *trained(CHAIN, [96, 97, 97], [96, 96, 96]),
+    *trained(HIGHWAY, [90, 91, 92], [80, 90, 100], cosine=0.75),
+]
+RECORDS = dict([*TRAININGS, timed((1.0, 4), (1.25, 5), (0.5, 10))])
+
+
+def markdown(*sections):
+    return Report("", sections, Provenance([])).markdown()
+
+
+def table_rows(text):
+    """The cells of a Markdown table, without its head."""
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")][2:]
+
+
+def curves(axes):
+    """The points of each line with intervals, or that could have some, by label."""
+    return {container.get_label(): container.lines[0].get_xydata().tolist() for container in axes.containers}
+
+
+def drawn(section, what):
+    """The axes of the plot whose title ends with ``what``."""
+    (draw,) = (draw for title, draw in section.plots().items() if title.endswith(what))
+    axes = Figure().subplots()
+    draw(axes, Styles())
+    return axes

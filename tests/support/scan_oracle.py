@@ -1,0 +1,26 @@
+"""The linear recurrence by a loop, and factors of every kind."""
+
+import torch
+
+WIDTH = 4
+
+
+def loop(terms, factors, reverse):
+    """The recurrence, one step after the other."""
+    y, per_step = torch.zeros_like(terms), factors.dim() == terms.dim()
+    carried = torch.zeros_like(terms[0])
+    for t in reversed(range(len(terms))) if reverse else range(len(terms)):
+        link = min(t + 1, len(terms) - 1) if reverse else t
+        carried = terms[t] + (factors[link] if per_step else factors) * carried
+        y[t] = carried
+    return y
+
+
+FACTORS = {
+    "zero": lambda length: torch.zeros(WIDTH),
+    "one": lambda length: torch.ones(WIDTH),
+    "linspace": lambda length: torch.linspace(0, 1, WIDTH),
+    "number": lambda length: torch.tensor(0.5),
+    "of each sequence": lambda length: torch.randn(3, WIDTH),
+    "of each step": lambda length: torch.randn(length, 3, WIDTH),
+}
