@@ -10,9 +10,10 @@ from collections import Counter
 from graphlib import TopologicalSorter
 
 import pytest
-from places import ROOT
+from places import PACKAGES, ROOT
 
-ROOMS = {"gradfree": "", "algorithms": "gradfree.", "models": "gradfree.", "benchmarks": "gradfree."}
+from gradfree.checkout import tomllib
+
 TESTS = pytest.param("tests", marks=pytest.mark.xfail(strict=True, reason="some are longer and to be split"))
 # What the core may import besides itself and the standard library. Triton comes with torch's builds for GPUs.
 ALLOWED = {"gradfree", "numpy", "tomli", "torch", "triton"}
@@ -23,10 +24,10 @@ DOORS = ("gradfree/command_parser.py", "gradfree/lightning/", "gradfree/testing/
 def modules():
     """Full names of all modules of the package, as installed, with their files."""
     found = {}
-    for folder, prefix in ROOMS.items():
+    for folder, package in PACKAGES.items():
         for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[prefix + ".".join(parts).removesuffix(".__init__")] = path
+            inner = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((package, *inner)).removesuffix(".__init__")] = path
     return found
 
 
@@ -65,18 +66,17 @@ def test_import_gradfree_is_quick():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert {"gradfree", "torch"} <= loaded
-    assert not loaded & {
-        "lightning",
-        "pytorch_lightning",
-        "torchmetrics",
-        "jsonargparse",
-        "matplotlib",
-        "scipy",
-        "rich",
-    }
+    assert loaded.isdisjoint(("lightning", "pytorch_lightning", "torchmetrics", "jsonargparse", "matplotlib", "scipy"))
 
 
-@pytest.mark.parametrize("folder", [*ROOMS, TESTS])
+def test_every_room_is_installed():
+    """pyproject.toml lists the packages, as setuptools finds none whose folder has another name."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    rooms = {name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in MODULES.items()}
+    assert listed == sorted(rooms)
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, TESTS])
 def test_no_file_is_long(folder):
     """A file has one subject; none needs more than 400 lines for it."""
     lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
@@ -84,7 +84,7 @@ def test_no_file_is_long(folder):
     assert not {path: length for path, length in lengths.items() if length > 400}
 
 
-@pytest.mark.parametrize("folder", [*ROOMS, "tests"])
+@pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
 def test_no_room_is_crowded(folder):
     """A listing of a room shows what it is for: at most a dozen files."""
     rooms = Counter(str(path.parent) for path in (ROOT / folder).rglob("*.py"))

@@ -12,8 +12,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from places import PACKAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 USE = """
@@ -195,17 +195,12 @@ def test_the_extra_for_lightning_is_enough_for_a_strategy(bare, tmp_path):
 
 
 def files_of_packages(checkout):
-    """Files in the folders that are packages, but the records of the benchmarks, as an installation names them."""
-    for folder, prefix in (
-        ("gradfree", ""),
-        ("algorithms", "gradfree/"),
-        ("models", "gradfree/"),
-        ("benchmarks", "gradfree/"),
-    ):
+    """Files in the folders that are packages, as an installation names them; the benchmarks' records are none."""
+    for folder, package in PACKAGES.items():
         for path in (checkout / folder).rglob("*"):
-            name = path.relative_to(checkout).as_posix()
-            if path.is_file() and not name.startswith("benchmarks/results/"):
-                yield prefix + name
+            inner = path.relative_to(checkout / folder).as_posix()
+            if path.is_file() and not (folder == "benchmarks" and inner.startswith("results/")):
+                yield f"{package.replace('.', '/')}/{inner}"
 
 
 def test_wheel(environment, tmp_path):
