@@ -38,7 +38,8 @@ print(gradfree.__file__)
 """
 # Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it.
 # Ray and Optuna come with extras of their own.
-OPTIONAL = {"triton_scan", "ray_workers", "search", "space", "study"}
+# The plugin of pytest is for where pytest is.
+OPTIONAL = {"device", "triton_scan", "ray_workers", "search", "space", "study"}
 MODULES = ["algorithms", "models", "benchmarks", "lightning", "testing"] + [
     path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem not in OPTIONAL
 ]
