@@ -133,4 +133,4 @@ def test_only_the_benchmarks_need_their_extra():
     assert [line.split()[0] for line in done.stdout.splitlines()] == gradfree.list_engines()
     for missing, line in zip(EXTRA, done.stderr.splitlines(), strict=True):
         assert line.startswith(f"gradfree: error: {missing}")
-        assert line.endswith("is not installed. Do: pip install 'gradfree[bench]'")
+        assert line.endswith("Do: pip install 'gradfree[bench]', or '.[bench]' in a checkout")
