@@ -136,8 +136,8 @@ def test_compositions_are_engines_like_any_other(engine):
     layers, x = net(), torch.randn(3, 9)
     with engine.attach(layers):
         expected = gradients(layers, lambda: layers(x))
-        for other in (copy.deepcopy(layers), pickle.loads(pickle.dumps(layers))):
-            assert_equal_gradients(gradients(other, lambda other=other: other(x)), expected, tolerance=0.0)
+        other = copy.deepcopy(layers)
+        assert_equal_gradients(gradients(other, lambda: other(x)), expected, tolerance=0.0)
 
 
 def test_a_composition_shows_what_it_is_made_of():
