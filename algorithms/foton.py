@@ -19,6 +19,7 @@ from gradfree.layers.chain import LayerChain, normalised, scaled
 from gradfree.orthogonal.engine import OrthogonalEngine
 from gradfree.orthogonal.isometry import losses
 from gradfree.torchside.optimizer_steps import AfterStep
+from gradfree.torchside.phases import phase
 
 _PERTURBATIONS = ("difference", "tangent")
 _FEEDBACK = "F to "
@@ -90,6 +91,7 @@ class FOTONRule(LayerEngine):
             chain.add(link, error if difference is None else scaled(difference, norms), total)
         return total._replace(initial=scaled(feedback, norms))
 
+    @phase("feedback")
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
         """Return F e, shaped like the chain's input."""
         samples, classes = error.shape if error.dim() == 2 else (len(error), len(error))
