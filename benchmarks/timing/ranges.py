@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
 from torch._C._profiler import RecordScope
-from torch.autograd import DeviceType
 
 
 class Range(NamedTuple):
@@ -43,12 +43,12 @@ def recorded(device: str) -> Iterator[list[Range]]:
     """
     profile = torch.autograd.profiler.profile(use_device=None if device == "cpu" else device)
     config, activities, found = profile.config(), profile.kineto_activities, list[Range]()
-    torch.autograd._prepare_profiler(config, activities)
-    torch.autograd._enable_profiler(config, activities, {RecordScope.USER_SCOPE})
+    _prepare_profiler(config, activities)
+    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
     try:
         yield found
     finally:
-        events = torch.autograd._disable_profiler().events()
+        events = _disable_profiler().events()
         found += sorted(
             (
                 Range(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.device_type() == DeviceType.CPU)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-import torch
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ def phase(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(work)
         def ranged(*args: P.args, **kwargs: P.kwargs) -> R:
             # A range costs some 15 µs whether or not anybody looks, this question 0.3 µs.
-            if not torch.autograd._profiler_enabled():
+            if not _profiler_enabled():
                 return work(*args, **kwargs)
             with record_function(PREFIX + name):
                 return work(*args, **kwargs)
