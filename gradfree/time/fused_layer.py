@@ -18,6 +18,7 @@ from gradfree.time.closed_forms import State
 from gradfree.time.gru_forward import Gates, gru_with_gates, pays
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
+from gradfree.torchside.phases import phase
 
 _FUSED: dict[str, Any] = {
     "RNN_TANH": torch._VF.rnn_tanh,
@@ -41,6 +42,7 @@ class Layer:
     lean: bool
     solved: set[str]
 
+    @phase("forward")
     def run(
         self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor], Gates | None]:
