@@ -32,6 +32,7 @@ class Layer:
     packing: Packing | None
     memory: dict[str, Tensor]
     lean: bool
+    solved: set[str]
 
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
         """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
@@ -132,4 +133,5 @@ class LayerFunction(torch.autograd.Function):
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
         check_made_finite(gradients, layer.name)
+        layer.solved.add(layer.path)
         return None, *gradients
