@@ -68,7 +68,10 @@ class Port:
 
     def join(self, state: Tensor, rest: Any) -> Any:
         """Return an output like the one that was split, with ``state`` in it; that one is left as it was."""
-        return state if rest is None else _with_entry(*rest, state)
+        if rest is None:
+            return state
+        before, key = rest
+        return _with_entry(before, key, state)
 
 
 _ports: dict[type[nn.Module], type[Port]] = {nn.Module: Port}

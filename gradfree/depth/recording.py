@@ -251,7 +251,9 @@ class BlockRecorder:
         recording, before = self._join(state, others)
         recording.before(self.path, block, state)
         live = [state, *others] if needed else others
-        local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live)) if live else ()
+        local: tuple[Tensor, ...] = ()
+        if live:
+            local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live))
         edges = [get_gradient_edge(t) for t in local]
         entry = edges.pop(0) if needed else None
         inputs = tuple((self._number(recording, t), edge) for t, edge in zip(others, edges, strict=True))
