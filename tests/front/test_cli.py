@@ -126,6 +126,7 @@ for missing in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_only_the_benchmarks_need_their_extra():
     done = subprocess.run([sys.executable, "-c", LACKING, *EXTRA], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
