@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
@@ -32,6 +32,7 @@ class Link:
         state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
         parameters: the block's trainable parameters, by their number in the chain.
+        root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
         writes: whether a walk through the graph may change the cotangent that it starts from, in place.
     """
 
@@ -41,6 +42,7 @@ class Link:
     state: GradientEdge | None
     inputs: tuple[tuple[int, GradientEdge], ...]
     parameters: dict[int, Tensor]
+    root: Node | None
     writes: bool
 
     def given(self, delta: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
 from gradfree.errors import ChainError
+from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
 
@@ -60,6 +61,11 @@ class Engine(ABC):
     def streams(self) -> bool:
         """Whether the engine runs a chain of layers again, rather than have its activations stored."""
         return False
+
+    @property
+    def forwards(self) -> Sequence[Forward]:
+        """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
+        return ()
 
     @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
