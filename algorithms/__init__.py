@@ -10,6 +10,7 @@ from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
 from gradfree.algorithms.pepita import PEPITA
+from gradfree.algorithms.shooting import Shooting
 from gradfree.algorithms.truncated import Truncated
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "HighwayBP",
     "Orthogonal",
     "OrthogonalBackprop",
+    "Shooting",
     "Truncated",
 ]

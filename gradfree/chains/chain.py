@@ -38,6 +38,9 @@ class Chain(ABC):
     like: Tensor
     """A state or several, for their dtype, device and last dimension, the number of units."""
 
+    path: str = ""
+    """What the chain is called, in messages and among the figures."""
+
     figures: dict[str, Tensor] | None = None
     """Takes what is offered, where somebody asks: :func:`gradfree.engine_figures`."""
 
@@ -112,6 +115,9 @@ class Solver(Protocol):
     @property
     def forwards(self) -> Sequence[Any]:
         """Its own ways to run chains in time forward, the best first; see ``gradfree.time.forward``."""
+
+    def outputs_within(self, dtype: torch.dtype) -> float:
+        """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit."""
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states."""

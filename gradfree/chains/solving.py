@@ -28,6 +28,7 @@ def solve(engine: Solver, chain: Chain, direct: Any, path: str) -> ChainGradient
     """
     if _exactly:
         return chain.backpropagate(direct)
+    chain.path = path
     if _figures is not None:
         chain.figures = _figures.setdefault(path, {})
     return engine.gradients(chain, direct)

@@ -67,6 +67,16 @@ class Engine(ABC):
         """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
         return ()
 
+    def outputs_within(self, dtype: torch.dtype) -> float:
+        """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit.
+
+        An engine that says otherwise solves chains to that tolerance, and may look at its mismatch once a sweep.
+
+        Args:
+            dtype: of the states.
+        """
+        return 0.0
+
     @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states.

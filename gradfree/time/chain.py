@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +35,19 @@ class Split:
     crossing: float = 0.0
 
 
+class Links(Protocol):
+    """The links of any number of steps and sequences, ready to be gone through one step behind the other."""
+
+    def unroll(self, direct: State) -> State:
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first steps, as many as ``direct`` has."""
+
+    def leaving(self, delta: State) -> Sequence[Tensor]:
+        """Return δ_1 F_1, part by part, (B, H)."""
+
+    def reach(self) -> Sequence[Factor]:
+        """Return the product over all steps of what the gates carry, part by part, (B, H) or 0.0."""
+
+
 class TimeChain(Chain):
     """T links with shared parameters, B sequences at once. Cotangents are one (T, B, H) tensor for each part."""
 
@@ -41,6 +56,12 @@ class TimeChain(Chain):
 
     parameters: Sequence[Tensor]
     """What the links share, in the order of :meth:`gradients`."""
+
+    ran: Mapping[str, float] = MappingProxyType({})
+    """What the way that the forward pass has taken tells of it."""
+
+    known: bool = True
+    """Whether the cell is one of torch's own."""
 
     inside: Tensor | None = None
     """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""
@@ -100,6 +121,10 @@ class TimeChain(Chain):
     @abstractmethod
     def crossed(self, delta: State, factors: Split) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
+
+    @abstractmethod
+    def regrouped(self, change: Callable[[Tensor], Tensor]) -> Links:
+        """Return the links with steps and sequences in another order: ``change`` of each (T, B, ...) tensor."""
 
 
 def _minus(a: Factor, b: Factor) -> Factor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradfree.algebra.cotangents import plus, times
+from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
-from gradfree.time.chain import Split, TimeChain, scan_steps, shifted_sum
-from gradfree.time.closed_forms import State, linearise
+from gradfree.time.chain import Links, Split, TimeChain, scan_steps, shifted_sum
+from gradfree.time.closed_forms import Linearised, State, linearise
 from gradfree.time.gru_forward import Gates
 from gradfree.torchside.phases import phase
 
@@ -74,14 +75,15 @@ class CellChain(TimeChain):
         """Return the exact gradients: δ step by step, everything else at once."""
         return self.gradients(self.cell.unroll(direct, self.parameters[1]))
 
+    def regrouped(self, change: Callable[[Tensor], Tensor]) -> Links:
+        """Return the links in another order."""
+        return _Regrouped(self.cell.regrouped(change), self.parameters[1])
+
     @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         hidden = self.cell.hidden(delta)
-        initial = list(self.cell.crossing(delta, _FIRST))
-        for n, (part, diagonal) in enumerate(zip(delta, self.diagonal, strict=True)):
-            initial[n] = plus(initial[n], times(_at(part, _FIRST), _at(diagonal, _FIRST)))
-        initial[0] = plus(hidden[_FIRST] @ self.parameters[1], initial[0])
+        initial = self.cell.leaving(delta, self.parameters[1])
         of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
         of_b_ih, of_b_hh = of_biases or (False, False)
         w_hh, b_hh = _summed(hidden, self.before, of_w_hh, of_b_hh)
@@ -92,13 +94,29 @@ class CellChain(TimeChain):
         return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
 
 
+@dataclass(frozen=True)
+class _Regrouped:
+    """The :class:`Links` of a cell in closed form."""
+
+    cell: Linearised
+    weight: Tensor
+
+    def unroll(self, direct: State) -> State:
+        return self.cell.unroll(direct, self.weight)
+
+    def leaving(self, delta: State) -> Sequence[Tensor]:
+        return [part[0] for part in self.cell.leaving(delta, self.weight)]
+
+    def reach(self) -> Sequence[Factor]:
+        return [d.prod(0) if isinstance(d, Tensor) else d for d in self.cell.diagonal]
+
+
 def _summed(cotangent: Tensor, x: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of weight and bias of a linear map of ``x``, summed over steps and sequences."""
     flat = cotangent.flatten(0, 1)
     return flat.t() @ x.flatten(0, 1) if of_weight else None, flat.sum(0) if of_bias else None
 
 
-_FIRST = slice(0, 1)
 _LATER = slice(1, None)
 
 

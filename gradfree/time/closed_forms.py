@@ -10,14 +10,15 @@ States are tuples, (h,) or for LSTM (h, c); all tensors are time-major, (T, B, �
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradfree.algebra.cotangents import Factor
+from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.algebra.time_scan import scan
 from gradfree.time.gru_forward import Gates
 from gradfree.torchside.phases import phase
@@ -26,14 +27,38 @@ State = tuple[Any, ...]
 """Cotangents of a state's parts, each a tensor (T, B, H), or ``None`` for zero; that of h is always a tensor."""
 
 
+_Self = TypeVar("_Self", bound="Linearised")
+
 ALL = slice(None)
 
 
 class Linearised(ABC):
     """The Jacobians of all steps of one layer."""
 
-    diagonal: tuple[Factor, ...]
-    """The diagonal of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+    links: tuple[str, ...]
+    """The tensors that F_t consists of beside W_hh, (T, B, ...): the attributes' names."""
+
+    @property
+    @abstractmethod
+    def diagonal(self) -> tuple[Factor, ...]:
+        """The diagonal of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+
+    def regrouped(self: _Self, change: Callable[[Tensor], Tensor]) -> _Self:
+        """Return the same Jacobians with their steps and sequences in another order."""
+        other = copy(self)
+        for name in self.links:
+            setattr(other, name, change(getattr(self, name)))
+        return other
+
+    def leaving(self, delta: State, weight: Tensor) -> State:
+        """Return δ_1 F_1, (1, B, H) a part; ``weight`` is W_hh."""
+        first = slice(0, 1)
+        parts = list(self.crossing(delta, first))
+        for n, (part, d) in enumerate(zip(delta, self.diagonal, strict=True)):
+            own = None if part is None else part[first]
+            parts[n] = plus(parts[n], times(own, d[first] if isinstance(d, Tensor) else d))
+        parts[0] = plus(self.hidden(delta, first) @ weight, parts[0])
+        return tuple(parts)
 
     @abstractmethod
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
@@ -55,6 +80,7 @@ class Linearised(ABC):
 class LinearisedRNN(Linearised):
     """h' = tanh(P + Q) or ReLU(P + Q); nothing bypasses W_hh."""
 
+    links = ("slope",)
     diagonal = (0.0,)
 
     def __init__(self, h: Tensor, relu: bool):
@@ -77,6 +103,8 @@ class LinearisedRNN(Linearised):
 class LinearisedGRU(Linearised):
     """h' = (1-z)⊙n + z⊙h with n = tanh(P_n + r⊙Q_n); K = z (Highway-BP, arXiv 2501.17086, Table 1)."""
 
+    links = ("factors", "carry")
+
     def __init__(self, gates: Gates, before: Tensor):
         (r, z), n = gates.reset_update.chunk(2, -1), gates.new
         q_n = gates.hidden[..., -n.shape[-1] :]
@@ -87,8 +115,12 @@ class LinearisedGRU(Linearised):
         torch.mul(self.new, r, out=f_n)
         torch.mul(f_n, q_n, out=f_r).mul_(1 - r)
         torch.mul(before - n, z, out=f_z).mul_(1 - z)
-        self.diagonal = (z,)
-        self._carry = z
+        self.carry = z
+
+    @property
+    def diagonal(self) -> tuple[Factor, ...]:
+        """The update gate."""
+        return (self.carry,)
 
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ times the three factors."""
@@ -103,7 +135,7 @@ class LinearisedGRU(Linearised):
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
         delta = direct[0].clone()
-        steps, factors, z = delta.unbind(0), self.factors.unbind(0), self._carry.unbind(0)
+        steps, factors, z = delta.unbind(0), self.factors.unbind(0), self.carry.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
             steps[t - 1].addcmul_(steps[t], z[t]).addmm_((factors[t] * steps[t].unsqueeze(-2)).flatten(-2), weight)
         return (delta,)
@@ -111,6 +143,8 @@ class LinearisedGRU(Linearised):
 
 class LinearisedLSTM(Linearised):
     """c' = f⊙c + i⊙g, h' = o⊙tanh(c'); K = f on c, 0 on h (Highway-BP, arXiv 2501.17086, Table 1)."""
+
+    links = ("factors", "out", "carry")
 
     def __init__(self, p: Tensor, q: Tensor, c0: Tensor):
         i, f, g, o = (p + q).chunk(4, -1)
@@ -123,8 +157,12 @@ class LinearisedLSTM(Linearised):
         self.out = o * (1 - tanh_c * tanh_c)
         # The cotangents of the four parts are those of (c', c', c', h') times these.
         self.factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], -2)
-        self.diagonal = (0.0, f)
-        self._carry = f
+        self.carry = f
+
+    @property
+    def diagonal(self) -> tuple[Factor, ...]:
+        """The forget gate, on c alone."""
+        return 0.0, self.carry
 
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangents of c' (with what comes through h') and of h' times the four factors."""
@@ -134,14 +172,14 @@ class LinearisedLSTM(Linearised):
 
     def crossing(self, delta: State, steps: slice) -> State:
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
-        return None, delta[0][steps] * self.out[steps] * self._carry[steps]
+        return None, delta[0][steps] * self.out[steps] * self.carry[steps]
 
     @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
         delta_h = direct[0].clone()
         delta_c = torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone()
-        cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self._carry))
+        cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self.carry))
         factors = self.factors.unbind(0)
         for t in range(len(hs) - 1, 0, -1):
             whole = torch.addcmul(cs[t], hs[t], outs[t])

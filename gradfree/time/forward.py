@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,9 @@ class Recurrence:
         directions: 1, or 2 for a layer that runs in both.
         packing: where the rows of packed sequences lie; ``None`` if they are not packed.
         lean: whether to keep nothing but the states.
+        memory: what is kept of the module's layers from pass to pass.
+        names: of each direction in ``memory``.
+        paths: what the chain of each direction is called.
     """
 
     x: Tensor
@@ -40,6 +43,9 @@ class Recurrence:
     directions: int = 1
     packing: Packing | None = None
     lean: bool = False
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    names: Sequence[str] = ("0",)
+    paths: Sequence[str] = ("",)
 
 
 class Trajectory(NamedTuple):
@@ -51,11 +57,14 @@ class Trajectory(NamedTuple):
         kept: what the backward pass would compute anew otherwise: a GRU's gates, as in
             :class:`~gradfree.time.gru_forward.Gates`, or nothing; of a cell the other parts of the state behind each
             step, (T, B, ·) each.
+        figures: what a way tells of each direction's run; :func:`gradfree.engine_figures` has it with the backward
+            pass's.
     """
 
     out: Tensor
     finals: Sequence[Tensor]
     kept: tuple[Tensor, ...] = ()
+    figures: Sequence[Mapping[str, float]] = ()
 
 
 class Forward(ABC):
@@ -137,5 +146,11 @@ _OURS = (GatesKept(), Fused(), StepByStep())
 
 
 def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
-    """Run ``recurrence`` in the first of the engine's ways that it allows, or else in the first of ours."""
-    return next(way for way in (*engine.forwards, *_OURS) if way.allows(recurrence)).run(recurrence)
+    """Run ``recurrence`` in the first of the engine's ways that allows it, or else plainly."""
+    way = next((way for way in engine.forwards if way.allows(recurrence)), None)
+    return run_plainly(recurrence) if way is None else way.run(recurrence)
+
+
+def run_plainly(recurrence: Recurrence) -> Trajectory:
+    """Run ``recurrence`` in the first of our ways that allows it: torch's outputs, step behind step."""
+    return next(way for way in _OURS if way.allows(recurrence)).run(recurrence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +38,18 @@ class Layer:
     @phase("forward")
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
         """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
+        directions = range(self.directions)
         recurrence = Recurrence(
-            x, states, weights, self.mode, directions=self.directions, packing=self.packing, lean=self.lean
+            x,
+            states,
+            weights,
+            self.mode,
+            directions=self.directions,
+            packing=self.packing,
+            lean=self.lean,
+            memory=self.memory,
+            names=[self.chain_name(d) for d in directions],
+            paths=[self.chain_path(d) for d in directions],
         )
         return run(self.engine, recurrence)
 
@@ -47,6 +57,10 @@ class Layer:
     def name(self) -> str:
         """Which layer of which module, for messages."""
         return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
+
+    def chain_name(self, direction: int) -> str:
+        """Return the name in :attr:`memory` of one of its chains."""
+        return f"{self.number}.{direction}"
 
     def chain_path(self, direction: int) -> str:
         """Name one of its chains as torch names its weights."""
@@ -85,6 +99,7 @@ class Layer:
 class _Context(FunctionCtx):
     layer: Layer
     inputs: int
+    figures: Sequence[Mapping[str, float]]
     needs_input_grad: tuple[bool, ...]
 
 
@@ -96,7 +111,7 @@ class LayerFunction(torch.autograd.Function):
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
-        out, finals, kept = layer.run(x, rest[:parts], rest[parts:])
+        out, finals, kept, ctx.figures = layer.run(x, rest[:parts], rest[parts:])
         ctx.save_for_backward(x, *rest, out, *kept)
         ctx.set_materialize_grads(False)
         return out, *finals
@@ -125,10 +140,11 @@ class LayerFunction(torch.autograd.Function):
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
-            name = f"{layer.number}.{d}"
+            name = layer.chain_name(d)
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
+                chain.ran = ctx.figures[d] if ctx.figures else {}
                 initial, inputs, parameters = solve(layer.engine, chain, direct, layer.chain_path(d))
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)

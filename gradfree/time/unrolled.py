@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,7 +144,10 @@ class CellRecorder:
         # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
         now = held_marks(self.layer.cell)
         if not (unchanged(held, now) and unchanged(held, self.compared)):
-            if not all(map(_close, chain.after, states)):
+            if not all(
+                _close(again, s, self.engine.outputs_within(s.dtype))
+                for again, s in zip(chain.after, states, strict=True)
+            ):
                 raise ChainError(
                     f"{self.where} gives other states when it runs on all steps as one batch: an engine needs a "
                     "cell whose output depends on its own row of input and state alone, without random numbers or "
@@ -159,6 +162,7 @@ class _Context(FunctionCtx):
     parts: int
     mode: str | None
     held: Marks
+    figures: Sequence[Mapping[str, float]]
     autocast: torch.autocast
     needs_input_grad: tuple[bool, ...]
 
@@ -173,8 +177,10 @@ class _UnrollFunction(torch.autograd.Function):
         kind = x.device.type
         ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         before = marks_of([x, *rest, *cell.buffers()])
-        recurrence = Recurrence(x, rest[:parts], rest[parts:], ctx.mode, cell)
-        out, finals, others = run(recorder.engine, recurrence)
+        recurrence = Recurrence(
+            x, rest[:parts], rest[parts:], ctx.mode, cell, memory=recorder.memory, paths=[recorder.path]
+        )
+        out, finals, others, ctx.figures = run(recorder.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
@@ -210,6 +216,7 @@ class _UnrollFunction(torch.autograd.Function):
                 chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], recorder.memory, "0")
             else:
                 chain = recorder.unrolled(x, states, first, parameters, wanted, ctx.held)
+            chain.ran = ctx.figures[0] if ctx.figures else {}
             gradients = solve(recorder.engine, chain, direct, recorder.path)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, recorder.path or "the cell layer")
@@ -224,9 +231,10 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     return e
 
 
-def _close(again: Tensor, state: Tensor) -> bool:
+def _close(again: Tensor, state: Tensor, within: float) -> bool:
     tolerance = torch.finfo(state.dtype).eps ** 0.5
-    return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
+    absolute = max(tolerance, 10 * within * state.abs().max().item()) if within else tolerance
+    return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=absolute, equal_nan=True)
 
 
 def _closed_form(cell: nn.Module) -> str | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
 
-from gradfree.algebra.cotangents import plus, times
+from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
 from gradfree.time.cell_layer import apply_cell
-from gradfree.time.chain import Split, TimeChain
+from gradfree.time.chain import Links, Split, TimeChain
 from gradfree.time.closed_forms import State
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
@@ -31,6 +32,8 @@ class UnrolledChain(TimeChain):
         memory: what is kept from pass to pass.
         where: what the cell is called in messages.
     """
+
+    known = False
 
     @phase("local derivatives")
     def __init__(
@@ -76,20 +79,12 @@ class UnrolledChain(TimeChain):
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients."""
-        return self.gradients(self._unroll(direct))
+        return self.gradients(self.regrouped(lambda x: x).unroll(direct))
 
-    @phase("δ step by step")
-    def _unroll(self, direct: State) -> State:
-        """Return the exact δ, with one small graph a step."""
-        delta = [torch.zeros_like(a) if e is None else e.clone() for e, a in zip(direct, self.after, strict=True)]
-        for t in range(len(self) - 1, 0, -1):
-            with torch.enable_grad():
-                before = [part[t].detach().requires_grad_() for part in self.before]
-                after = apply_cell(self.cell, self.x[t].detach(), before)
-            pulled = torch.autograd.grad(after, before, [self._given(part[t]) for part in delta], allow_unused=True)
-            for part, v in zip(delta, pulled, strict=True):
-                part[t - 1] += 0.0 if v is None else v
-        return tuple(delta)
+    def regrouped(self, change: Callable[[Tensor], Tensor]) -> Links:
+        """Return the links in another order."""
+        before = [change(part.detach()) for part in self.before]
+        return _Steps(self.cell, change(self.x.detach()), before, self._writes)
 
     @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
@@ -110,3 +105,43 @@ class UnrolledChain(TimeChain):
     def _given(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for a graph of the cell to start from, a copy if it must not be changed."""
         return delta.clone() if self._writes else delta
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The :class:`Links` of any cell, with one small graph a step.
+
+    Attributes:
+        cell: the cell.
+        x: (T, B, I).
+        before: the states before each step, part by part, (T, B, ·).
+        writes: whether the cell's graph may change the cotangents that it is given.
+    """
+
+    cell: nn.Module
+    x: Tensor
+    before: Sequence[Tensor]
+    writes: bool
+
+    @phase("δ step by step")
+    def unroll(self, direct: State) -> State:
+        delta = [torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True)]
+        for t in range(len(delta[0]) - 1, 0, -1):
+            for part, v in zip(delta, self._pulled(delta, t), strict=True):
+                part[t - 1] += v
+        return tuple(delta)
+
+    def leaving(self, delta: State) -> Sequence[Tensor]:
+        return self._pulled(delta, 0)
+
+    def reach(self) -> Sequence[Factor]:
+        return [0.0] * len(self.before)
+
+    def _pulled(self, delta: State, t: int) -> list[Tensor]:
+        """Return δ_t F_t."""
+        with torch.enable_grad():
+            before = [part[t].detach().requires_grad_() for part in self.before]
+            after = apply_cell(self.cell, self.x[t], before)
+        given = [part[t].clone() if self.writes else part[t] for part in delta]
+        pulled = torch.autograd.grad(after, before, given, allow_unused=True)
+        return [torch.zeros_like(b) if v is None else v for b, v in zip(before, pulled, strict=True)]

@@ -1,0 +1,101 @@
+"""Multiple shooting: exact training of recurrent layers with no pass over all steps in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from gradfree.chains.chain import ChainGradients
+from gradfree.chains.report import Report
+from gradfree.engines.discovery import IN_TIME, Kinds
+from gradfree.engines.engine import Engine
+from gradfree.engines.options import check_count
+from gradfree.segments.rule import Rule, resolved
+from gradfree.segments.segmented_backward import in_segments
+from gradfree.segments.segmented_forward import InSegments
+from gradfree.time.forward import Forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shooting(Engine):
+    """Recurrent layers in segments: forward and backward, all segments at once, until their borders fit.
+
+    K is F itself inside a segment and, across a border, zero or what the gates carry. Multiple shooting (Bock & Plitt
+    1984), with the corrector a parareal (Lions, Maday & Turinici 2001), in both passes. Outputs and gradients are
+    those of backpropagation to the tolerance: what does not settle in time runs sequentially, a layer that does not
+    forget from then on; segments are tried again now and then.
+
+    Args:
+        segments: C, their number, or "auto": what size, device and the last passes suggest; 1, that is the engine
+            ``backprop``, where segments cannot win. Packed sequences run forward as one.
+        tolerance: the largest mismatch at a border, relative to the largest state or cotangent. ``None``: 1e-12 in
+            float64, 1e-5 in float32, eight times what any other dtype resolves.
+        burn: steps that a border's first guess takes, from zero; "auto": what the last passes needed.
+        corrector: "gate": a border's change is carried on to the borders behind by the gates' product over each segment;
+            ``None``: not at all.
+        max_sweeps: the most sweeps, up to C - 1, which are exact. ``None``: as long as they are expected to be quicker
+            than the sequential call.
+    """
+
+    kinds: ClassVar[Kinds] = IN_TIME
+
+    segments: int | str = "auto"
+    tolerance: float | None = None
+    burn: int | str = "auto"
+    corrector: str | None = None
+    max_sweeps: int | None = None
+
+    def __post_init__(self) -> None:
+        for option, least in {"segments": 1, "burn": 0}.items():
+            if getattr(self, option) != "auto":
+                check_count(self, option, least)
+        if self.max_sweeps is not None:
+            check_count(self, "max_sweeps", least=0)
+        if self.corrector not in (None, "gate"):
+            raise ValueError(f"Shooting: corrector must be 'gate' or None, not {self.corrector!r}.")
+        if self.tolerance is None:
+            return
+        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
+            raise TypeError(f"Shooting: tolerance must be a number or None, not {self.tolerance!r}.")
+        if not resolved(torch.float64) <= self.tolerance < 1.0:
+            raise ValueError(
+                f"Shooting: tolerance must be below 1 and at least {resolved(torch.float64):.0e}, what float64 resolves, "
+                f"not {self.tolerance}."
+            )
+
+    @property
+    def forwards(self) -> Sequence[Forward]:
+        """In segments."""
+        return (InSegments(self._rule),)
+
+    def outputs_within(self, dtype: torch.dtype) -> float:
+        """Return the tolerance."""
+        return self._rule.within(dtype)
+
+    def gradients(self, chain: Any, direct: Any) -> ChainGradients:
+        """Return the gradients to the tolerance."""
+        return in_segments(chain, direct, self._rule)
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with the chains whose precision is below the tolerance, or that have no gate."""
+        found = super().judge(model, report)
+        problems = list(found.problems)
+        for path, site in report.chains.items():
+            dtypes = {p.dtype for block in site.blocks.values() for p in block.parameters() if p.is_floating_point()}
+            coarse = max(dtypes, key=resolved, default=torch.float64)
+            if self.tolerance is not None and self.tolerance < resolved(coarse):
+                problems.append(
+                    f"{path!r} has weights of {coarse}, which resolves {resolved(coarse):.0e} at best, not the tolerance "
+                    f"of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
+                )
+            if self.corrector is not None and not site.has_residual:
+                problems.append(f"{path!r} has no gate that could correct its borders. Use corrector=None.")
+        return Report(found.chains, problems, found.notes)
+
+    @property
+    def _rule(self) -> Rule:
+        return Rule(*astuple(self))

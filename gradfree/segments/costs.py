@@ -1,0 +1,58 @@
+"""In how many segments a chain in time runs fastest: a model of two numbers, measured."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+# What segments must promise to win, for the copies into segments that the model leaves out.
+_MARGIN = 1.5
+
+
+def rows_for_free(device: torch.device, units: int, known: bool) -> float:
+    """Return the rows of a batch whose work takes as long as a step takes to start.
+
+    On a CPU measured for torch's kernels, 16 rows of 64 units and 8 of 256, and more for cells that are loops in Python;
+    on a GPU an estimate that no measurement backs yet.
+
+    Args:
+        device: where the chain runs.
+        units: H.
+        known: whether the cell is one of torch's own.
+    """
+    if device.type != "cpu":
+        return 2**25 / units**2
+    return (16.0 if known else 128.0) * min(1.0, (64 / units) ** 0.5)
+
+
+@cache
+def best_count(length: int, batch: int, free: float, burn: int) -> int:
+    """Return the number of segments, at least 2, in which ``length`` steps run fastest by the model.
+
+    Args:
+        length: T.
+        batch: B.
+        free: as of :func:`rows_for_free`.
+        burn: the steps that the first guess takes.
+    """
+    counts = range(2, max(3, min(1024, length // 8)))
+    return min(counts, key=lambda count: _steps(length, batch, free, count, burn))
+
+
+def pays(length: int, batch: int, free: float, burn: int) -> bool:
+    """Tell whether segments are expected to win; arguments as those of :func:`best_count`."""
+    if length < 4 * burn:
+        return False
+    count = best_count(length, batch, free, burn)
+    return _MARGIN * _steps(length, batch, free, count, burn) < length * (1 + batch / free)
+
+
+def worth(count: int, batch: int, free: float) -> float:
+    """Return how many sweeps of ``count`` segments take as long as one sequential call."""
+    return count * (free + batch) / (free + count * batch)
+
+
+def _steps(length: int, batch: int, free: float, count: int, burn: int) -> float:
+    """Return what a guess, a run in segments and the steps that are left over take, in steps of a batch of no rows."""
+    return (length // count + burn) * (1 + count * batch / free) + length % count * (1 + batch / free)

@@ -1,0 +1,88 @@
+"""The cotangents of a chain in time, solved in segments, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Factor
+from gradfree.chains.chain import ChainGradients
+from gradfree.segments.layout import cut, joined
+from gradfree.segments.rule import Part, Plan, Rule
+from gradfree.segments.settling import Run, largest, settle
+from gradfree.time.chain import TimeChain
+from gradfree.time.closed_forms import State
+
+
+def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
+    """Return the gradients of ``chain`` to the rule's tolerance, or where they do not settle in time the exact ones.
+
+    Args:
+        chain: any chain in time.
+        direct: the direct cotangents of its states.
+        rule: the engine's options.
+    """
+    delta, figures = _settled(chain, direct, rule) if chain.like.dim() == 3 else (None, {})
+    for name, figure in {**chain.ran, **figures}.items():
+        chain.offer(name, lambda figure=figure: torch.tensor(figure))  # type: ignore[misc]
+    return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
+
+
+def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[State | None, dict[str, float]]:
+    """Return δ, or ``None`` if it does not settle, and what there is to tell."""
+    part = Part(chain.path, "backward", chain.name, chain.memory, len(chain), chain.like[0], chain.known)
+    plan = rule.plan(part)
+    if plan is None:
+        return None, {}
+    pieces = _Pieces(chain, direct, plan)
+    reach = pieces.reach if rule.corrector else None
+    delta, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
+    rule.learn(part, plan, outcome)
+    return pieces.whole(delta) if outcome.settled else None, outcome.figures()
+
+
+class _Pieces:
+    """The links of a chain in segments, and the direct cotangents."""
+
+    def __init__(self, chain: TimeChain, direct: State, plan: Plan):
+        self.length, self.count, self.burn = len(chain), plan.count, plan.burn
+        self.links = chain.regrouped(lambda x: cut(x, self.count))
+        given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]
+        # No cotangent reaches the steps that fill up the last segment.
+        missing = -self.length % self.count
+        self.terms = tuple(cut(F.pad(e, (0, 0, 0, 0, 0, missing)), self.count) for e in given)
+        self.last = [e[-1].clone() for e in self.terms]
+        self.sizes = [largest(e) for e in given]
+
+    def guess(self) -> list[Tensor]:
+        """Return the cotangents that the first steps of each segment lead to from zero."""
+        zeros = [torch.zeros_like(e) for e in self._parts(self.last)]
+        if not self.burn:
+            return zeros
+        leaving = self._leaving(self.links.unroll(tuple(e[: self.burn] for e in self.terms)))
+        return [torch.cat([v[1:], zero[:1]]) for v, zero in zip(leaving, zeros, strict=True)]
+
+    def run(self, entering: Sequence[Tensor]) -> Run:
+        """Run all segments from what enters them."""
+        for e, own, enters in zip(self.terms, self.last, entering, strict=True):
+            torch.add(own, enters.flatten(0, 1), out=e[-1])
+        delta = self.links.unroll(self.terms)
+        of = [torch.maximum(largest(d), size) for d, size in zip(delta, self.sizes, strict=True)]
+        return Run(delta, self._leaving(delta), of)
+
+    def reach(self) -> Sequence[Factor]:
+        """Return the products over each segment of what the gates carry."""
+        return [d.unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in self.links.reach()]
+
+    def whole(self, delta: State) -> State:
+        """Return δ of all steps."""
+        return tuple(joined(d, self.count, self.length) for d in delta)
+
+    def _leaving(self, delta: State) -> list[Tensor]:
+        return self._parts(self.links.leaving(delta))
+
+    def _parts(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        return [v.unflatten(0, (self.count, -1)) for v in rows]

@@ -1,0 +1,137 @@
+"""A recurrence run forward in segments, all at once, by whatever kernel runs it fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Factor
+from gradfree.segments.layout import cut, joined
+from gradfree.segments.rule import Part, Plan, Rule
+from gradfree.segments.settling import Run, largest, settle
+from gradfree.time.closed_forms import linearise
+from gradfree.time.forward import Forward, Recurrence, Trajectory, run_plainly
+
+
+class InSegments(Forward):
+    """Any cell: each direction's sequence in segments, from borders that fit to the rule's tolerance.
+
+    Args:
+        rule: the engine's options.
+    """
+
+    def __init__(self, rule: Rule):
+        self.rule = rule
+
+    def allows(self, recurrence: Recurrence) -> bool:
+        """Tell whether the sequences are whole and long enough."""
+        x, first = recurrence.x, recurrence.first[0]
+        if recurrence.packing is not None or first.dim() != (2 if recurrence.cell else 3):
+            return False
+        return self.rule.cuts(len(x), x.shape[1], first.shape[-1], x.device, recurrence.mode is not None)
+
+    def run(self, recurrence: Recurrence) -> Trajectory:
+        """Return outputs to the rule's tolerance, or where they do not settle in time the sequential ones."""
+        if recurrence.cell is not None:
+            return self._run(recurrence)
+        runs = [self._run(one) for one in _directions(recurrence)]
+        outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
+        finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
+        told = [figures for run in runs for figures in run.figures]
+        return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, figures=told)
+
+    def _run(self, recurrence: Recurrence) -> Trajectory:
+        """Run one direction."""
+        x, (like, *_) = recurrence.x, (part.flatten(0, -2) for part in recurrence.first)
+        known = recurrence.mode is not None
+        (name,), (path,) = recurrence.names, recurrence.paths
+        part = Part(path, "forward", name, recurrence.memory, len(x), like, known)
+        plan = self.rule.plan(part)
+        if plan is None:
+            return run_plainly(recurrence)
+        pieces = _Pieces(recurrence, plan)
+        reach = pieces.reach if self.rule.corrector and known else None
+        found, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach)
+        self.rule.learn(part, plan, outcome)
+        whole = pieces.whole(found) if outcome.settled else run_plainly(recurrence)
+        return whole._replace(figures=[outcome.figures("forward ")])
+
+
+class _Pieces:
+    """A recurrence in segments, and the steps that are left over."""
+
+    def __init__(self, recurrence: Recurrence, plan: Plan):
+        self.recurrence, self.plan = recurrence, plan
+        self.count = plan.count
+        self.steps = len(recurrence.x) // self.count
+        self.x = cut(recurrence.x[: self.steps * self.count], self.count)
+        self.first = [part.flatten(0, -2) for part in recurrence.first]
+
+    def guess(self) -> list[Tensor]:
+        """Return the states that the last steps of each segment lead to from zero."""
+        zeros = [part.new_zeros(self.count, *part.shape) for part in self.first]
+        if self.plan.burn:
+            leaving = self._parts(self._call(self.x[-self.plan.burn :], zeros).finals)
+        else:
+            leaving = zeros
+        return [torch.cat([first[None], end[:-1]]) for first, end in zip(self.first, leaving, strict=True)]
+
+    def run(self, entering: Sequence[Tensor]) -> Run:
+        """Run all segments from what enters them."""
+        self.entering = entering
+        self.found = found = self._call(self.x, entering)
+        leaving = self._parts(found.finals)
+        return Run(found, leaving, [largest(found.out), *map(largest, leaving[1:])])
+
+    def reach(self) -> Sequence[Factor]:
+        """Return the products over each segment of what the gates carry."""
+        assert self.recurrence.mode is not None
+        entering = [start.flatten(0, 1) for start in self.entering]
+        before = torch.cat([entering[0][None], self.found.out[:-1]])
+        cell = linearise(
+            self.recurrence.mode, self.x, self.found.out, before, entering, self.recurrence.weights, gates=None
+        )
+        return [d.prod(0).unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in cell.diagonal]
+
+    def whole(self, found: Trajectory) -> Trajectory:
+        """Return what all steps have given, those that no segment has run last."""
+        done = self.steps * self.count
+        finals: Sequence[Tensor] = [part[-1] for part in self._parts(found.finals)]
+        parts = [joined(part, self.count, done) for part in (found.out, *found.kept)]
+        if done < len(self.recurrence.x):
+            finals = [final.view_as(part) for final, part in zip(finals, self.recurrence.first, strict=True)]
+            rest = run_plainly(replace(self.recurrence, x=self.recurrence.x[done:], first=finals, lean=True))
+            finals = rest.finals
+            parts = [torch.cat(both) for both in zip(parts, (rest.out, *rest.kept), strict=True)]
+        out, *others = parts
+        first = self.recurrence.first
+        return Trajectory(out, [final.view_as(p) for final, p in zip(finals, first, strict=True)], tuple(others))
+
+    def _call(self, x: Tensor, entering: Sequence[Tensor]) -> Trajectory:
+        """Run segments from ``entering``, (C, B, ·) each, by the ways that run any recurrence."""
+        single = self.recurrence.cell is not None
+        first = [start.flatten(0, 1) if single else start.flatten(0, 1)[None] for start in entering]
+        return run_plainly(replace(self.recurrence, x=x, first=first, lean=True))
+
+    def _parts(self, finals: Sequence[Tensor]) -> list[Tensor]:
+        return [final.reshape(self.count, -1, final.shape[-1]) for final in finals]
+
+
+def _directions(recurrence: Recurrence) -> list[Recurrence]:
+    """Return the recurrences of each direction, with sequences in the order in which it runs."""
+    each = len(recurrence.weights) // recurrence.directions
+    return [
+        replace(
+            recurrence,
+            x=recurrence.x.flip(0) if d else recurrence.x,
+            first=[part[d : d + 1] for part in recurrence.first],
+            weights=recurrence.weights[d * each : (d + 1) * each],
+            directions=1,
+            names=recurrence.names[d : d + 1],
+            paths=recurrence.paths[d : d + 1],
+        )
+        for d in range(recurrence.directions)
+    ]
