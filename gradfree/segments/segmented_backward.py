@@ -51,9 +51,14 @@ class _Pieces:
         self.length, self.count, self.burn = len(chain), plan.count, plan.burn
         self.links = chain.regrouped(lambda x: cut(x, self.count))
         given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]
-        # No cotangent reaches the steps that fill up the last segment.
-        missing = -self.length % self.count
-        self.terms = tuple(cut(F.pad(e, (0, 0, 0, 0, 0, missing)), self.count) for e in given)
+        if missing := -self.length % self.count:
+            # No cotangent reaches the steps that fill up the last segment.
+            given = [F.pad(e, (0, 0, 0, 0, 0, missing)) for e in given]
+        # Copies, as runs write to the last steps.
+        pieces = [cut(e, self.count) for e in given]
+        self.terms = tuple(
+            e.clone() if e.data_ptr() == whole.data_ptr() else e for e, whole in zip(pieces, given, strict=True)
+        )
         self.last = [e[-1].clone() for e in self.terms]
         self.sizes = [largest(e) for e in given]
 

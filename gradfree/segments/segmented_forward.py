@@ -41,7 +41,8 @@ class InSegments(Forward):
         outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
         finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
         told = [figures for run in runs for figures in run.figures]
-        return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, figures=told)
+        kept = runs[0].kept if len(runs) == 1 else ()
+        return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, told)
 
     def _run(self, recurrence: Recurrence) -> Trajectory:
         """Run one direction."""
@@ -73,16 +74,16 @@ class _Pieces:
     def guess(self) -> list[Tensor]:
         """Return the states that the last steps of each segment lead to from zero."""
         zeros = [part.new_zeros(self.count, *part.shape) for part in self.first]
-        if self.plan.burn:
-            leaving = self._parts(self._call(self.x[-self.plan.burn :], zeros).finals)
-        else:
-            leaving = zeros
+        burn = self.plan.burn
+        leaving = self._parts(self._call(self.x[-burn:], zeros, lean=True).finals) if burn else zeros
         return [torch.cat([first[None], end[:-1]]) for first, end in zip(self.first, leaving, strict=True)]
 
     def run(self, entering: Sequence[Tensor]) -> Run:
         """Run all segments from what enters them."""
         self.entering = entering
-        self.found = found = self._call(self.x, entering)
+        # What only some steps keep is of no use.
+        left = self.steps * self.count < len(self.recurrence.x)
+        self.found = found = self._call(self.x, entering, lean=left or self.recurrence.lean)
         leaving = self._parts(found.finals)
         return Run(found, leaving, [largest(found.out), *map(largest, leaving[1:])])
 
@@ -110,11 +111,11 @@ class _Pieces:
         first = self.recurrence.first
         return Trajectory(out, [final.view_as(p) for final, p in zip(finals, first, strict=True)], tuple(others))
 
-    def _call(self, x: Tensor, entering: Sequence[Tensor]) -> Trajectory:
+    def _call(self, x: Tensor, entering: Sequence[Tensor], lean: bool) -> Trajectory:
         """Run segments from ``entering``, (C, B, ·) each, by the ways that run any recurrence."""
         single = self.recurrence.cell is not None
         first = [start.flatten(0, 1) if single else start.flatten(0, 1)[None] for start in entering]
-        return run_plainly(replace(self.recurrence, x=x, first=first, lean=True))
+        return run_plainly(replace(self.recurrence, x=x, first=first, lean=lean))
 
     def _parts(self, finals: Sequence[Tensor]) -> list[Tensor]:
         return [final.reshape(self.count, -1, final.shape[-1]) for final in finals]
@@ -130,6 +131,7 @@ def _directions(recurrence: Recurrence) -> list[Recurrence]:
             first=[part[d : d + 1] for part in recurrence.first],
             weights=recurrence.weights[d * each : (d + 1) * each],
             directions=1,
+            lean=recurrence.lean or recurrence.directions > 1,
             names=recurrence.names[d : d + 1],
             paths=recurrence.paths[d : d + 1],
         )

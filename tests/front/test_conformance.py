@@ -76,7 +76,15 @@ class TestOptions(Covering):
         gradfree.create_engine("truncated", window=3),
         gradfree.create_engine("foton", streaming=True, perturbation="tangent"),
         gradfree.create_engine("pepita", mirror_every=1),
+        gradfree.create_engine("shooting", segments=2, burn=1),
     )
+
+
+class TestSegments(EngineConformance):
+    """Every quick feature in segments: left to itself, the engine cuts no chain that is this short."""
+
+    features = tuple(feature for feature in FEATURES.values() if not feature.slow)
+    engines = (gradfree.create_engine("shooting", segments=3),)
 
 
 @pytest.mark.parametrize("name", ENGINES)
