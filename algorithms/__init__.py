@@ -9,8 +9,8 @@ from gradfree.algorithms.foton import FOTON, FOTONRule
 from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
+from gradfree.algorithms.parallel.shooting import Shooting
 from gradfree.algorithms.pepita import PEPITA
-from gradfree.algorithms.shooting import Shooting
 from gradfree.algorithms.truncated import Truncated
 
 __all__ = [

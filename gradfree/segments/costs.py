@@ -13,8 +13,8 @@ _MARGIN = 1.5
 def rows_for_free(device: torch.device, units: int, known: bool) -> float:
     """Return the rows of a batch whose work takes as long as a step takes to start.
 
-    On a CPU measured for torch's kernels, 16 rows of 64 units and 8 of 256, and more for cells that are loops in Python;
-    on a GPU an estimate that no measurement backs yet.
+    On a CPU measured for torch's kernels, 16 rows of 64 units and 8 of 256, and more for cells that are loops in
+    Python; on a GPU an estimate that no measurement backs yet.
 
     Args:
         device: where the chain runs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from math import inf, log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +59,26 @@ class Plan:
     patience: Patience
 
 
+class Taken(NamedTuple):
+    """A pass that has run: by which plan, and how it went; neither if sequentially from the start."""
+
+    part: Part
+    plan: Plan | None = None
+    outcome: Outcome | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return what :func:`gradfree.engine_figures` tells of it."""
+        if self.outcome is None:
+            return {}
+        prefix = "" if self.part.what == "backward" else "forward "
+        found = {
+            "sweeps": self.outcome.sweeps,
+            "mismatch": self.outcome.mismatches[-1],
+            "sequential": not self.outcome.settled,
+        }
+        return {prefix + name: float(figure) for name, figure in found.items()}
+
+
 @dataclass(frozen=True)
 class Rule:
     """When and how to cut a chain; the fields are the options of the engine ``shooting``."""
@@ -83,13 +104,12 @@ class Rule:
         return pays(length, batch, rows_for_free(device, units, known), burn)
 
     def plan(self, part: Part) -> Plan | None:
-        """Return how to solve ``part``, or ``None``: sequentially, now; counts the passes."""
+        """Return how to solve ``part``, or ``None``: sequentially; changes nothing."""
         (batch, units), device = part.like.shape, part.like.device
         if not self.cuts(part.length, batch, units, device, part.known):
             return None
         kept = _Kept.of(part)
         if kept.wait:
-            _Kept(kept.burn, kept.wait - 1, kept.pause).keep(part)
             return None
         free = rows_for_free(device, units, part.known)
         burn = self.burn if isinstance(self.burn, int) else kept.burn
@@ -101,9 +121,17 @@ class Rule:
             patience = Patience(self.within(part.like.dtype), min(self.max_sweeps, count - 1), inf)
         return Plan(count, min(burn, part.length // count), patience)
 
-    def learn(self, part: Part, plan: Plan, outcome: Outcome) -> None:
-        """Keep what a pass has shown: a better burn, or that the chain does not forget; said the first time."""
+    def learn(self, taken: Taken) -> None:
+        """Keep what a pass has shown: a better burn, or that the chain does not forget; said the first time.
+
+        Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
+        """
+        part, plan, outcome = taken
         kept = _Kept.of(part)
+        if plan is None or outcome is None:
+            if kept.wait:
+                _Kept(kept.burn, kept.wait - 1, kept.pause).keep(part)
+            return
         if outcome.settled:
             _Kept(_better_burn(plan, outcome.mismatches[0], part.length), 0, 0).keep(part)
             return
@@ -115,8 +143,8 @@ class Rule:
             where = part.path or "the recurrent layer"
             warnings.warn(
                 f"{where} does not forget: the {part.what} pass in {plan.count} segments was off by "
-                f"{outcome.mismatches[-1]:.0e} at a border after {outcome.sweeps} sweeps, and runs sequentially now. It "
-                "tries segments again now and then; the engine 'backprop' never does.",
+                f"{outcome.mismatches[-1]:.0e} at a border after {outcome.sweeps} sweeps, and runs sequentially now. "
+                "It tries segments again now and then; the engine 'backprop' never does.",
                 stacklevel=2,
             )
 

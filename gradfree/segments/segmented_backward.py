@@ -11,7 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.segments.layout import cut, joined
-from gradfree.segments.rule import Part, Plan, Rule
+from gradfree.segments.rule import Part, Plan, Rule, Taken
 from gradfree.segments.settling import Run, largest, settle
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_forms import State
@@ -25,23 +25,28 @@ def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
         direct: the direct cotangents of its states.
         rule: the engine's options.
     """
-    delta, figures = _settled(chain, direct, rule) if chain.like.dim() == 3 else (None, {})
-    for name, figure in {**chain.ran, **figures}.items():
-        chain.offer(name, lambda figure=figure: torch.tensor(figure))  # type: ignore[misc]
+    delta, backward = _settled(chain, direct, rule)
+    for taken in (chain.told, backward):
+        if taken is None:
+            continue
+        rule.learn(taken)
+        for name, figure in taken.figures().items():
+            chain.offer(name, lambda figure=figure: torch.tensor(figure))  # type: ignore[misc]
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 
-def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[State | None, dict[str, float]]:
-    """Return δ, or ``None`` if it does not settle, and what there is to tell."""
+def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[State | None, Taken | None]:
+    """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
+    if any(e is not None and e.dim() != 3 for e in direct):
+        return None, None
     part = Part(chain.path, "backward", chain.name, chain.memory, len(chain), chain.like[0], chain.known)
     plan = rule.plan(part)
     if plan is None:
-        return None, {}
+        return None, Taken(part)
     pieces = _Pieces(chain, direct, plan)
     reach = pieces.reach if rule.corrector else None
     delta, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
-    rule.learn(part, plan, outcome)
-    return pieces.whole(delta) if outcome.settled else None, outcome.figures()
+    return pieces.whole(delta) if outcome.settled else None, Taken(part, plan, outcome)
 
 
 class _Pieces:

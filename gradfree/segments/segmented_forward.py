@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.segments.layout import cut, joined
-from gradfree.segments.rule import Part, Plan, Rule
+from gradfree.segments.rule import Part, Plan, Rule, Taken
 from gradfree.segments.settling import Run, largest, settle
 from gradfree.time.closed_forms import linearise
 from gradfree.time.forward import Forward, Recurrence, Trajectory, run_plainly
@@ -28,10 +28,11 @@ class InSegments(Forward):
 
     def allows(self, recurrence: Recurrence) -> bool:
         """Tell whether the sequences are whole and long enough."""
-        x, first = recurrence.x, recurrence.first[0]
-        if recurrence.packing is not None or first.dim() != (2 if recurrence.cell else 3):
+        x, vectors = recurrence.x, 3 if recurrence.cell is None else 2
+        if recurrence.packing is not None or any(part.dim() != vectors for part in recurrence.first):
             return False
-        return self.rule.cuts(len(x), x.shape[1], first.shape[-1], x.device, recurrence.mode is not None)
+        units = recurrence.first[0].shape[-1]
+        return self.rule.cuts(len(x), x.shape[1], units, x.device, recurrence.mode is not None)
 
     def run(self, recurrence: Recurrence) -> Trajectory:
         """Return outputs to the rule's tolerance, or where they do not settle in time the sequential ones."""
@@ -40,7 +41,7 @@ class InSegments(Forward):
         runs = [self._run(one) for one in _directions(recurrence)]
         outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
         finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
-        told = [figures for run in runs for figures in run.figures]
+        told = [taken for run in runs for taken in run.told]
         kept = runs[0].kept if len(runs) == 1 else ()
         return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, told)
 
@@ -52,13 +53,12 @@ class InSegments(Forward):
         part = Part(path, "forward", name, recurrence.memory, len(x), like, known)
         plan = self.rule.plan(part)
         if plan is None:
-            return run_plainly(recurrence)
+            return run_plainly(recurrence)._replace(told=[Taken(part)])
         pieces = _Pieces(recurrence, plan)
         reach = pieces.reach if self.rule.corrector and known else None
         found, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach)
-        self.rule.learn(part, plan, outcome)
         whole = pieces.whole(found) if outcome.settled else run_plainly(recurrence)
-        return whole._replace(figures=[outcome.figures("forward ")])
+        return whole._replace(told=[Taken(part, plan, outcome)])
 
 
 class _Pieces:

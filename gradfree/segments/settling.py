@@ -50,11 +50,6 @@ class Outcome:
         """How many there were behind the first run."""
         return len(self.mismatches) - 1
 
-    def figures(self, prefix: str = "") -> dict[str, float]:
-        """Return what :func:`gradfree.engine_figures` tells of it."""
-        told = {"sweeps": self.sweeps, "mismatch": self.mismatches[-1], "sequential": not self.settled}
-        return {prefix + name: float(figure) for name, figure in told.items()}
-
 
 @dataclass(frozen=True)
 class Patience:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -57,8 +56,8 @@ class TimeChain(Chain):
     parameters: Sequence[Tensor]
     """What the links share, in the order of :meth:`gradients`."""
 
-    ran: Mapping[str, float] = MappingProxyType({})
-    """What the way that the forward pass has taken tells of it."""
+    told: Any = None
+    """What the way that the engine has run the forward pass in tells it."""
 
     known: bool = True
     """Whether the cell is one of torch's own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,14 +57,13 @@ class Trajectory(NamedTuple):
         kept: what the backward pass would compute anew otherwise: a GRU's gates, as in
             :class:`~gradfree.time.gru_forward.Gates`, or nothing; of a cell the other parts of the state behind each
             step, (T, B, ·) each.
-        figures: what a way tells of each direction's run; :func:`gradfree.engine_figures` has it with the backward
-            pass's.
+        told: what a way of the engine's own tells it of each direction's run: :attr:`TimeChain.told`.
     """
 
     out: Tensor
     finals: Sequence[Tensor]
     kept: tuple[Tensor, ...] = ()
-    figures: Sequence[Mapping[str, float]] = ()
+    told: Sequence[Any] = ()
 
 
 class Forward(ABC):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,7 +100,7 @@ class Layer:
 class _Context(FunctionCtx):
     layer: Layer
     inputs: int
-    figures: Sequence[Mapping[str, float]]
+    told: Sequence[Any]
     needs_input_grad: tuple[bool, ...]
 
 
@@ -111,7 +112,7 @@ class LayerFunction(torch.autograd.Function):
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
-        out, finals, kept, ctx.figures = layer.run(x, rest[:parts], rest[parts:])
+        out, finals, kept, ctx.told = layer.run(x, rest[:parts], rest[parts:])
         ctx.save_for_backward(x, *rest, out, *kept)
         ctx.set_materialize_grads(False)
         return out, *finals
@@ -144,7 +145,7 @@ class LayerFunction(torch.autograd.Function):
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-                chain.ran = ctx.figures[d] if ctx.figures else {}
+                chain.told = ctx.told[d] if ctx.told else None
                 initial, inputs, parameters = solve(layer.engine, chain, direct, layer.chain_path(d))
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)

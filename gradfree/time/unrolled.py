@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -162,7 +162,7 @@ class _Context(FunctionCtx):
     parts: int
     mode: str | None
     held: Marks
-    figures: Sequence[Mapping[str, float]]
+    told: Sequence[Any]
     autocast: torch.autocast
     needs_input_grad: tuple[bool, ...]
 
@@ -180,7 +180,7 @@ class _UnrollFunction(torch.autograd.Function):
         recurrence = Recurrence(
             x, rest[:parts], rest[parts:], ctx.mode, cell, memory=recorder.memory, paths=[recorder.path]
         )
-        out, finals, others, ctx.figures = run(recorder.engine, recurrence)
+        out, finals, others, ctx.told = run(recorder.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
@@ -216,7 +216,7 @@ class _UnrollFunction(torch.autograd.Function):
                 chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], recorder.memory, "0")
             else:
                 chain = recorder.unrolled(x, states, first, parameters, wanted, ctx.held)
-            chain.ran = ctx.figures[0] if ctx.figures else {}
+            chain.told = ctx.told[0] if ctx.told else None
             gradients = solve(recorder.engine, chain, direct, recorder.path)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, recorder.path or "the cell layer")

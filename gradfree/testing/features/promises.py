@@ -176,7 +176,7 @@ def check_names_its_options(engine: Engine) -> None:
 
 
 def within(engine: Engine, tolerance: float) -> float:
-    """Return how far gradients in double precision may lie apart: ``tolerance``, or what the engine asks for if more."""
+    """Return how far gradients in float64 may lie apart: ``tolerance``, or what the engine asks for if more."""
     return max(tolerance, 10 * engine.outputs_within(torch.float64))
 
 

@@ -35,8 +35,8 @@ class Shooting(Engine):
         tolerance: the largest mismatch at a border, relative to the largest state or cotangent. ``None``: 1e-12 in
             float64, 1e-5 in float32, eight times what any other dtype resolves.
         burn: steps that a border's first guess takes, from zero; "auto": what the last passes needed.
-        corrector: "gate": a border's change is carried on to the borders behind by the gates' product over each segment;
-            ``None``: not at all.
+        corrector: "gate": a border's change goes on to the borders behind it times the gates' product over each
+            segment; ``None``: it does not.
         max_sweeps: the most sweeps, up to C - 1, which are exact. ``None``: as long as they are expected to be quicker
             than the sequential call.
     """
@@ -63,8 +63,8 @@ class Shooting(Engine):
             raise TypeError(f"Shooting: tolerance must be a number or None, not {self.tolerance!r}.")
         if not resolved(torch.float64) <= self.tolerance < 1.0:
             raise ValueError(
-                f"Shooting: tolerance must be below 1 and at least {resolved(torch.float64):.0e}, what float64 resolves, "
-                f"not {self.tolerance}."
+                f"Shooting: tolerance must be below 1 and at least {resolved(torch.float64):.0e}, what float64 "
+                f"resolves, not {self.tolerance}."
             )
 
     @property
@@ -89,8 +89,8 @@ class Shooting(Engine):
             coarse = max(dtypes, key=resolved, default=torch.float64)
             if self.tolerance is not None and self.tolerance < resolved(coarse):
                 problems.append(
-                    f"{path!r} has weights of {coarse}, which resolves {resolved(coarse):.0e} at best, not the tolerance "
-                    f"of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
+                    f"{path!r} has weights of {coarse}, which resolves {resolved(coarse):.0e} at best, not the "
+                    f"tolerance of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
                 )
             if self.corrector is not None and not site.has_residual:
                 problems.append(f"{path!r} has no gate that could correct its borders. Use corrector=None.")

@@ -183,9 +183,9 @@ def test_the_gates_correct_borders():
         gru.weight_hh_l0 *= 0.1
     needed = {}
     for corrector in (None, "gate"):
-        with shooting(segments=16, max_sweeps=15, burn=0, corrector=corrector).attach(gru):
-            with gradfree.engine_figures() as figures:
-                gru(x)[0][-1].sum().backward()
+        engine = shooting(segments=16, max_sweeps=15, burn=0, corrector=corrector)
+        with engine.attach(gru), gradfree.engine_figures() as figures:
+            gru(x)[0][-1].sum().backward()
         needed[corrector] = figures["l0"]
     for name in ("sweeps", "forward sweeps"):
         assert needed["gate"][name] < needed[None][name]

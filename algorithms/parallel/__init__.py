@@ -1,0 +1,1 @@
+"""Engines that run recurrent layers in parallel over time, forward and backward."""
