@@ -20,9 +20,8 @@ from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, count_axis, draw_curves, draw_stacks, log_axis
-from gradfree.benchmarks.tables.estimates import Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.printed import Fact, Plots, PrintedSection, Spread
 from gradfree.benchmarks.timing.memory import peak_memory
 from gradfree.benchmarks.timing.speed import Timing, compared, now
 from gradfree.orthogonal.engine import OrthogonalEngine
@@ -151,7 +150,7 @@ class ActivationMemory(Case):
 
 
 @dataclass(frozen=True)
-class StepCosts(Part):
+class StepCosts(Experiment):
     """Engines on chains of equal layers.
 
     Attributes:
@@ -174,7 +173,7 @@ class StepCosts(Part):
         for row in self.rows:
             yield self._activations(row, device)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
         """Return the figures of ``device``, once the rows have been timed."""
         steps = [record["results"]["rows"] for record in matching(records, self._step(device))]
         memory = [
@@ -195,7 +194,7 @@ class StepCosts(Part):
 
 
 @dataclass(frozen=True)
-class CostSection(Section):
+class CostSection(PrintedSection):
     """Phases of a step, and activation memory by depth, a row an engine."""
 
     part: StepCosts

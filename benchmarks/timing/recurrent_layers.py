@@ -18,9 +18,8 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, count_axis, draw_curves, ratio_axis
-from gradfree.benchmarks.tables.estimates import Bar, Spread
-from gradfree.benchmarks.tables.experiment import Part, outcomes
-from gradfree.benchmarks.tables.section import Draw, Fact, Plots, Section
+from gradfree.benchmarks.tables.experiment import Experiment, outcomes
+from gradfree.benchmarks.tables.printed import Bar, Draw, Fact, Plots, PrintedSection, Spread
 from gradfree.benchmarks.timing.memory import peak_memory
 from gradfree.benchmarks.timing.speed import Timing, compared, interleaved
 
@@ -121,7 +120,7 @@ class _Loop(Pass):
 
 
 @dataclass(frozen=True)
-class LayerTimings(Part):
+class LayerTimings(Experiment):
     """Engines on single layers.
 
     Attributes:
@@ -140,7 +139,7 @@ class LayerTimings(Part):
             rows = tuple(row for row in self.rows if layer.cell != "RNN" or row.engine != "highway_bp")
             yield LayerTiming(layer=layer, rows=rows, threads=self.threads, device=device, seed=0)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
         """Return the figures of the layers that were timed on ``device``."""
         results = {
             case.layer: r["results"].get("rows", []) for case in self.timing(device) for r in outcomes(records, case)
@@ -149,7 +148,7 @@ class LayerTimings(Part):
 
 
 @dataclass(frozen=True)
-class LayerSection(Section):
+class LayerSection(PrintedSection):
     """Times and memory of layers as shares of the plain layer's; layers whose timing failed have no rows."""
 
     results: Mapping[Layer, list[dict[str, Any]]]

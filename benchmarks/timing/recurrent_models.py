@@ -17,9 +17,8 @@ from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_curves, draw_level, iterations_axis, log_axis
-from gradfree.benchmarks.tables.estimates import Bar, Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Plots, Section
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.printed import Bar, Plots, PrintedSection, Spread
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.timing.speed import Timing, compared, interleaved
 
@@ -159,7 +158,7 @@ def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) ->
 
 
 @dataclass(frozen=True)
-class RecurrentSteps(Part):
+class RecurrentSteps(Experiment):
     """Training steps of recurrent models.
 
     Attributes:
@@ -177,7 +176,7 @@ class RecurrentSteps(Part):
         for net in self.nets:
             yield RecurrentStep(net=net, rows=self.rows, threads=self.threads, device=device, seed=0)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
         """Return the figures of the models that were timed on ``device``."""
         results = {case.net.label: r["results"] for case in self.timing(device) for r in matching(records, case)}
         return RecurrentStepSection(self, results, device) if results else None
@@ -194,7 +193,7 @@ def gain_column(label: str) -> str:
 
 
 @dataclass(frozen=True)
-class RecurrentStepSection(Section):
+class RecurrentStepSection(PrintedSection):
     """Times of training steps, and how many times faster than the Python loop they are."""
 
     part: RecurrentSteps

@@ -17,8 +17,8 @@ from torch.utils.benchmark import set_torch_threads
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_stacks
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.printed import Fact, Plots, PrintedSection
 from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerCase, Pass
 from gradfree.benchmarks.timing.speed import now
 from gradfree.time.closed_chain import CellChain
@@ -121,7 +121,7 @@ def _shares(label: str, rounds: list[dict[str, defaultdict[str, float]]]) -> dic
 
 
 @dataclass(frozen=True)
-class PhaseTimings(Part):
+class PhaseTimings(Experiment):
     """Where the time of single GRU layers goes.
 
     Attributes:
@@ -139,14 +139,14 @@ class PhaseTimings(Part):
         for layer in self.layers:
             yield PhaseTiming(layer=layer, rows=self.rows, threads=self.threads, device=device, seed=0)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
         """Return the figures of the layers that were timed on ``device``."""
         results = {case.layer: r["results"]["rows"] for case in self.timing(device) for r in matching(records, case)}
         return PhaseSection(results, device, self.threads) if results else None
 
 
 @dataclass(frozen=True)
-class PhaseSection(Section):
+class PhaseSection(PrintedSection):
     """Phases as shares of the plain layer's time."""
 
     results: Mapping[Layer, list[dict[str, Any]]]

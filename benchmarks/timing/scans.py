@@ -17,9 +17,8 @@ from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_curves, ratio_axis
-from gradfree.benchmarks.tables.estimates import Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.printed import Fact, Plots, PrintedSection, Spread
 from gradfree.benchmarks.timing.speed import compared, interleaved
 
 _RUNS = 10
@@ -91,7 +90,7 @@ def _works(step: Callable[[], object]) -> bool:
 
 
 @dataclass(frozen=True)
-class ScanTimings(Part):
+class ScanTimings(Experiment):
     """The reverse scan at several sizes.
 
     Attributes:
@@ -108,14 +107,14 @@ class ScanTimings(Part):
             for size in self.sizes:
                 yield ScanTiming(operands=Operands(*size, constant), threads=self.threads, device=device, seed=0)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
         """Return the figures of the sizes that were timed on ``device``."""
         results = {case.operands: r["results"]["rows"] for case in self.timing(device) for r in matching(records, case)}
         return ScanSection(results, device, self.threads) if results else None
 
 
 @dataclass(frozen=True)
-class ScanSection(Section):
+class ScanSection(PrintedSection):
     """Times in copies."""
 
     results: Mapping[Operands, list[dict[str, Any]]]

@@ -22,9 +22,8 @@ from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.drawing import Styles
-from gradfree.benchmarks.tables.estimates import Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.printed import Fact, Plots, PrintedSection, Spread
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.speed import compared, now
 from gradfree.lightning import EngineStrategy
@@ -123,7 +122,7 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class StrategyTimings(Part):
+class StrategyTimings(Experiment):
     """Engines as strategies, on one task.
 
     Attributes:
@@ -138,14 +137,14 @@ class StrategyTimings(Part):
         """Yield the case that times all strategies."""
         yield StrategyTiming(task=self.task, rows=self.rows, device=device, seed=0)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
+    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
         """Return the figures of ``device``, if there are any."""
         found = [record for case in self.timing(device) for record in matching(records, case)]
         return StrategySection(self.task, found[0]["results"]["rows"], device) if found else None
 
 
 @dataclass(frozen=True)
-class StrategySection(Section):
+class StrategySection(PrintedSection):
     """Times of a step, a row a strategy."""
 
     task: Task
