@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import isnan, nan
-from statistics import median
+from statistics import fmean, median
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from torch import nn
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree import create_model
 from gradfree.benchmarks.records.case import Case, Row
@@ -24,12 +23,10 @@ from gradfree.benchmarks.tables.estimates import Spread
 from gradfree.benchmarks.tables.experiment import Part, matching
 from gradfree.benchmarks.tables.section import Fact, Plots, Section
 from gradfree.benchmarks.timing.memory import peak_memory
-from gradfree.benchmarks.timing.speed import Timing, compared, now
+from gradfree.benchmarks.timing.speed import Timing, Turn, now
+from gradfree.benchmarks.timing.trainee import Trainee
 from gradfree.orthogonal.engine import OrthogonalEngine
 
-_ROUNDS = 9
-_STEPS = 16
-"""Of a round: a multiple of those from one retraction to the next."""
 _CLASSES = 10
 _LEARNING_RATE = 0.1
 """One that trains: weights drift, and are led back, as they would."""
@@ -62,10 +59,12 @@ class Phases(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTiming(Timing):
-    """Time of a training step with plain SGD, the rows in turns, and of its phases."""
+class StepTiming(Timing[Callable[[], Phases]]):
+    """Time of a training step with plain SGD, and of its phases."""
 
     kind: ClassVar[str] = "step"
+    runs: ClassVar[int] = 16
+    """A multiple of those from one retraction to the next."""
     network: Network
 
     @property
@@ -73,52 +72,48 @@ class StepTiming(Timing):
         """The network."""
         return str(self.network)
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the first row's, and medians of the phases."""
-        trainees = [_Trainee(self.network, row, self.device, self.seed) for row in self.rows]
-        with set_torch_threads(self.threads):
-            _, *rounds = ([_round(trainee) for trainee in trainees] for _ in range(1 + _ROUNDS))
-        steps = list(zip(*rounds, strict=True))
-        rows = compared((row.label for row in self.rows), [[sum(phases) for phases in own] for own in steps])
-        phases = [[median(phase) for phase in zip(*own, strict=True)] for own in steps]
-        return {"rows": [row | {"phases": own} for row, own in zip(rows, phases, strict=True)]}
+    def steps(self) -> Mapping[str, Callable[[], Callable[[], Phases]]]:
+        """Return what builds the network in training with each row's engine."""
+        return {row.label: partial(self._clocked, row) for row in self.rows}
 
+    def turn(self, step: Callable[[], Phases]) -> Phases:
+        """Take a step some times; return the means of its phases."""
+        return Phases(*map(fmean, zip(*(step() for _ in range(self.runs)), strict=True)))
 
-class _Trainee:
-    """A network in training with one row's engine, on one batch over and over."""
+    def costs(self, step: Callable[[], Phases], turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the medians of the phases."""
+        return {"phases": list(map(median, zip(*turns, strict=True)))}
 
-    def __init__(self, network: Network, row: Row, device: str, seed: int):
-        self.device = device
-        torch.manual_seed(seed)
-        self.model = network.create_model().to(device)
-        self.inputs = torch.randn(network.batch, network.width).float().to(device)
-        self.targets = torch.randint(_CLASSES, (network.batch,), device=device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
+    def _clocked(self, row: Row) -> Callable[[], Phases]:
+        """Return a training step that returns how long its phases took."""
+        trainee = _trainee(self.network, row, self.device, self.seed)
+        updated = 0.0
+
+        def note_update(*_: Any) -> None:
+            nonlocal updated
+            updated = now(self.device)
+
+        def step() -> Phases:
+            start = now(self.device)
+            trainee.passes()
+            passed = now(self.device)
+            trainee.optimizer.step()
+            return Phases(passed - start, updated - passed, now(self.device) - updated)
+
         # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
-        self.optimizer.register_step_post_hook(lambda *_: self._note_update())
-        row.create_engine().attach(self.model)
-
-    def passes(self) -> None:
-        """Run forward and backward pass."""
-        self.optimizer.zero_grad()
-        F.cross_entropy(self.model(self.inputs), self.targets).backward()
-
-    def step(self) -> Phases:
-        """Take one training step; return how long its phases took."""
-        start = now(self.device)
-        self.passes()
-        passed = now(self.device)
-        self.optimizer.step()
-        return Phases(passed - start, self._updated - passed, now(self.device) - self._updated)
-
-    def _note_update(self) -> None:
-        self._updated = now(self.device)
+        trainee.optimizer.register_step_post_hook(note_update)
+        return step
 
 
-def _round(trainee: _Trainee) -> Phases:
-    """Return the mean of some steps."""
-    steps = [trainee.step() for _ in range(_STEPS)]
-    return Phases(*(sum(phase) / _STEPS for phase in zip(*steps, strict=True)))
+def _trainee(network: Network, row: Row, device: str, seed: int) -> Trainee:
+    """Return a network in training with one row's engine."""
+    torch.manual_seed(seed)
+    model = network.create_model().to(device)
+    inputs = torch.randn(network.batch, network.width).float().to(device)
+    targets = torch.randint(_CLASSES, (network.batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+    row.create_engine().attach(model)
+    return Trainee(model, optimizer, F.cross_entropy, inputs, targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +139,7 @@ class ActivationMemory(Case):
         return {"activations": [self._measure(network) for network in self.networks]}
 
     def _measure(self, network: Network) -> int:
-        trainee = _Trainee(network, self.row, self.device, self.seed)
+        trainee = _trainee(network, self.row, self.device, self.seed)
         trainee.passes()  # What the engine keeps from pass to pass is there before.
         trainee.optimizer.zero_grad()
         return peak_memory(trainee.passes, self.device) - sum(p.nbytes for p in trainee.model.parameters())
@@ -213,10 +208,10 @@ class CostSection(Section):
         """Say what the columns mean."""
         small, deepest = self.part.small, self.part.depths[-1]
         return (
-            f"One step with plain SGD; medians and quartiles of {_ROUNDS} interleaved rounds of {_STEPS} steps, "
-            f"retractions included. Passes: forward and backward, or what stands for it.{self._idle} Step: all three, "
-            "as a multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
-            f"{small.width} and batch {small.batch}, less the weights' gradients, "
+            f"One step with plain SGD; medians and quartiles of {StepTiming.rounds} interleaved rounds of "
+            f"{StepTiming.runs} steps, retractions included. Passes: forward and backward, or what stands for "
+            f"it.{self._idle} Step: all three, as a multiple of the first row's. MiB: peak memory of the passes by "
+            f"depth, with layers of {small.width} and batch {small.batch}, less the weights' gradients, "
             f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
             f"{deepest} layers, which every engine leaves behind."
         )

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
@@ -21,14 +20,15 @@ from gradfree.benchmarks.tables.drawing import Styles, add_legend, count_axis, d
 from gradfree.benchmarks.tables.estimates import Bar, Spread
 from gradfree.benchmarks.tables.experiment import Part, outcomes
 from gradfree.benchmarks.tables.section import Draw, Fact, Plots, Section
+from gradfree.benchmarks.timing.cell_loop import CellLoop
 from gradfree.benchmarks.timing.memory import peak_memory
-from gradfree.benchmarks.timing.speed import Timing, compared, interleaved
+from gradfree.benchmarks.timing.speed import Step, Timing, Turn
 
-_MODULES: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
-_CELLS: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRUCell, "LSTM": nn.LSTMCell, "RNN": nn.RNNCell}
+_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
 """A layer's, with names for people."""
 
+PLAIN = "plain"
 _LOOP = "loop over cells"
 
 
@@ -45,8 +45,34 @@ class Layer:
         return f"{self.cell} ({self.batch}, {self.steps}, {self.units})"
 
 
+class Pass:
+    """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
+
+    def __init__(self, case: LayerCase[Any], row: Row | None = None, lean: bool = False, loop: bool = False):
+        torch.manual_seed(case.seed)
+        layer = case.layer
+        shape = (layer.batch, layer.steps, layer.units)
+        self.x = torch.randn(shape, device=case.device, requires_grad=True)
+        self.cotangent = torch.randn(shape, device=case.device)
+        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=True).to(case.device)
+        self.module: nn.Module = CellLoop(plain) if loop else plain
+        if row is not None:
+            row.create_engine().attach(self.module, [""], lean=lean)
+
+    def run(self) -> Tensor:
+        """Return the outputs."""
+        out: Tensor = self.module(self.x)[0]
+        return out
+
+    def __call__(self) -> None:
+        """Run both passes."""
+        self.run().backward(self.cotangent)
+        self.x.grad = None
+        self.module.zero_grad()
+
+
 @dataclass(frozen=True, kw_only=True)
-class LayerCase(Timing):
+class LayerCase(Timing[Step]):
     """A measurement of one layer."""
 
     layer: Layer
@@ -58,66 +84,25 @@ class LayerCase(Timing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTiming(LayerCase):
-    """Time and peak memory of a layer's forward and backward pass in turns: plain, as a loop over cells, by engine.
+class LayerTiming(LayerCase[Pass]):
+    """Time and peak memory of a layer's forward and backward pass: plain, as a loop over cells, by engine.
 
     A GRU is also run with the first engine in its lean form; other layers have no other form.
     """
 
     kind: ClassVar[str] = "layer"
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the plain layer's and peak memory in bytes."""
-        steps = {"plain": Pass(self), _LOOP: _Loop(self)}
-        steps |= {row.label: Pass(self, row) for row in self.rows}
+    def steps(self) -> Mapping[str, Callable[[], Pass]]:
+        """Return what builds the passes."""
+        passes = {PLAIN: partial(Pass, self), _LOOP: partial(Pass, self, loop=True)}
+        passes |= {row.label: partial(Pass, self, row) for row in self.rows}
         if self.layer.cell == "GRU":
-            steps[_lean(self.rows)] = Pass(self, self.rows[0], lean=True)
-        with set_torch_threads(self.threads):
-            rows = compared(steps, interleaved(list(steps.values())))
-        return {"rows": [row | {"peak_memory": peak_memory(steps[row["label"]], self.device)} for row in rows]}
+            passes[_lean(self.rows)] = partial(Pass, self, self.rows[0], lean=True)
+        return passes
 
-
-class Pass:
-    """A forward and backward pass of the layer, with one row's engine or none."""
-
-    def __init__(self, case: LayerCase, row: Row | None = None, lean: bool = False):
-        torch.manual_seed(case.seed)
-        layer = case.layer
-        shape = (layer.batch, layer.steps, layer.units)
-        self.module = _MODULES[layer.cell](layer.units, layer.units, batch_first=True).to(case.device)
-        self.x = torch.randn(shape, device=case.device, requires_grad=True)
-        self.cotangent = torch.randn(shape, device=case.device)
-        self.run: Callable[[Tensor], Tensor] = lambda x: self.module(x)[0]
-        if row is not None:
-            row.create_engine().attach(self.module, [""], lean=lean)
-
-    def __call__(self) -> None:
-        """Run it."""
-        self.run(self.x).backward(self.cotangent)
-        self.x.grad = None
-        self.module.zero_grad()
-
-    @torch.no_grad()
-    def forward_alone(self) -> None:
-        """Run the forward pass, without a graph."""
-        self.run(self.x)
-
-
-class _Loop(Pass):
-    """The same as a Python loop over torch's cell."""
-
-    def __init__(self, case: LayerCase):
-        super().__init__(case)
-        units = case.layer.units
-        self.module = _CELLS[case.layer.cell](units, units).to(case.device)
-        self.run = self._unrolled
-
-    def _unrolled(self, x: Tensor) -> Tensor:
-        state, outputs = None, []
-        for step in x.unbind(1):
-            state = self.module(step, state)
-            outputs.append(state[0] if isinstance(state, tuple) else state)
-        return torch.stack(outputs, 1)
+    def costs(self, step: Pass, turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the peak memory in bytes."""
+        return {"peak_memory": peak_memory(step, self.device)}
 
 
 @dataclass(frozen=True)

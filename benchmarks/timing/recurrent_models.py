@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
@@ -21,19 +20,13 @@ from gradfree.benchmarks.tables.estimates import Bar, Spread
 from gradfree.benchmarks.tables.experiment import Part, matching
 from gradfree.benchmarks.tables.section import Plots, Section
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
-from gradfree.benchmarks.timing.speed import Timing, compared, interleaved
+from gradfree.benchmarks.timing.cell_loop import CellLoop, replace_layers
+from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
+from gradfree.benchmarks.timing.trainee import Trainee
 
 FUSED = "fused layer"
 LOOP = "Python loop"
 COMPILED = "compiled loop"
-
-_CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
-    "GRU": nn.GRUCell,
-    "LSTM": nn.LSTMCell,
-    "RNN_TANH": nn.RNNCell,
-}
-_RUNS = 1
-"""Of a step in a round: it is long."""
 
 
 @dataclass(frozen=True)
@@ -77,32 +70,13 @@ class RecurrentModel:
         return len(self.example) == 1
 
 
-class CellLoop(nn.Module):
-    """A fused recurrent layer's stand-in: the same computation as a Python loop over torch's cell."""
-
-    def __init__(self, layer: nn.RNNBase, compiled: bool):
-        super().__init__()
-        cell = _CELLS[layer.mode](layer.input_size, layer.hidden_size).to(next(layer.parameters()).device)
-        cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
-        # Not Module.compile: of torch's own modules it compiles nothing, without a word.
-        self.cell = torch.compile(cell) if compiled else cell
-
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs (B, T, H) for inputs ``x`` (B, T, I), and the final states (parts, B, H)."""
-        parts = None if state is None else tuple(state)
-        outputs = []
-        for step in x.unbind(1):
-            h = self.cell(step, parts if parts is None or len(parts) > 1 else parts[0])
-            parts = h if isinstance(h, tuple) else (h,)
-            outputs.append(parts[0])
-        return torch.stack(outputs, 1), torch.stack(parts or ())
-
-
 @dataclass(frozen=True, kw_only=True)
-class RecurrentStep(Timing):
-    """Time of a whole training step, Adam included, of every row in turns."""
+class RecurrentStep(Timing[Trainee]):
+    """Time of a whole training step, Adam included, of every row."""
 
     kind: ClassVar[str] = "recurrent step"
+    runs: ClassVar[int] = 1
+    """It is long."""
     net: RecurrentModel
 
     @property
@@ -110,52 +84,26 @@ class RecurrentStep(Timing):
         """The model."""
         return self.net.label
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds and ratios to the fused layer's, or its error."""
-        steps: dict[str, Callable[[], object]] = {FUSED: _Trainee(self).step, LOOP: self._loop(False)}
-        steps |= {row.label: _Trainee(self, row).step for row in self.rows}
-        errors = {}
-        compiled = self._loop(True)
-        with set_torch_threads(self.threads):
-            try:
-                compiled()
-                steps[COMPILED] = compiled
-            except Exception as error:  # No compiler is a finding, and no reason to lose the other rows.
-                errors[COMPILED] = f"{type(error).__name__}: {error}".splitlines()[0]
-            times = interleaved(list(steps.values()), _RUNS)
-        return {"rows": compared(steps, times), "errors": errors}
+    def steps(self) -> Mapping[str, Callable[[], Trainee]]:
+        """Return what builds the model in training: as it is, with loops in place of fused layers, with engines."""
+        loops = {LOOP: partial(self._trainee, loop=CellLoop)}
+        loops[COMPILED] = partial(self._trainee, loop=partial(CellLoop, compiled=True))
+        return {FUSED: self._trainee, **loops, **{row.label: partial(self._trainee, row) for row in self.rows}}
 
-    def _loop(self, compiled: bool) -> Callable[[], object]:
-        trainee = _Trainee(self, loop=lambda layer: CellLoop(layer, compiled))
-        return trainee.step
+    def results(self, steps: Mapping[str, Trainee], turns: Turns, errors: Errors) -> dict[str, Any]:
+        """Return the rows that could be timed, and what others, such as those without a compiler, failed with."""
+        told = {label: next(error.format_exception_only()).splitlines()[0] for label, error in errors.items()}
+        return {**super().results(steps, turns, {}), "errors": told}
 
-
-class _Trainee:
-    """A model in training on one batch, as it is, with an engine, or with loops in place of fused layers."""
-
-    def __init__(
-        self, case: RecurrentStep, row: Row | None = None, loop: Callable[[nn.RNNBase], nn.Module] | None = None
-    ):
-        torch.manual_seed(case.seed)
-        self.model = create_model(case.net.model, **case.net.options).to(case.device)
+    def _trainee(self, row: Row | None = None, loop: Callable[[nn.RNNBase], nn.Module] | None = None) -> Trainee:
+        torch.manual_seed(self.seed)
+        model = create_model(self.net.model, **self.net.options).to(self.device)
         if loop is not None:
-            replace_layers(self.model, loop)
+            replace_layers(model, loop)
         if row is not None:
-            row.create_engine().attach(self.model)
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.inputs, self.targets = case.net.inputs().to(case.device), case.net.targets().to(case.device)
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        cross_entropy(self.model(self.inputs), self.targets).backward()
-        self.optimizer.step()
-
-
-def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) -> None:
-    """Put what ``loop`` returns in the place of each of the model's fused recurrent layers."""
-    for path, layer in list(model.named_modules()):
-        if isinstance(layer, nn.RNNBase):
-            model.set_submodule(path, loop(layer))
+            row.create_engine().attach(model)
+        inputs, targets = (examples.to(self.device) for examples in (self.net.inputs(), self.net.targets()))
+        return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
 
 
 @dataclass(frozen=True)

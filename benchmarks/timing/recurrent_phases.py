@@ -11,21 +11,20 @@ from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
+import torch
 from matplotlib.axes import Axes
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_stacks
 from gradfree.benchmarks.tables.experiment import Part, matching
 from gradfree.benchmarks.tables.section import Fact, Plots, Section
-from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerCase, Pass
-from gradfree.benchmarks.timing.speed import now
+from gradfree.benchmarks.timing.recurrent_layers import PLAIN, Layer, LayerCase, Pass
+from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import LinearisedGRU
 from gradfree.time.fused_layer import Layer as RecordedLayer
 
-_ROUNDS = 15
 _REST = "rest"
 _TOTAL = "total"
 
@@ -39,6 +38,7 @@ PHASES: dict[str, tuple[type, str]] = {
 }
 """The methods in which an engine spends its time; none calls another."""
 
+_SHARES = (_TOTAL, *PHASES, _REST)
 _NAMES = {"forward": "the forward pass", "scan": "the scan", "δ step by step": "computing δ step by step"}
 """What phases are called in a sentence, where it is not the same."""
 
@@ -76,48 +76,38 @@ class _Clock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseTiming(LayerCase):
+class PhaseTiming(LayerCase[Callable[[], Any]]):
     """Time of each phase of a GRU layer's forward and backward pass, engines and the plain layer in turns."""
 
     kind: ClassVar[str] = "phases"
+    rounds: ClassVar[int] = 15
+    sides = "phases of all rows"
 
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return f"phases of all rows, {self.threads} threads"
+    def steps(self) -> Mapping[str, Callable[[], Callable[[], Any]]]:
+        """Return what builds the passes, and the plain layer's forward pass by itself."""
+        rows = {row.label: partial(Pass, self, row) for row in self.rows}
+        return {"forward without graph": lambda: torch.no_grad()(Pass(self).run), PLAIN: partial(Pass, self), **rows}
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row the medians of its phases as shares of the plain layer's time, and that time."""
-        plain = Pass(self)
-        steps: dict[str, Callable[[], object]] = {"forward without graph": plain.forward_alone, "plain": plain}
-        steps |= {row.label: Pass(self, row) for row in self.rows}
+    def turn(self, step: Callable[[], Any]) -> Turn:
+        """Take a step; return the seconds of its phases and of the rest."""
         clock = _Clock(self.device)
-        with set_torch_threads(self.threads), clock.watching():
-            _round(clock, steps)
-            rounds = [_round(clock, steps) for _ in range(_ROUNDS)]
-        return {
-            "time": median(times["plain"][_TOTAL] for times in rounds),
-            "rows": [{"label": label, "phases": _shares(label, rounds)} for label in steps],
+        with clock.watching():
+            clock(_TOTAL, step)()
+        phases = [clock.seconds[phase] for phase in PHASES]
+        return (*phases, clock.seconds[_TOTAL] - sum(phases))
+
+    def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
+        """Return the plain layer's time, and for each row the medians of its phases as shares of that."""
+        plain = list(map(sum, turns[PLAIN]))
+        shares = {
+            label: [[t / time for t in (sum(turn), *turn)] for turn, time in zip(own, plain, strict=True)]
+            for label, own in turns.items()
         }
-
-
-def _round(clock: _Clock, steps: Mapping[str, Callable[[], object]]) -> dict[str, defaultdict[str, float]]:
-    """Return the seconds of each phase of each step."""
-    times = {}
-    for label, step in steps.items():
-        clock.seconds = defaultdict(float)
-        clock(_TOTAL, step)()
-        times[label] = clock.seconds
-        times[label][_REST] = 2 * clock.seconds[_TOTAL] - sum(clock.seconds.values())
-    return times
-
-
-def _shares(label: str, rounds: list[dict[str, defaultdict[str, float]]]) -> dict[str, float]:
-    """Return the medians of the phases as shares of the plain step's time in the same round."""
-    return {
-        phase: median(times[label][phase] / times["plain"][_TOTAL] for times in rounds)
-        for phase in (_TOTAL, *PHASES, _REST)
-    }
+        rows = [
+            {"label": label, "phases": dict(zip(_SHARES, map(median, zip(*own, strict=True)), strict=True))}
+            for label, own in shares.items()
+        ]
+        return {"time": median(plain), "rows": [*rows, *failures(errors)]}
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,16 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree.algebra.reference_scans import ANY_FACTORS, CONSTANT_FACTORS
-from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_curves, ratio_axis
 from gradfree.benchmarks.tables.estimates import Spread
 from gradfree.benchmarks.tables.experiment import Part, matching
 from gradfree.benchmarks.tables.section import Fact, Plots, Section
-from gradfree.benchmarks.timing.speed import compared, interleaved
+from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
 
-_RUNS = 10
 _TARGET = 3.0
 
 
@@ -52,12 +49,12 @@ class Operands:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanTiming(Case):
-    """Time of every method in turns, on the same operands."""
+class ScanTiming(Timing[Callable[[], Tensor]]):
+    """Time of every method, on the same operands."""
 
     kind: ClassVar[str] = "scan"
+    runs: ClassVar[int] = 10
     operands: Operands
-    threads: int
 
     @property
     def topic(self) -> str:
@@ -65,29 +62,21 @@ class ScanTiming(Case):
         return f"scan {self.operands.size}"
 
     @property
-    def subject(self) -> str:
+    def sides(self) -> str:
         """The factors."""
-        return f"factors {self.operands.kind}, {self.threads} threads"
+        return f"factors {self.operands.kind}"
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each method that works its times in seconds and ratios to the copy's."""
+    def steps(self) -> Mapping[str, Callable[[], Callable[[], Tensor]]]:
+        """Return what binds each method to the operands."""
         torch.manual_seed(self.seed)
         wanted = self.operands
         terms = torch.randn(wanted.steps, wanted.batch, wanted.units, device=self.device)
         factors = torch.rand(terms.shape[-1:] if wanted.constant else terms.shape, device=self.device)
-        steps = {label: partial(method, terms, factors) for label, method in wanted.methods.items()}
-        steps = {label: step for label, step in steps.items() if _works(step)}
-        with set_torch_threads(self.threads):
-            return {"rows": compared(steps, interleaved(list(steps.values()), _RUNS))}
+        return {label: partial(partial, method, terms, factors) for label, method in wanted.methods.items()}
 
-
-def _works(step: Callable[[], object]) -> bool:
-    """Tell whether ``step`` runs: a prototype may be missing, or fail in one version of torch."""
-    try:
-        step()
-    except Exception:
-        return False
-    return True
+    def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
+        """Return the methods that work: a prototype may be missing, or fail in one version of torch."""
+        return super().results(steps, turns, {})
 
 
 @dataclass(frozen=True)

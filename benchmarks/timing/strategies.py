@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -26,50 +27,57 @@ from gradfree.benchmarks.tables.estimates import Spread
 from gradfree.benchmarks.tables.experiment import Part, matching
 from gradfree.benchmarks.tables.section import Fact, Plots, Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.speed import compared, now
+from gradfree.benchmarks.timing.speed import Timing, Turn, now
 from gradfree.lightning import EngineStrategy
 
 _AUTO = "auto"
-_ROUNDS = 15
 _WARM_UP = 5
 _STEPS = 20
 _MARGIN = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrategyTiming(Case):
-    """Time of a step under ``Trainer(strategy="auto")`` and with each row's engine, in turns: one short fit a round."""
+class StrategyTiming(Timing[Callable[[], float]]):
+    """Time of a step under ``Trainer(strategy="auto")`` and with each row's engine: one short fit a turn."""
 
     kind: ClassVar[str] = "strategy"
+    rounds: ClassVar[int] = 15
     task: Task
-    rows: tuple[Row, ...]
-
-    subject = "all strategies"
+    sides = "all strategies"
 
     @property
     def topic(self) -> str:
         """The task."""
         return self.task.name
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each strategy its times in seconds and ratios to those of "auto"."""
-        train = Split(*(x.to(self.device) for x in self.task.data().train))
-        batches = list(islice(self.task.batches(train, self.seed), _WARM_UP + _STEPS))
-        labels = [_AUTO, *(row.label for row in self.rows)]
-        modules = [_Module(self.task, self.seed) for _ in labels]
-        rounds = []
-        with _quiet():
-            for _ in range(1 + _ROUNDS):
-                strategies = [_AUTO, *(EngineStrategy(row.create_engine()) for row in self.rows)]
-                rounds.append([self._time(*pair, batches) for pair in zip(modules, strategies, strict=True)])
-        return {"rows": compared(labels, list(zip(*rounds[1:], strict=True)))}
+    def steps(self) -> Mapping[str, Callable[[], Callable[[], float]]]:
+        """Return what builds a module that is fitted with each strategy, a new one every time."""
+        strategies: dict[str, Callable[[], Any]] = {_AUTO: lambda: _AUTO}
+        strategies |= {row.label: lambda row=row: EngineStrategy(row.create_engine()) for row in self.rows}
+        return {label: partial(self._fit, strategy) for label, strategy in strategies.items()}
 
-    def _time(self, module: pl.LightningModule, strategy: Any, batches: Sequence[Split]) -> float:
-        """Return the mean time of a step."""
-        clock = _Clock()
+    def turn(self, step: Callable[[], float]) -> Turn:
+        """Fit once; return the mean of the steps behind the warm-up."""
+        return (step(),)
+
+    @cached_property
+    def _batches(self) -> list[Split]:
+        train = Split(*(x.to(self.device) for x in self.task.data().train))
+        return list(islice(self.task.batches(train, self.seed), _WARM_UP + _STEPS))
+
+    def _fit(self, strategy: Callable[[], Any]) -> Callable[[], float]:
+        """Return what fits the task's model for some steps, and returns the mean time of one."""
+        module = _Module(self.task, self.seed)
+        return lambda: _step_time(module, strategy(), self._batches, self.device)
+
+
+def _step_time(module: pl.LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
+    """Return the mean time of a step."""
+    clock = _Clock()
+    with _quiet():
         trainer = pl.Trainer(
             strategy=strategy,
-            accelerator="gpu" if self.device == "cuda" else self.device,
+            accelerator="gpu" if device == "cuda" else device,
             devices=1,
             max_epochs=1,
             callbacks=[clock],
@@ -79,7 +87,7 @@ class StrategyTiming(Case):
             enable_progress_bar=False,
         )
         trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
-        return (clock.end - clock.start) / _STEPS
+    return (clock.end - clock.start) / _STEPS
 
 
 class _Module(pl.LightningModule):
@@ -153,8 +161,9 @@ class StrategySection(Section):
     device: str
 
     legend = (
-        f"One step of Lightning's Trainer, from batch to batch; medians of {_ROUNDS} interleaved fits of {_STEPS} "
-        'steps, and in brackets quartiles. ×: as a multiple of strategy="auto", Lightning\'s own, in the same round.'
+        f"One step of Lightning's Trainer, from batch to batch; medians of {StrategyTiming.rounds} interleaved fits of "
+        f'{_STEPS} steps, and in brackets quartiles. ×: as a multiple of strategy="auto", Lightning\'s own, in the '
+        "same round."
     )
 
     @property

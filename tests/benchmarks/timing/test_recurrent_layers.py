@@ -5,7 +5,7 @@ import torch
 from report_records import TRACEBACK, drawn, markdown, table_rows
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTiming, LayerTimings, Pass, _Loop
+from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTiming, LayerTimings, Pass
 
 BACKPROP = Row("backprop", "backprop", {})
 HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
@@ -26,12 +26,10 @@ def test_engines_that_need_a_gate_are_not_run_on_cells_without():
 def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
     timing = case(Layer(cell, 2, 5, 3), (BACKPROP,))
     torch.set_default_dtype(torch.float64)
-    plain, loop, engine = Pass(timing), _Loop(timing), Pass(timing, BACKPROP)
-    state = {name.removesuffix("_l0"): value for name, value in plain.module.state_dict().items()}
-    loop.module.load_state_dict(state)
+    plain, loop, engine = Pass(timing), Pass(timing, loop=True), Pass(timing, BACKPROP)
     grads = []
     for step in (plain, loop, engine):
-        out = step.run(step.x)
+        out = step.run()
         grads.append([out, *torch.autograd.grad(out, [step.x, *step.module.parameters()], plain.cotangent)])
     for other in grads[1:]:
         for actual, expected in zip(other, grads[0], strict=True):

@@ -6,8 +6,7 @@ from report_records import drawn, markdown
 from tiny_suite import CHAIN, HIGHWAY, TASK, fake
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing import strategies
-from gradfree.benchmarks.timing.strategies import StrategyTimings
+from gradfree.benchmarks.timing.strategies import StrategyTiming, StrategyTimings
 
 PART = StrategyTimings(TASK, (Row("backprop", "backprop", {}), CHAIN, HIGHWAY))
 
@@ -16,7 +15,7 @@ PART = StrategyTimings(TASK, (Row("backprop", "backprop", {}), CHAIN, HIGHWAY))
 def test_every_strategy_is_timed_in_every_round(monkeypatch, capfd):
     """Quietly: Lightning would tell of its devices at each of the fits."""
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(strategies, "_ROUNDS", 2)
+    monkeypatch.setattr(StrategyTiming, "rounds", 2)
     (case,) = PART.timing("cpu")
     rows = case.run()["rows"]
     assert [row["label"] for row in rows] == ["auto", "backprop", "backprop via chain", "highway_bp k=1"]
