@@ -13,7 +13,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from gradfree.benchmarks.tables.estimates import Bar
+from gradfree.benchmarks.tables.printed import Bar
 from gradfree.benchmarks.tasks.task import Score
 
 _COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#332288", "#000000"]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradfree.benchmarks.tables.drawing import Styles
-from gradfree.benchmarks.tables.section import Draw, Section
+from gradfree.benchmarks.tables.printed import Draw, PrintedSection
 
 _WIDTH, _HEIGHT = 7.5, 4.2
 """Of a plot, in inches."""
@@ -20,7 +20,7 @@ _FEW = 8
 """Plots up to which two stand side by side; of more, four."""
 
 
-def save_plots(sections: Sequence[Section], path: Path) -> None:
+def save_plots(sections: Sequence[PrintedSection], path: Path) -> None:
     """Draw all plots of some sections, two or four side by side."""
     plots = [plot for section in sections for plot in section.plots().items()]
     columns = 2 if len(plots) <= _FEW else 4

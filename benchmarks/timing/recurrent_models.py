@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import polars as pl
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_curves, draw_level, iterations_axis, log_axis
-from gradfree.benchmarks.tables.estimates import Bar, Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Plots, Section
+from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points
+from gradfree.benchmarks.tables.column import Figure, column
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.timing.cell_loop import CellLoop, replace_layers
+from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
 from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
 from gradfree.benchmarks.timing.trainee import Trainee
 
 FUSED = "fused layer"
 LOOP = "Python loop"
 COMPILED = "compiled loop"
+_SPEED = "speed"
 
 
 @dataclass(frozen=True)
@@ -107,28 +107,60 @@ class RecurrentStep(Timing[Trainee]):
 
 
 @dataclass(frozen=True)
-class RecurrentSteps(Part):
-    """Training steps of recurrent models.
+class RecurrentSteps(Timings[RecurrentModel]):
+    """Training steps of recurrent models."""
 
-    Attributes:
-        nets: the models.
-        rows: the engines.
-        threads: for torch to use.
-    """
+    def case(self, net: RecurrentModel, **where: Any) -> RecurrentStep:
+        """Return the case that times a model."""
+        return RecurrentStep(net=net, **where)
 
-    nets: tuple[RecurrentModel, ...]
-    rows: tuple[Row, ...]
-    threads: int
+    def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+        """Yield what a row takes, and how many times faster than the Python loop it is."""
+        yield from super().cost(cost, results)
+        (loop,) = (row["time"] for row in results["rows"] if row["label"] == LOOP)
+        yield fact(_SPEED, times(LOOP), loop / cost["time"])
 
-    def timing(self, device: str) -> Iterator[RecurrentStep]:
-        """Yield one case a model."""
-        for net in self.nets:
-            yield RecurrentStep(net=net, rows=self.rows, threads=self.threads, device=device, seed=0)
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of times and gains, a row an engine."""
+        device = facts["device"][0]
+        nets = [net for net in self.subjects if net.label in set(facts["setting"])]
+        several = len({row.iterations for row in self.rows} - {None}) > 1
+        return Section(
+            title=f"training steps of recurrent models, device: {device}, threads: {self.threads}",
+            facts=facts,
+            names={"row": "row"},
+            columns=[
+                one
+                for net in nets
+                for one in (
+                    column(time_column(net.label), STEP, "{value:.1f}", "s", factor=1e3, setting=net.label),
+                    column(gain_column(net.label), _SPEED, unit=times(LOOP), setting=net.label),
+                )
+            ],
+            legend=f"Whole step with Adam, median of interleaved rounds; × faster: than the {LOOP} over torch's cell. "
+            f"{FUSED}: torch's own module, cuDNN's or oneDNN's kernel where there is one; {COMPILED}: the loop over a "
+            f"cell compiled by torch.compile. {'; '.join(f'{net.label}: {net.size}' for net in self.subjects)}.",
+            remarks=[*(self._best(facts, net.label) for net in nets), *self.failures(facts)],
+            charts=[
+                Chart(
+                    f"{net.label}, {device}, {self.threads} threads: time of a step against k",
+                    points(facts.filter(pl.col("setting") == net.label), "k", Figure(STEP, unit="s", factor=1e3)),
+                    ITERATIONS,
+                    Axis("time of a step (ms)", "log"),
+                    "solid",
+                )
+                for net in (nets if several else ())
+            ],
+        )
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of the models that were timed on ``device``."""
-        results = {case.net.label: r["results"] for case in self.timing(device) for r in matching(records, case)}
-        return RecurrentStepSection(self, results, device) if results else None
+    def _best(self, facts: pl.DataFrame, net: str) -> str:
+        """Say what engines gain on the fused layer at best."""
+        times = {row: time.value for row, time in estimates(facts, metric=STEP, unit="s", setting=net).items()}
+        engines = {row.label: times[row.label] for row in self.rows if row.label in times}
+        best = min(engines, key=lambda label: engines[label])
+        slower = ", ".join(label for label, time in engines.items() if time > times[FUSED])
+        words = f"{net}: the fastest engine, {best}, takes {engines[best] / times[FUSED]:.2f} of the {FUSED}'s time"
+        return f"{words}; slower than it: {slower}." if slower else f"{words}."
 
 
 def time_column(label: str) -> str:
@@ -139,78 +171,3 @@ def time_column(label: str) -> str:
 def gain_column(label: str) -> str:
     """Return the heading of a model's gains in speed."""
     return f"{label} (× faster)"
-
-
-@dataclass(frozen=True)
-class RecurrentStepSection(Section):
-    """Times of training steps, and how many times faster than the Python loop they are."""
-
-    part: RecurrentSteps
-    results: Mapping[str, dict[str, Any]]
-    device: str
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return f"training steps of recurrent models, device: {self.device}, threads: {self.part.threads}"
-
-    @property
-    def legend(self) -> str:
-        """Say what the figures and sizes are."""
-        sizes = "; ".join(f"{net.label}: {net.size}" for net in self.part.nets)
-        return (
-            f"Whole step with Adam, median of interleaved rounds; × faster: than the {LOOP} over torch's cell. "
-            f"{FUSED}: torch's own module, cuDNN's or oneDNN's kernel where there is one; {COMPILED}: the loop over a "
-            f"cell compiled by torch.compile. {sizes}."
-        )
-
-    @property
-    def times(self) -> dict[str, dict[str, float]]:
-        """Seconds by model and row."""
-        return {net: {r["label"]: r["time"] for r in result["rows"]} for net, result in self.results.items()}
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row an engine."""
-        yield ["row", *(heading for net in self.results for heading in (time_column(net), gain_column(net)))]
-        for label in (FUSED, LOOP, COMPILED, *(row.label for row in self.part.rows)):
-            cells = [label]
-            for times in self.times.values():
-                known = label in times
-                cells += [f"{1e3 * times[label]:.1f}", f"{times[LOOP] / times[label]:.2f}"] if known else ["–", "–"]
-            yield cells
-
-    def remarks(self) -> Iterator[str]:
-        """Yield what engines gain on the fused layer at best, and what did not run."""
-        for net, times in self.times.items():
-            engines = {row.label: times[row.label] for row in self.part.rows if row.label in times}
-            best = min(engines, key=lambda label: engines[label])
-            slower = ", ".join(label for label, time in engines.items() if time > times[FUSED])
-            words = f"{net}: the fastest engine, {best}, takes {engines[best] / times[FUSED]:.2f} of the {FUSED}'s time"
-            yield f"{words}; slower than it: {slower}." if slower else f"{words}."
-        for net, result in self.results.items():
-            for label, error in result["errors"].items():
-                yield f"{net}, {label} did not run: {error}."
-
-    def plots(self) -> Plots:
-        """Return what draws each model's times against k, where there are several."""
-        if len({row.iterations for row in self.part.rows} - {None}) < 2:
-            return {}
-        return {
-            f"{net}, {self.device}, {self.part.threads} threads: time of a step against k": partial(self._draw, net=net)
-            for net in self.results
-        }
-
-    def _draw(self, axes: Axes, styles: Styles, net: str) -> None:
-        """Draw engines with iterations as lines, all else as levels."""
-        bars = {row["label"]: (1e3 * Spread.recorded(row, "time")).bar for row in self.results[net]["rows"]}
-        lines: defaultdict[str, dict[int, Bar]] = defaultdict(dict)
-        for row in self.part.rows:
-            if row.iterations is not None and row.label in bars:
-                lines[row.series][row.iterations] = bars.pop(row.label)
-        looks = styles((*bars, *lines))
-        draw_curves(axes, lines, styles)
-        for label, (time, _, _) in bars.items():
-            draw_level(axes, time, label, looks[label])
-        iterations_axis(axes, [k for line in lines.values() for k in line])
-        log_axis(axes, "time of a step (ms)")
-        add_legend(axes)

@@ -11,15 +11,15 @@ from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
+import polars as pl
 import torch
-from matplotlib.axes import Axes
 
-from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_stacks
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.chart import Axis, Chart, stacks
+from gradfree.benchmarks.tables.column import Figure, column
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, Layer, LayerCase, Pass
+from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
 from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import LinearisedGRU
@@ -111,100 +111,62 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
 
 
 @dataclass(frozen=True)
-class PhaseTimings(Part):
-    """Where the time of single GRU layers goes.
+class PhaseTimings(Timings[Layer]):
+    """Where the time of single GRU layers goes."""
 
-    Attributes:
-        layers: what is run.
-        rows: the engines.
-        threads: for torch to use.
-    """
+    def case(self, layer: Layer, **where: Any) -> PhaseTiming:
+        """Return the case that takes a layer's time apart."""
+        return PhaseTiming(layer=layer, **where)
 
-    layers: tuple[Layer, ...]
-    rows: tuple[Row, ...]
-    threads: int
+    def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+        """Yield a row's phases as shares of the plain layer's time; what has none of them is all rest."""
+        yield from super().cost(cost, results)
+        shares = cost.get("phases", {})
+        known = any(shares.get(phase) for phase in PHASES)
+        if cost["label"] != PLAIN:
+            for phase, share in shares.items():
+                if phase == _TOTAL or (known and share):
+                    yield fact(time_of(phase), times(PLAIN), share)
 
-    def timing(self, device: str) -> Iterator[PhaseTiming]:
-        """Yield one case a layer."""
-        for layer in self.layers:
-            yield PhaseTiming(layer=layer, rows=self.rows, threads=self.threads, device=device, seed=0)
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of the phases, a row a layer and engine."""
+        device = facts["device"][0]
+        parts = {phase: Figure(time_of(phase)) for phase in (*PHASES, _REST)}
+        return Section(
+            title=f"where the time goes, device: {device}, threads: {self.threads}",
+            facts=facts,
+            names={"layer": "setting", "engine": "row"},
+            columns=[column(phase, time_of(phase)) for phase in _SHARES],
+            legend="Shares of the plain module's forward and backward pass in the same round, medians. Forward without "
+            "graph: the plain module's. Local derivatives: of all steps at once, recomputed gates included. Parameter "
+            "gradients: the products for weights and input. Rest: autograd, copies, the direct cotangents.",
+            remarks=[self._largest(facts), *self.failures(facts)],
+            charts=[
+                Chart(
+                    f"{row.label}, {device}, {self.threads} threads: where the time goes",
+                    stacks(facts.filter(pl.col("row") == row.label), "setting", parts),
+                    Axis("time, as a multiple of nn.GRU's own (×)"),
+                    Axis("layer (sequences, steps, units)", "names"),
+                    stacked=True,
+                )
+                for row in (self.rows[0], self.rows[-1])
+            ],
+        )
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of the layers that were timed on ``device``."""
-        results = {case.layer: r["results"]["rows"] for case in self.timing(device) for r in matching(records, case)}
-        return PhaseSection(results, device, self.threads) if results else None
-
-
-@dataclass(frozen=True)
-class PhaseSection(Section):
-    """Phases as shares of the plain layer's time."""
-
-    results: Mapping[Layer, list[dict[str, Any]]]
-    device: str
-    threads: int
-
-    labels = 2
-    legend = (
-        "Shares of the plain module's forward and backward pass in the same round, medians. Forward without graph: the "
-        "plain module's. Local derivatives: of all steps at once, recomputed gates included. Parameter gradients: the "
-        "products for weights and input. Rest: autograd, copies, the direct cotangents."
-    )
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return f"where the time goes, device: {self.device}, threads: {self.threads}"
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a layer and engine."""
-        phases = [_TOTAL, *PHASES, _REST]
-        yield ["layer", "engine", *phases]
-        for layer, results in self.results.items():
-            for r in results:
-                if r["label"] != "plain":
-                    # What has no phases is all rest.
-                    known = any(r["phases"][phase] for phase in PHASES)
-                    yield [str(layer), r["label"], *(_figure(r["phases"], phase, known) for phase in phases)]
-
-    def remarks(self) -> Iterator[str]:
-        """Yield which phase of each row takes the largest share."""
-        found: dict[str, defaultdict[str, list[str]]] = {phase: defaultdict(list) for phase in PHASES}
-        for layer, results in self.results.items():
-            for r in results[2:]:
-                found[max(PHASES, key=r["phases"].__getitem__)][r["label"]].append(str(layer))
-        shares = [
-            f"{_NAMES.get(phase, phase)} for {', '.join(self._where(label, layers) for label, layers in rows.items())}"
+    def _largest(self, facts: pl.DataFrame) -> str:
+        """Say which phase of each row takes the largest share."""
+        layers = list(dict.fromkeys(facts["setting"]))
+        found: dict[str, dict[str, list[str]]] = {phase: {} for phase in PHASES}
+        for layer in layers:
+            known = {phase: estimates(facts, metric=time_of(phase), setting=layer) for phase in PHASES}
+            for label in (row.label for row in self.rows):
+                shares = {phase: own[label].value for phase, own in known.items() if label in own}
+                if shares:
+                    found[max(shares, key=shares.__getitem__)].setdefault(label, []).append(layer)
+        told = [
+            f"{_NAMES.get(phase, phase)} for "
+            + ", ".join(row if own == layers else f"{row} on {' and '.join(own)}" for row, own in rows.items())
             for phase, rows in found.items()
             if rows
         ]
-        yield f"The largest share is {'; '.join(shares)}."
-
-    def _where(self, label: str, layers: list[str]) -> str:
-        return label if len(layers) == len(self.results) else f"{label} on {' and '.join(layers)}"
-
-    def plots(self) -> Plots:
-        """Return what draws the phases of the first and of the last engine."""
-        _, _, *labels = (r["label"] for r in next(iter(self.results.values())))
-        return {
-            f"{label}, {self.device}, {self.threads} threads: where the time goes": partial(self._draw, label=label)
-            for label in (labels[0], labels[-1])
-        }
-
-    def _draw(self, axes: Axes, styles: Styles, label: str) -> None:
-        """Draw stacked bars."""
-        shares = [next(r["phases"] for r in results if r["label"] == label) for results in self.results.values()]
-        draw_stacks(axes, list(map(str, self.results)), {p: [share[p] for share in shares] for p in (*PHASES, _REST)})
-        axes.set_ylabel("layer (sequences, steps, units)")
-        axes.set_xlabel("time, as a multiple of nn.GRU's own (×)")
-        add_legend(axes)
-
-    def facts(self) -> Iterator[Fact]:
-        """Yield all numbers."""
-        for layer, results in self.results.items():
-            for r in results:
-                for phase, share in r["phases"].items():
-                    yield Fact(r["label"], str(layer), f"time of {phase}", "× plain", share)
-
-
-def _figure(phases: Mapping[str, float], phase: str, known: bool) -> str:
-    return f"{phases[phase]:.2f}" if phase == _TOTAL or (known and phases[phase]) else "–"
+        return f"The largest share is {'; '.join(told)}."
