@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from math import ceil
 from typing import Any
 
 import altair as alt
 import polars as pl
 import vl_convert
 
-from gradfree.benchmarks.reports.looks import Looks, shades
+from gradfree.benchmarks.reports.looks import Look, Looks, shades
 from gradfree.benchmarks.tables.chart import TIPS, Axis, Chart
 
 _WIDTH, _HEIGHT = 480, 280
 _ROOM = 0.08
 """That a marker takes at the end of an axis, as a share of it."""
-_ASIDE = 0.012
-"""Between intervals at the same place, as a share of the axis."""
+_LOG_ROOM = 1.2
+"""The same on a logarithmic axis, as a factor."""
 _GREY = "#888888"
 _FAINT, _HIDDEN = 0.35, 0.06
+_ASIDE = 0.006
+"""Between intervals at the same place, as a share of the axis."""
+_TICKS = 10
+_MANY = 20
+"""Points on a line from which on they are small."""
 _FEW = 8
 """Charts up to which two stand side by side in a picture; of more, four."""
-_NUMBERS = ("x", "x_low", "x_high", "y", "y_low", "y_high")
 
 
 def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
@@ -55,16 +60,43 @@ class _Drawing:
 
     def __init__(self, chart: Chart, looks: Looks, shown: alt.Parameter | None):
         self.chart, self.shown = chart, shown
-        self.labels = list(dict.fromkeys(chart.points["label"]))
+        # Lines before levels, as there is more to find of them.
+        levels = chart.points.sort(pl.col("x").is_null(), maintain_order=True)
+        self.labels = levels["label"].unique(maintain_order=True).to_list()
         told, self.tooltips = _told(chart.points)
         self.x_scale, self.y_scale = _Scale(chart.x, chart.points, "x"), _Scale(chart.y, chart.points, "y")
-        self.points = self.y_scale.fitted(self.x_scale.fitted(told))
-        found = looks(self.labels) if not chart.stacked else {}
-        colors = [found[label].color for label in self.labels] if found else shades(len(self.labels))
-        legend = alt.Legend(title=None, labelLimit=260) if len(self.labels) > 1 else None
+        self.points = self._aside(self.y_scale.fitted(self.x_scale.fitted(told)))
+        legend = alt.Legend(title=None, labelLimit=260, symbolOpacity=1) if len(self.labels) > 1 else None
+        found = self._looks(looks)
+        colors, shapes = [look.color for look in found], [look.shape for look in found]
         self.color = alt.Color("label:N", scale=alt.Scale(domain=self.labels, range=colors), legend=legend, sort=None)
-        shapes = [found[label].shape for label in self.labels] if found else []
         self.shape = alt.Shape("label:N", scale=alt.Scale(domain=self.labels, range=shapes), legend=legend, sort=None)
+
+    def _looks(self, looks: Looks) -> list[Look]:
+        """Return the look of each label: its own, or that of the engine that the label is one step of."""
+        if self.chart.stacked:
+            return [Look(color, "square") for color in shades(len(self.labels))]
+        if "strength" not in self.chart.points.columns:
+            return list(looks(self.labels).values())
+        of = {
+            label: (row, strength)
+            for label, row, strength in self.points.select("label", "row", "strength").iter_rows()
+        }
+        engines = looks(list(dict.fromkeys(of[label][0] for label in self.labels)))
+        return [engines[of[label][0]].faded(of[label][1]) for label in self.labels]
+
+    def _aside(self, points: pl.DataFrame) -> pl.DataFrame:
+        """Return the points of lines that share places a little aside of each other, where they have intervals."""
+        if self.chart.x.kind not in ("counts", "whole") or points["y_low"].drop_nulls().is_empty():
+            return points
+        low, high = float(self.x_scale.values.min()), float(self.x_scale.values.max())  # type: ignore[arg-type]
+        middle = (len(self.labels) - 1) / 2
+        steps = {label: _ASIDE * (n - middle) for n, label in enumerate(self.labels)}
+        step = pl.col("label").replace_strict(steps, return_dtype=pl.Float64)
+        x = pl.col("x").cast(pl.Float64)
+        return points.with_columns(
+            x=x * (high / low) ** step if self.chart.x.kind == "counts" else x + (high - low) * step
+        )
 
     @property
     def subtitle(self) -> str:
@@ -105,7 +137,7 @@ class _Drawing:
             yield alt.Chart(self._ringed).mark_point(size=350, color=_GREY, strokeWidth=1.5).encode(x=x, y=y)
         yield (
             self._of(at)
-            .mark_point(filled=True, size=70)
+            .mark_point(filled=True, size=70 if len(at) <= _MANY * len(self.labels) else 12)
             .encode(x=x, y=y, color=self.color, shape=self.shape, tooltip=self.tooltips)
         )
         yield from self._iterations(at, x, y)
@@ -200,7 +232,7 @@ class _Scale:
         low, high = float(known.min()), float(known.max())  # type: ignore[arg-type]
         if self.axis.kind == "log":
             least = float(self.values.min()) / 2  # type: ignore[arg-type]
-            return max(low / 1.1, least), high * 1.1
+            return max(low / _LOG_ROOM, least), high * _LOG_ROOM
         if self.axis.bounds:
             low, high = max(low, self.axis.bounds[0]), min(high, self.axis.bounds[1])
         room = _ROOM * (high - low) or 0.1 * abs(high) or 1.0
@@ -241,10 +273,17 @@ class _Scale:
                 f"{field}:Q",
                 title=title,
                 scale=alt.Scale(type="log", domain=domain, nice=False),
-                axis=alt.Axis(format="~g", tickCount=6),
+                axis=alt.Axis(format="~g", tickCount=6, gridOpacity=0.4),
             )
-        axis = alt.Axis(format="d", tickMinStep=1) if self.axis.kind == "whole" else alt.Axis()
+        whole = self.axis.kind == "whole"
+        axis = alt.Axis(format="d", values=_ticks(self.values.to_list())) if whole else alt.Axis()
         return channel(f"{field}:Q", title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=axis)
+
+
+def _ticks(values: Sequence[float]) -> list[int]:
+    """Return whole numbers from the least to the greatest of ``values``, few enough to be told apart."""
+    low, high = int(min(values)), int(max(values))
+    return list(range(low, high + 1, max(1, ceil((high - low) / _TICKS))))
 
 
 def _told(points: pl.DataFrame) -> tuple[pl.DataFrame, list[alt.Tooltip]]:

@@ -10,6 +10,7 @@ COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa
 """Told apart by the color-blind too, on white and on black: Okabe and Ito's, without the yellow and the black, and
 Paul Tol's "muted" purple, olive and grey."""
 SHAPES = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-left", "triangle-right"]
+_PALE = "#b8b8b8"
 _PAIRS = frozenset(range(lcm(len(COLORS), len(SHAPES))))
 _SHADES = ["#31446b", "#666970", "#958f78", "#cab969", "#ffea46"]
 """Of cividis, which the color-blind see alike."""
@@ -20,6 +21,12 @@ class Look(NamedTuple):
 
     color: str
     shape: str
+
+    def faded(self, strength: float) -> Look:
+        """Return the same with a color that is this strong: 0 is grey, 1 the color itself."""
+        parts = ((int(color[n : n + 2], 16) for n in (1, 3, 5)) for color in (_PALE, self.color))
+        mixed = (round(pale + strength * (own - pale)) for pale, own in zip(*parts, strict=True))
+        return self._replace(color="#" + "".join(f"{part:02x}" for part in mixed))
 
 
 class Looks:
@@ -54,7 +61,4 @@ def _look(n: int) -> Look:
 
 def _shared(n: int, others: Sequence[int]) -> tuple[int, ...]:
     """Return how many of ``others`` have the color of ``n``, and how many the shape."""
-    return tuple(
-        sum(one == other for other in looks)
-        for one, looks in zip(_look(n), zip(*map(_look, others), strict=True), strict=False)
-    ) or (0, 0)
+    return tuple(sum(_look(n)[part] == _look(other)[part] for other in others) for part in range(2))

@@ -51,7 +51,7 @@ class Chart:
     Attributes:
         title: for people, another for each chart of a report.
         points: as :func:`points` returns them: ``label``, ``x``, ``y``, intervals, ``tips``; a point without ``x`` is a
-            level across all of it.
+            level across all of it. With ``strength``, from 0 to 1, a label has its row's color, so strong.
         x: the horizontal axis.
         y: the vertical one.
         lines: whether points of one label are joined: "", "solid", or "faint" where the order is no course.

@@ -175,7 +175,7 @@ def _outcome(claim: Claim, ours: Section) -> tuple[list[str], list[str]]:
     column, at = columns[claim.column], ours.head.index(claim.column)
     shown = {row[0].text: row[at].text for row in ours.rows}
     metric = column.figures[0].metric
-    single = ours.facts.filter(pl.col(name).eq_missing(value) for name, value in column.where.items())
+    single = ours.facts.filter(*(pl.col(name).eq_missing(value) for name, value in column.where.items()))
     found = [
         estimates(differences(single, metric, {high: low}), metric=difference_to(low, metric)).get(high, Estimate())
         for low, high in pairwise(claim.ascending)

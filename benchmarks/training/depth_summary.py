@@ -177,4 +177,5 @@ class DepthSummary:
             pl.col("step") == pl.col("step").max()
         )
         label = pl.concat_str("row", pl.lit(", step "), "step")
-        return found.filter(followed).with_columns(label=label)
+        strength = (pl.col("step") + 1) / (pl.col("step").max() + 1)
+        return found.filter(followed).with_columns(label=label, strength=0.25 + 0.75 * strength)

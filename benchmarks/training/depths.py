@@ -103,7 +103,10 @@ class DepthSweep(Experiment):
                 }
                 who |= {"row": row.label, "series": row.label}
                 rate = case.task.learning_rate if case else nan
-                known += [*run_facts(self.task, found, rate, _hidden_cosine, **who), *_layer_facts(found, who)]
+                known += [
+                    *run_facts(self.task, found, rate, _hidden_cosine, **who),
+                    *_layer_facts(found, depth == max(self.depths), who),
+                ]
         single = table(known if anything else [])
         return pl.concat([single, means(single), differences(single, scored(self.task), self.references)])
 
@@ -129,12 +132,14 @@ def _hidden_cosine(probe: Mapping[str, Any]) -> float:
     return fmean(probe["layers"][:-1])
 
 
-def _layer_facts(runs: Sequence[Record], who: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield the largest drift seen, and each layer's mean cosine over the runs, by training step."""
+def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the largest drift seen and, of the deepest network, each layer's mean cosine, by training step."""
     results = [record["results"] for record in runs if not error_of(record)]
     if results:
         drift = max((loss["drift"] for result in results for loss in result["losses"]), default=nan)
         yield fact(DRIFT, "1", drift, **who)
+        if not deepest:
+            return
         probes = [[probe["layers"] for probe in result["fidelity"]] for result in results]
         for probe, layers in zip(results[0]["fidelity"], np.mean(probes, axis=0), strict=True):
             for n, cosine in enumerate(layers, 1):

@@ -71,8 +71,8 @@ class TimeToTarget(Experiment):
         steps = {seed: taken for seed, curve in curves.items() if (taken := self._steps(curve)) is not None}
         told = [fact(_REACHED, "1", len(steps), note=f"{len(steps)} of {len(curves)}", **who)]
         told += [run_fact(_STEPS, "count", taken, seed, **who) for seed, taken in steps.items()]
-        for column in zip(*curves.values(), strict=True):
-            at, mean = column[0]["step"] + 1, fmean(evaluation["validation"] for evaluation in column)
+        for evaluations in zip(*curves.values(), strict=True):
+            at, mean = evaluations[0]["step"] + 1, fmean(evaluation["validation"] for evaluation in evaluations)
             place = {"setting": f"step {at}", "at": float(at)}
             told.append(fact(_CURVE.format(scored(task, "validation")), task.score.unit, mean, **who, **place))
         if not steps or len(steps) < len(curves):
