@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
@@ -113,6 +114,12 @@ class RecurrentSteps(Timings[RecurrentModel]):
     def case(self, net: RecurrentModel, **where: Any) -> RecurrentStep:
         """Return the case that times a model."""
         return RecurrentStep(net=net, **where)
+
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return what each row takes, the loops before the engines."""
+        labels = (FUSED, LOOP, COMPILED, *(row.label for row in self.rows))
+        order = pl.col("row").replace_strict(labels, range(len(labels)), default=None, return_dtype=pl.Int64)
+        return super().facts(records, device).sort(order, maintain_order=True)
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield what a row takes, and how many times faster than the Python loop it is."""

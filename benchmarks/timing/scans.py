@@ -128,7 +128,9 @@ class ScanTimings(Timings[Operands]):
         swept = facts.filter(pl.col("setting").str.ends_with(kind), pl.col("row") != "copy").sort("at")
         return Chart(
             f"factors {kind}, {facts['device'][0]}: time against size",
-            points(swept, "setting", Figure(self.metric, unit=_RATIO)),
+            points(swept, "setting", Figure(self.metric, unit=_RATIO)).with_columns(
+                pl.col("x").str.strip_suffix(f", {kind}")
+            ),
             Axis("size (steps, sequences, units), by number of elements", "names"),
             Axis("time, in copies of the terms (×)", "log"),
             "solid",
