@@ -185,7 +185,7 @@ class StepCosts(Timings[Network]):
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield a row's time, and that of its phases."""
         yield from super().cost(cost, results)
-        for phase, seconds in Phases(*cost["phases"])._asdict().items():
+        for phase, seconds in zip(Phases._fields, cost.get("phases", ()), strict=False):
             # In one process, each row's steps call the hooks of all.
             idle = phase == _RETRACTION and cost["label"] not in self._retracting
             yield fact(_IDLE if idle else time_of(phase), "s", seconds)

@@ -140,7 +140,7 @@ class PhaseTimings(Timings[Layer]):
             legend="Shares of the plain module's forward and backward pass in the same round, medians. Forward without "
             "graph: the plain module's. Local derivatives: of all steps at once, recomputed gates included. Parameter "
             "gradients: the products for weights and input. Rest: autograd, copies, the direct cotangents.",
-            remarks=[self._largest(facts), *self.failures(facts)],
+            remarks=[*self._largest(facts), *self.failures(facts)],
             charts=[
                 Chart(
                     f"{row.label}, {device}, {self.threads} threads: where the time goes",
@@ -153,8 +153,8 @@ class PhaseTimings(Timings[Layer]):
             ],
         )
 
-    def _largest(self, facts: pl.DataFrame) -> str:
-        """Say which phase of each row takes the largest share."""
+    def _largest(self, facts: pl.DataFrame) -> Iterator[str]:
+        """Yield which phase of each row takes the largest share."""
         layers = list(dict.fromkeys(facts["setting"]))
         found: dict[str, dict[str, list[str]]] = {phase: {} for phase in PHASES}
         for layer in layers:
@@ -169,4 +169,5 @@ class PhaseTimings(Timings[Layer]):
             for phase, rows in found.items()
             if rows
         ]
-        return f"The largest share is {'; '.join(told)}."
+        if told:
+            yield f"The largest share is {'; '.join(told)}."
