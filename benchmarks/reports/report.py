@@ -14,10 +14,9 @@ from rich.text import Text
 
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.experiment import Suite, belonging, devices_of, findings
+from gradfree.benchmarks.tables.experiment import Suite, belonging, findings
 from gradfree.benchmarks.tables.facts import SCHEMA
 from gradfree.benchmarks.tables.failures import failure_section
-from gradfree.benchmarks.tables.printed import section_of
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.training.trends import trends
 
@@ -85,7 +84,6 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
     failed = [record for record in belonging(suite, records) if error_of(record)]
     return [
         *(experiment.section(facts) for experiment, facts in found),
-        *(section_of(told) for device in devices_of(records) for e in suite if (told := e.printed(records, device))),
         *trends(found),
         *([failure_section(failed)] if failed else []),
     ]

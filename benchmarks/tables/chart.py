@@ -92,6 +92,13 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
     return _joined(found, _tips(ours)).with_columns(label=pl.col(label))
 
 
+def stacks(facts: pl.DataFrame, place: str, parts: Mapping[str, Figure]) -> pl.DataFrame:
+    """Return the points of a stacked chart: a bar for each value of the column ``place``, of ``parts`` by name."""
+    found = [points(facts, place, figure).with_columns(label=pl.lit(name)) for name, figure in parts.items()]
+    turned = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
+    return pl.concat(found).rename(turned)
+
+
 def _joined(found: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
     return found.join(more, on=_POINT, nulls_equal=True, maintain_order="left")
 

@@ -9,8 +9,6 @@ import polars as pl
 
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.facts import table
-from gradfree.benchmarks.tables.printed import PrintedSection
 from gradfree.benchmarks.tables.section import Section
 
 
@@ -46,17 +44,13 @@ class Experiment(ABC):
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the cases that must run alone."""
 
+    @abstractmethod
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return what ``records`` tell of ``device``; an empty table if they tell nothing."""
-        return table([])
 
+    @abstractmethod
     def section(self, facts: pl.DataFrame) -> Section:
         """Return how these facts are shown, which are all of :meth:`facts` and some."""
-        raise NotImplementedError
-
-    def printed(self, records: Mapping[str, Record], device: str) -> PrintedSection | None:
-        """Return the section of an experiment that has no facts yet."""
-        return None
 
 
 Suite = tuple[Experiment, ...]

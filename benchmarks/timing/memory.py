@@ -10,7 +10,7 @@ import torch
 from torch.autograd.profiler import profile
 
 
-def peak_memory(work: Callable[[], object], device: str) -> int:
+def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
     """Return how many bytes of tensors are alive at the worst moment of ``work``, above those before it.
 
     What the allocators hand out, so the same on every run; not what the process takes from the system.

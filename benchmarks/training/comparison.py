@@ -17,8 +17,9 @@ from gradfree.benchmarks.tables.experiment import Experiment, matching, outcomes
 from gradfree.benchmarks.tables.facts import Fact, differences, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.side_by_side import cost_facts
 from gradfree.benchmarks.timing.speed import Speed
-from gradfree.benchmarks.training.outcomes import cost_facts, front_facts, run_facts, scored
+from gradfree.benchmarks.training.outcomes import front_facts, run_facts, scored
 from gradfree.benchmarks.training.summary import Summary
 from gradfree.benchmarks.training.training import TimedTraining, TimedTrial, Training, Trial, score_in
 
@@ -79,7 +80,7 @@ class Comparison(Experiment):
         for row, case, runs, cost in zip(self.rows, cases, found, costs, strict=True):
             who = {**where, "row": row.label, "series": row.series, "k": row.iterations}
             rate = case.task.learning_rate if case else nan
-            known += [*run_facts(self.task, runs, rate, **who), *cost_facts(self.rows[0].label, cost, costs[0], **who)]
+            known += [*run_facts(self.task, runs, rate, **who), *cost_facts(cost, costs[0], **who)]
         single = table(known)
         name = scored(self.task)
         references = dict.fromkeys((row.label for row in self.rows), self.rows[0].label)

@@ -12,21 +12,16 @@ from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.side_by_side import STEP, times
 from gradfree.benchmarks.training.training import score_in
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
-STEP, MEMORY = "step time", "peak memory"
 _FAILED = "failed"
 
 
 def scored(task: Task, split: str = "test") -> str:
     """Return the metric of the scores."""
     return f"{split} {task.score.name}"
-
-
-def times(baseline: str) -> str:
-    """Return the unit of multiples of the baseline's."""
-    return f"× {baseline}"
 
 
 def whole_cosine(probe: Mapping[str, Any]) -> float:
@@ -56,15 +51,6 @@ def run_facts(
                 yield run_fact(scored(task, split), task.score.unit, score_in(results, split), seed, **who)
             if probes := results["fidelity"]:
                 yield run_fact(COSINE, "1", fmean(map(cosine, probes)), seed, **who)
-
-
-def cost_facts(baseline: str, cost: Mapping[str, Any], exact: Mapping[str, Any], **who: Any) -> Iterator[Fact]:
-    """Yield what a step of an engine costs, also as a multiple of the baseline's; nothing if it was not timed."""
-    if "time" in cost:
-        yield fact(STEP, "s", Estimate.recorded(cost, "time"), **who)
-        yield fact(STEP, times(baseline), Estimate.recorded(cost, "ratio"), **who)
-        yield fact(MEMORY, "MiB", cost["peak_memory"] / 2**20, **who)
-        yield fact(MEMORY, times(baseline), cost["peak_memory"] / exact["peak_memory"], **who)
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:

@@ -16,7 +16,8 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, MEMORY, RATE, STEP, scored, times
+from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, RATE, scored
 
 _FAR = 10.0
 """How many times the least error is the greatest where the axis is logarithmic."""

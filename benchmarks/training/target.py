@@ -17,8 +17,9 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Experiment, matching
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.side_by_side import STEP, times
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.outcomes import STEP, scored, times
+from gradfree.benchmarks.training.outcomes import scored
 from gradfree.benchmarks.training.summary import Summary
 
 _STEPS, _TIME, _REACHED = "steps to target", "time to target", "runs at the target"

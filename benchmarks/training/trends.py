@@ -14,8 +14,8 @@ from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.experiment import Finding
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.outcomes import MEMORY, STEP
 
 _NAME = "name"
 """The setting in which tasks always differ."""

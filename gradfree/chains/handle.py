@@ -7,6 +7,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from gradfree.chains.bypass import Watch
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
 
@@ -24,11 +25,13 @@ class Handle:
         chains: Mapping[str, Site] | None = None,
         memory: Mapping[str, dict[str, Tensor]] | None = None,
         means: Sequence[KeptMean] = (),
+        watch: Watch | None = None,
     ):
         self._parts = parts
         self.chains = chains or {}
         self._memory = memory or {}
         self._means = means
+        self._watch = watch
 
     @property
     def attached(self) -> bool:
@@ -36,10 +39,25 @@ class Handle:
         return bool(self._parts)
 
     def detach(self) -> None:
-        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine."""
+        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.
+
+        Warns of what :meth:`watch` does.
+        """
+        self.watch()
+        self._watch = None
         for part in self._parts:
             part.remove()
         self._parts = []
+
+    def watch(self) -> None:
+        """Warn, once, if parameters of a chain have got gradients that the engine never computed.
+
+        A model that calls ``block.forward(x)`` runs no hooks, so that its gradients are autograd's own.
+        ``EngineOptimizer`` and Lightning's strategies look behind each step; costs nothing once every block's
+        gradients have come from the engine.
+        """
+        if self._watch is not None:
+            self._watch.look()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
@@ -76,4 +94,6 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._watch = None
         self.detach()

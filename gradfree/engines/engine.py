@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
 from gradfree.errors import ChainError
+from gradfree.torchside.unsaved import unsaved_hooks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +126,10 @@ class Engine(ABC):
             torch.compiler.reset()
         memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, memory[path], lean)]
+        parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
         means = [(memory[path], name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, memory, means)
+        return Handle(parts, report.chains, memory, means, Watch(model, report.chains))
 
 
 def _lean_problems(report: Report, lean: bool) -> Iterator[str]:

@@ -18,6 +18,7 @@ from gradfree.chains.chain import Solver
 from gradfree.chains.site import Removable, Site
 from gradfree.time.fused_layer import Layer, LayerFunction
 from gradfree.time.packing import Packing
+from gradfree.torchside.unsaved import Unsaved
 
 
 class Recurrent(Site):
@@ -62,9 +63,9 @@ class Recurrent(Site):
 
     def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
         """Replace the module's forward."""
-        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
+        recorder = RecurrentRecorder(engine, self, self._module, memory, lean)
         self._module.forward = recorder.forward
-        return [recorder]
+        return [recorder, Unsaved(self._module, {"forward"})]
 
     @property
     def _module(self) -> nn.RNNBase:
@@ -78,8 +79,9 @@ class Recurrent(Site):
 class RecurrentRecorder:
     """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
-    def __init__(self, engine: Solver, path: str, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
-        self.engine, self.path, self.module, self.memory, self.lean = engine, path, module, memory, lean
+    def __init__(self, engine: Solver, site: Site, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
+        self.engine, self.module, self.memory, self.lean = engine, module, memory, lean
+        self.path, self.solved = site.path, site.solved
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -139,7 +141,8 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory, self.lean)
+            options = self.memory, self.lean, self.solved
+            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, *options)
             x, *final = LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:

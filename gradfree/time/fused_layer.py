@@ -39,6 +39,7 @@ class Layer:
     packing: Packing | None
     memory: dict[str, Tensor]
     lean: bool
+    solved: set[str]
 
     def run(
         self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
@@ -156,4 +157,5 @@ class LayerFunction(torch.autograd.Function):
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
         check_made_finite(gradients, layer.name)
+        layer.solved.add(layer.path)
         return None, *gradients

@@ -21,6 +21,7 @@ from gradfree.time.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.time.unrolled_chain import UnrolledChain
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
 from gradfree.torchside.sharding import sharded
+from gradfree.torchside.unsaved import Unsaved
 
 
 class Unrolled(Site):
@@ -72,9 +73,9 @@ class Unrolled(Site):
 
     def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
         """Replace the layer's loop over steps, which keeps nothing but the states."""
-        recorder = CellRecorder(engine, self.path, self._layer, self.inside, memory)
+        recorder = CellRecorder(engine, self, self._layer, memory)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
-        return [recorder]
+        return [recorder, Unsaved(self._layer, {"unroll"})]
 
     @property
     def _layer(self) -> CellLayer:
@@ -87,11 +88,10 @@ class Unrolled(Site):
 class CellRecorder:
     """Stands in for a :class:`CellLayer`'s loop over steps."""
 
-    def __init__(
-        self, engine: Solver, path: str, layer: CellLayer, inside: dict[str, nn.Module], memory: dict[str, Tensor]
-    ):
-        self.engine, self.path, self.layer, self.inside, self.memory = engine, path, layer, inside, memory
-        self.where = f"{path}.cell".removeprefix(".")
+    def __init__(self, engine: Solver, site: Site, layer: CellLayer, memory: dict[str, Tensor]):
+        self.engine, self.layer, self.memory = engine, layer, memory
+        self.path, self.inside, self.solved = site.path, site.inside, site.solved
+        self.where = f"{site.path}.cell".removeprefix(".")
         self.compared: Marks = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,6 +212,7 @@ class _UnrollFunction(torch.autograd.Function):
             gradients = solve(recorder.engine, chain, direct, recorder.path)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, recorder.path or "the cell layer")
+        recorder.solved.add(recorder.path)
         return None, None, *given
 
 

@@ -17,14 +17,13 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask, StagedAdamTask
+from gradfree.benchmarks.timing.cell_loop import CellLoop, replace_layers
 from gradfree.benchmarks.timing.recurrent_models import (
     COMPILED,
     FUSED,
     LOOP,
-    CellLoop,
     RecurrentModel,
     RecurrentSteps,
-    replace_layers,
 )
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -64,10 +63,10 @@ def test_a_loop_that_cannot_be_compiled_costs_its_own_row_alone(monkeypatch):
     assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, "backprop", "highway_bp k=1"]
     assert results["errors"] == {COMPILED: "RuntimeError: no compiler"}
     records = dict([fake(case, results)])
-    section = STEPS.section(json.loads(json.dumps(records)), "cpu")
-    assert f"GRU, {COMPILED} did not run: RuntimeError: no compiler." in list(section.remarks())
-    head, *rows = section.cells()
-    assert head == ["row", "GRU (ms)", "GRU (× faster)"]
+    section = section_of(STEPS, json.loads(json.dumps(records)))
+    assert f"GRU, {COMPILED} did not run: RuntimeError: no compiler." in section.remarks
+    rows = texts(section)
+    assert section.head == ["row", "GRU (ms)", "GRU (× faster)"]
     assert [row[0] for row in rows] == [FUSED, LOOP, COMPILED, "backprop", "highway_bp k=1"]
     assert rows[1][2] == "1.00"
     assert rows[2][1:] == ["–", "–"]
@@ -86,7 +85,7 @@ def test_a_compiled_loop_is_timed():
 
 
 def nets():
-    return {net.label: net for part in HIGHWAY_BP_TABLE6 if isinstance(part, RecurrentSteps) for net in part.nets}
+    return {net.label: net for part in HIGHWAY_BP_TABLE6 if isinstance(part, RecurrentSteps) for net in part.subjects}
 
 
 @pytest.mark.parametrize("net", nets().values(), ids=nets())
@@ -148,7 +147,7 @@ def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
         named = [row for claim in beside.published.claims for row in claim.ascending]
         figures = beside.published.figures
         if isinstance(beside.experiment, RecurrentSteps):
-            known = {n for net in beside.experiment.nets for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
+            known = {n for net in beside.experiment.subjects for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
             assert set(beside.published.columns) <= known
         assert labels >= set(named)
         assert {claim.column for claim in beside.published.claims} <= set(beside.published.columns)
@@ -259,21 +258,20 @@ def timed_steps(rows):
     (case,) = part.timing("cpu")
     labels = (FUSED, LOOP, *(row.label for row in rows))
     timings = [rounds(label, 0.1 * n, 1) for n, label in enumerate(labels, 1)]
-    return part.section(dict([fake(case, {"rows": timings, "errors": {}})]), "cpu")
+    return section_of(part, dict([fake(case, {"rows": timings, "errors": {}})]))
 
 
 def test_the_times_of_a_model_are_drawn_against_k():
     sweep = tuple(Row(f"highway_bp k={k}", "highway_bp", {"iterations": k}) for k in (0, 2))
-    axes = drawn(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
-    (curve,) = axes.containers
-    assert curve.get_label() == "highway_bp with k iterations"
-    assert curve.lines[0].get_xydata().tolist() == [[0, pytest.approx(4)], [2, pytest.approx(5)]]
-    levels = {
-        line.get_label(): line.get_ydata()[0] for line in axes.get_lines() if not line.get_label().startswith("_")
+    found = chart(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
+    assert lines(found) == {
+        FUSED: pytest.approx(1),
+        LOOP: pytest.approx(2),
+        "backprop": pytest.approx(3),
+        "highway_bp with k iterations": [[0, pytest.approx(4)], [2, pytest.approx(5)]],
     }
-    assert levels == {FUSED: pytest.approx(1), LOOP: pytest.approx(2), "backprop": pytest.approx(3)}
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("iterations k (count)", "time of a step (ms)")
-    assert not timed_steps(ROWS).plots()
+    assert (found.x.title, found.y.title) == ("iterations k (count)", "time of a step (ms)")
+    assert not timed_steps(ROWS).charts
 
 
 def rates(task, momentum=None):
