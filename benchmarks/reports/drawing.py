@@ -49,10 +49,7 @@ def picture(charts: Sequence[Chart]) -> bytes:
 def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None = None) -> alt.LayerChart:
     drawing = _Drawing(chart, looks, shown)
     layers = drawing.stacks() if chart.stacked else drawing.layers()
-    layered = alt.layer(*layers).properties(
-        title=alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start")
-    )
-    return layered.add_params(shown) if shown else layered
+    return alt.layer(*layers).properties(title=alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start"))
 
 
 class _Drawing:
@@ -136,7 +133,7 @@ class _Drawing:
             )
             yield alt.Chart(self._ringed).mark_point(size=350, color=_GREY, strokeWidth=1.5).encode(x=x, y=y)
         yield (
-            self._of(at)
+            self._filtering(at)
             .mark_point(filled=True, size=70 if len(at) <= _MANY * len(self.labels) else 12)
             .encode(x=x, y=y, color=self.color, shape=self.shape, tooltip=self.tooltips)
         )
@@ -148,7 +145,7 @@ class _Drawing:
             order=pl.col("label").replace_strict(self.labels, range(len(self.labels)), return_dtype=pl.Int64)
         )
         yield (
-            self._of(order)
+            self._filtering(order)
             .mark_bar()
             .encode(
                 x=alt.X("x:Q", title=self.chart.x.title),
@@ -165,6 +162,10 @@ class _Drawing:
         if self.shown is None:
             return drawn.encode(opacity=alt.value(opacity))
         return drawn.encode(opacity=alt.when(self.shown).then(alt.value(opacity)).otherwise(alt.value(_HIDDEN)))
+
+    def _filtering(self, points: pl.DataFrame) -> alt.Chart:
+        """Return the chart of the points that the legend is of; bound to a layer without one, it would not answer."""
+        return self._of(points).add_params(self.shown) if self.shown else self._of(points)
 
     def _across(self) -> Iterator[alt.Chart]:
         """Yield what reaches across the chart."""
