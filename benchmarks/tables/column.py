@@ -35,7 +35,9 @@ class Figure:
         if fact["value"] is not None and isnan(fact["value"]):
             return DIVERGED
         value, low, high = (nan if fact[name] is None else self.factor * fact[name] for name in _NUMBERS)
-        text = self.template.format(value=value, low=low, high=high, margin=(high - low) / 2, n=fact["n"])
+        text = self.template.format(
+            value=value, low=low, high=high, margin=(high - low) / 2, n=fact["n"], note=fact["note"]
+        )
         return text.replace("nan–nan", UNKNOWN).replace("nan", UNKNOWN)
 
 

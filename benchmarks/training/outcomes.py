@@ -49,7 +49,8 @@ def run_facts(
             seed, results = run["seeds"][0], run["results"]
             for split in ("validation", "test"):
                 yield run_fact(scored(task, split), task.score.unit, score_in(results, split), seed, **who)
-            yield run_fact(COSINE, "1", fmean(map(cosine, results["fidelity"])), seed, **who)
+            if probes := results["fidelity"]:
+                yield run_fact(COSINE, "1", fmean(map(cosine, probes)), seed, **who)
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:

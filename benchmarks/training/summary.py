@@ -24,7 +24,6 @@ _FAR = 10.0
 _ROUNDING = 1e-6
 """1 − cosine of what is exact but for rounding is below."""
 _DISTANCE = Axis("1 − cosine of the gradient and the exact one", "log")
-_WORSE = ("worse", "not comparable, as a run diverged", "not compared")
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class Summary:
     def _answer(self) -> str:
         """Say which row is the fastest of those that are not seen to be worse."""
         others = [label for label in self._ratios if label != self.baseline]
-        kept = [label for label in others if self._outcome(label) not in _WORSE]
+        kept = [label for label in others if self._is_kept(label)]
         if not kept:
             return ""
         best, score = min(kept, key=lambda label: self._ratios[label].value), self.task.score.name
@@ -180,9 +179,13 @@ class Summary:
             return f"{self.task.name}: of the {rows}, {best} is the fastest: {self.verdict(best)}."
         return f"{self.task.name}: none of the {rows} is faster; the nearest is {best}: {self.verdict(best)}."
 
-    def _outcome(self, label: str) -> str:
-        outcome, _ = verdict.change(self._difference(label), self.higher_is_better)
-        return outcome
+    def _is_kept(self, label: str) -> bool:
+        """Tell whether a row is compared with the baseline and not seen to be worse."""
+        difference = self._difference(label)
+        outcome, _ = verdict.change(difference, self.higher_is_better)
+        # A mean alone is not much, but what else there is.
+        lower = difference.value < 0 if self.higher_is_better else difference.value > 0
+        return not (isnan(difference.value) or outcome == "worse" or (isnan(difference.margin) and lower))
 
     def _charts(self) -> Iterator[Chart]:
         """Yield the score against the step time, and the gradients' distance in angle against any k."""
