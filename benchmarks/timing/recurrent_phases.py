@@ -51,14 +51,20 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
         return {"forward without graph": lambda: torch.no_grad()(Pass(self).run), PLAIN: partial(Pass, self), **rows}
 
     def turn(self, step: Callable[[], Any]) -> Turn:
-        """Take a step; return the seconds of its phases and of the rest."""
-        with recorded(self.device) as ranges, record_function(_STEP):
+        """Take a step; the profiler tells how long."""
+        with record_function(_STEP):
             step()
             now(self.device)  # Waits for the device.
-        whole = next(r for r in ranges if r.on_host and r.name == _STEP)
-        seconds = _seconds(whole, ranges, self.device)
-        phases = [seconds[phase] for phase in PHASES]
-        return (*phases, 1e-9 * (whole.end - whole.start) - sum(phases))
+        return ()
+
+    def measured(self) -> tuple[dict[str, Callable[[], Any]], Turns, Errors]:
+        """Return the steps with the seconds of their phases and of the rest."""
+        with recorded(self.device) as ranges:
+            steps, turns, errors = super().measured()
+        wholes = [r for r in ranges if r.on_host and r.name == _STEP]
+        # Those before have warmed up, or failed.
+        taken = [_turn(whole, ranges, self.device) for whole in wholes[-self.rounds * len(steps) :]]
+        return steps, {label: taken[n :: len(steps)] for n, label in enumerate(turns)}, errors
 
     def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
         """Return the plain layer's time, and for each row the medians of its phases as shares of that."""
@@ -74,19 +80,19 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
         return {"time": median(plain), "rows": [*rows, *failures(errors)]}
 
 
-def _seconds(whole: Range, ranges: Sequence[Range], device: str) -> Mapping[str, float]:
-    """Return the seconds of the phases of a step.
+def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
+    """Return the seconds of each phase of a step, and of the rest.
 
     Raises:
         RuntimeError: the profiler has seen phases, but not how long they took on the GPU.
     """
-    times = seconds_inside(whole, [r for r in ranges if r.on_host], PREFIX)
-    if device == "cpu":
-        return times
-    on_device = seconds_inside(whole, [r for r in ranges if not r.on_host], PREFIX)
-    if lost := times.keys() - on_device.keys():
-        raise RuntimeError(f"torch's profiler does not tell how long {sorted(lost)} took on {device}.")
-    return on_device
+    seconds = seconds_inside(whole, [r for r in ranges if r.on_host], PREFIX)
+    if device != "cpu":
+        seen, seconds = set(seconds), seconds_inside(whole, [r for r in ranges if not r.on_host], PREFIX)
+        if lost := seen - seconds.keys():
+            raise RuntimeError(f"torch's profiler does not tell how long {sorted(lost)} took on {device}.")
+    phases = [seconds[phase] for phase in PHASES]
+    return (*phases, 1e-9 * (whole.end - whole.start) - sum(phases))
 
 
 @dataclass(frozen=True)
