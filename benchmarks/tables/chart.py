@@ -1,4 +1,4 @@
-"""What a chart shows: points with their intervals from a table of facts, the names of its axes; how is for the report."""
+"""What a chart shows: points with their intervals, from a table of facts, and the names of its axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one source of a report: a tidy table of facts, one number a row, with all that it takes to understand it alone."""
+"""The one source of a report: a tidy table of facts, one number a row, with all that it takes to be understood."""
 
 from __future__ import annotations
 

@@ -137,14 +137,14 @@ class DepthSummary:
         if len(scores) < 2:
             return ""
         best = max(scores, key=lambda row: score.goodness(scores[row].value))
-        told = f"{self.task.name}: with {setting}, {best} has the best mean test {score.name}, {scores[best].value:.2f} {score.unit}"
+        told = f"{self.task.name}: with {setting}, {best} has the best mean test {score.name}"
+        told += f", {scores[best].value:.2f} {score.unit}"
         if best not in self.references:
             return f"{told}."
-        reference = self.references[best]
-        difference = estimates(self.facts, metric=difference_to(reference, scored(self.task)), setting=setting).get(
-            best, Estimate()
-        )
-        return f"{told}; beside {reference}: {verdict.score(score.name, difference, bool(score.metric().higher_is_better))}."
+        metric = difference_to(self.references[best], scored(self.task))
+        difference = estimates(self.facts, metric=metric, setting=setting).get(best, Estimate())
+        words = verdict.score(score.name, difference, bool(score.metric().higher_is_better))
+        return f"{told}; beside {self.references[best]}: {words}."
 
     def charts(self) -> Iterator[Chart]:
         """Yield the score against the depth, and the alignment layer by layer of the deepest network."""
