@@ -8,6 +8,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
+from gradfree.depth.ports import Port, register_port
 from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
@@ -37,6 +38,7 @@ __all__ = [
     "EngineOptimizer",
     "Fidelity",
     "Handle",
+    "Port",
     "Report",
     "SweepEngine",
     "create_engine",
@@ -46,4 +48,5 @@ __all__ = [
     "list_engines",
     "list_models",
     "orthogonalize",
+    "register_port",
 ]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -13,66 +10,31 @@ from typing import Any, ClassVar
 
 import polars as pl
 import torch
+from torch.profiler import record_function
 
 from gradfree.benchmarks.tables.chart import Axis, Chart, stacks
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.ranges import Range, recorded, seconds_inside
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, Layer, LayerCase, Pass
 from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
 from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
-from gradfree.time.closed_chain import CellChain
-from gradfree.time.closed_forms import LinearisedGRU
-from gradfree.time.fused_layer import Layer as RecordedLayer
+from gradfree.torchside.phases import PREFIX
 
 _REST = "rest"
 _TOTAL = "total"
 
-PHASES: dict[str, tuple[type, str]] = {
-    "forward": (RecordedLayer, "run"),
-    "local derivatives": (CellChain, "__init__"),
-    "δ step by step": (LinearisedGRU, "unroll"),
-    "scan": (CellChain, "scan"),
-    "pulls": (CellChain, "pull"),
-    "parameter gradients": (CellChain, "gradients"),
-}
-"""The methods in which an engine spends its time; none calls another."""
+PHASES = ("forward", "local derivatives", "δ step by step", "scan", "pulls", "parameter gradients")
+"""In which an engine spends its time; none is part of another."""
 
 _SHARES = (_TOTAL, *PHASES, _REST)
 _NAMES = {"forward": "the forward pass", "scan": "the scan", "δ step by step": "computing δ step by step"}
 """What phases are called in a sentence, where it is not the same."""
 
 
-class _Clock:
-    """Adds up the seconds of each phase."""
-
-    def __init__(self, device: str):
-        self.device = device
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    def __call__(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``work``, timed as ``phase``."""
-
-        @functools.wraps(work)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = now(self.device)
-            result = work(*args, **kwargs)
-            self.seconds[phase] += now(self.device) - begin
-            return result
-
-        return timed
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time all phases."""
-        originals = [(phase, owner, name, getattr(owner, name)) for phase, (owner, name) in PHASES.items()]
-        for phase, owner, name, original in originals:
-            setattr(owner, name, self(phase, original))
-        try:
-            yield
-        finally:
-            for _, owner, name, original in originals:
-                setattr(owner, name, original)
+_STEP = "step"
+"""The name of the range that is a whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +51,20 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
         return {"forward without graph": lambda: torch.no_grad()(Pass(self).run), PLAIN: partial(Pass, self), **rows}
 
     def turn(self, step: Callable[[], Any]) -> Turn:
-        """Take a step; return the seconds of its phases and of the rest."""
-        clock = _Clock(self.device)
-        with clock.watching():
-            clock(_TOTAL, step)()
-        phases = [clock.seconds[phase] for phase in PHASES]
-        return (*phases, clock.seconds[_TOTAL] - sum(phases))
+        """Take a step; the profiler tells how long."""
+        with record_function(_STEP):
+            step()
+            now(self.device)  # Waits for the device.
+        return ()
+
+    def measured(self) -> tuple[dict[str, Callable[[], Any]], Turns, Errors]:
+        """Return the steps with the seconds of their phases and of the rest."""
+        with recorded(self.device) as ranges:
+            steps, turns, errors = super().measured()
+        wholes = [r for r in ranges if r.on_host and r.name == _STEP]
+        # Those before have warmed up, or failed.
+        taken = [_turn(whole, ranges, self.device) for whole in wholes[-self.rounds * len(steps) :]]
+        return steps, {label: taken[n :: len(steps)] for n, label in enumerate(turns)}, errors
 
     def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
         """Return the plain layer's time, and for each row the medians of its phases as shares of that."""
@@ -108,6 +78,21 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
             for label, own in shares.items()
         ]
         return {"time": median(plain), "rows": [*rows, *failures(errors)]}
+
+
+def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
+    """Return the seconds of each phase of a step, and of the rest.
+
+    Raises:
+        RuntimeError: the profiler has seen phases, but not how long they took on the GPU.
+    """
+    seconds = seconds_inside(whole, [r for r in ranges if r.on_host], PREFIX)
+    if device != "cpu":
+        seen, seconds = set(seconds), seconds_inside(whole, [r for r in ranges if not r.on_host], PREFIX)
+        if lost := seen - seconds.keys():
+            raise RuntimeError(f"torch's profiler does not tell how long {sorted(lost)} took on {device}.")
+    phases = [seconds[phase] for phase in PHASES]
+    return (*phases, 1e-9 * (whole.end - whole.start) - sum(phases))
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,14 @@ class Timing(Case, Generic[Step]):
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
+        return self.results(*self.measured())
+
+    def measured(self) -> tuple[dict[str, Step], Turns, Errors]:
+        """Return the steps that could be taken, their turns, and the errors of the others."""
         with set_torch_threads(self.threads or torch.get_num_threads()):
             steps, errors = self._started()
             turns = in_turns([partial(self.turn, step) for step in steps.values()], self.rounds)
-            return self.results(steps, dict(zip(steps, turns, strict=True)), errors)
+        return steps, dict(zip(steps, turns, strict=True)), errors
 
     def results(self, steps: Mapping[str, Step], turns: Turns, errors: Errors) -> dict[str, Any]:
         """Return what to record of the ``turns`` that steps had, and of the ``errors`` of others, by label."""

@@ -19,6 +19,8 @@ from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
 from gradfree.errors import ChainError
+from gradfree.time.forward import Forward
+from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
 
 
@@ -37,7 +39,7 @@ class Engine(ABC):
         """Refuse options that the engine does not have."""
         known = [f.name for f in fields(cls)]
         unknown = sorted(options.keys() - set(known))
-        if unknown or args:
+        if unknown or len(args) > sum(not f.kw_only for f in fields(cls)):
             what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
@@ -60,6 +62,11 @@ class Engine(ABC):
         """Whether the engine runs a chain of layers again, rather than have its activations stored."""
         return False
 
+    @property
+    def forwards(self) -> Sequence[Forward]:
+        """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
+        return ()
+
     @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
@@ -76,7 +83,15 @@ class Engine(ABC):
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
                 recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
         """
-        report = validate(model, chains, self.kinds)
+        return self.judge(model, validate(model, chains, self.kinds))
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with what this engine, of all that solve such chains, has to say about them.
+
+        Args:
+            model: as in :meth:`validate`.
+            report: the chains that were found.
+        """
         if not self.needs_residual:
             return report
         problems = [
@@ -101,7 +116,17 @@ class Engine(ABC):
             memory: what is kept of it from pass to pass; goes into checkpoints.
             lean: as in :meth:`attach`.
         """
-        return site.record(self, memory, lean)
+        parts = site.record(self, memory, lean)
+        after_step = self.after_step(memory)
+        return parts if after_step is None else [*parts, OptimizerSteps(site.blocks, memory, after_step)]
+
+    def after_step(self, memory: dict[str, Tensor]) -> AfterStep | None:
+        """Return what is to be done on one chain after each step of its optimizer; ``None``: nothing.
+
+        Args:
+            memory: as in :meth:`parts`.
+        """
+        return None
 
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
