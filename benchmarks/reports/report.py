@@ -45,9 +45,8 @@ class Report:
 
     @property
     def answers(self) -> list[Section]:
-        """The sections that answer which engine to take: one a task and device, of a target's where there is one."""
-        answers = {tuple(s.facts.select("task", "device").row(0)): s for s in self.sections if s.answer}
-        return list(answers.values())
+        """The sections that answer which engine to take."""
+        return [section for section in self.sections if section.answer]
 
     @property
     def facts(self) -> pl.DataFrame:

@@ -169,11 +169,13 @@ class Summary:
     @property
     def _answer(self) -> str:
         """Say which row is the fastest of those that are not seen to be worse."""
-        others = [label for label in self._ratios if label != self.baseline]
+        if self.task.evaluations:  # Whoever watches a target asks for the time to it.
+            return ""
+        others = [label for label in self._differences if label in self._ratios and label != self.baseline]
         kept = [label for label in others if self._is_kept(label)]
         if not kept:
             return ""
-        best, name = min(kept, key=lambda label: self._ratios[label].value), self.task.name
+        best, name = min(kept, key=lambda label: self._ratios[label].value), f"{self.task.name}, {self.task.budget}"
         worse = f"no worse {self.task.score.name} seen"
         if self._ratios[best].high < 1:
             return f"{name}: {best} is the fastest row with {worse}: {self.verdict(best)}."
@@ -182,12 +184,12 @@ class Summary:
         )
 
     def _is_kept(self, label: str) -> bool:
-        """Tell whether a row is compared with the baseline and not seen to be worse."""
-        difference = self._difference(label)
+        """Tell whether a row's score is not seen to be worse, and its mean no worse than the baseline's interval is."""
+        difference, exact = self._difference(label), estimates(self.facts, metric=scored(self.task))[self.baseline]
         outcome, _ = verdict.change(difference, self.higher_is_better)
-        # A mean alone is not much, but what else there is.
-        lower = difference.value < 0 if self.higher_is_better else difference.value > 0
-        return not (isnan(difference.value) or outcome == "worse" or (isnan(difference.margin) and lower))
+        loss = -difference.value if self.higher_is_better else difference.value
+        # An interval that covers 0 because it is wide is no reason to take a row.
+        return outcome != "worse" and loss <= (0.0 if isnan(exact.margin) else exact.margin)
 
     def _charts(self) -> Iterator[Chart]:
         """Yield the score against the step time, and the gradients' distance in angle against any k."""

@@ -77,9 +77,9 @@ class TimeToTarget(Experiment):
             told.append(fact(_CURVE.format(scored(task, "validation")), task.score.unit, mean, **who, **place))
         if not steps or len(steps) < len(curves):
             return told, None
-        mean = Estimate.of(list(steps.values()))
-        time = mean.value * step
-        return [*told, fact(_STEPS, "count", mean, **who), fact(_TIME, "s", time, **who)], time
+        in_all = Estimate.of(list(steps.values()))
+        time = in_all.value * step
+        return [*told, fact(_STEPS, "count", in_all, **who), fact(_TIME, "s", time, **who)], time
 
     def _steps(self, curve: list[dict[str, Any]]) -> int | None:
         """Return the step at which a run was first seen at the target."""
