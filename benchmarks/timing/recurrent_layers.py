@@ -162,7 +162,7 @@ class LayerTimings(Timings[Layer]):
         for name, metric, what in (("time", self.metric, "time"), ("memory", MEMORY, "peak memory")):
             yield Chart(
                 f"{where}: {name} against {_SIZES[size]}",
-                points(found, "at", Figure(metric, unit=_RATIO)),
+                points(found, "at", Figure(metric, unit=_RATIO), label="row"),
                 Axis(f"{_SIZES[size]} (count)", "counts"),
                 Axis(f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)", "log"),
                 "solid",
