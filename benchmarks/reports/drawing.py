@@ -49,10 +49,7 @@ def picture(charts: Sequence[Chart]) -> bytes:
 def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None = None) -> alt.LayerChart:
     drawing = _Drawing(chart, looks, shown)
     layers = drawing.stacks() if chart.stacked else drawing.layers()
-    layered = alt.layer(*layers).properties(
-        title=alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start")
-    )
-    return layered.add_params(shown) if shown else layered
+    return alt.layer(*layers).properties(title=alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start"))
 
 
 class _Drawing:
@@ -60,7 +57,7 @@ class _Drawing:
 
     def __init__(self, chart: Chart, looks: Looks, shown: alt.Parameter | None):
         self.chart, self.shown = chart, shown
-        # Lines before levels, as there is more to find of them.
+        # Lines come before levels, as there is more to find of them.
         levels = chart.points.sort(pl.col("x").is_null(), maintain_order=True)
         self.labels = levels["label"].unique(maintain_order=True).to_list()
         told, self.tooltips = _told(chart.points)
@@ -78,18 +75,16 @@ class _Drawing:
             return [Look(color, "square") for color in shades(len(self.labels))]
         if "strength" not in self.chart.points.columns:
             return list(looks(self.labels).values())
-        of = {
-            label: (row, strength)
-            for label, row, strength in self.points.select("label", "row", "strength").iter_rows()
-        }
-        engines = looks(list(dict.fromkeys(of[label][0] for label in self.labels)))
+        steps = self.points.select("label", "row", "strength").unique(maintain_order=True)
+        of = {label: (row, strength) for label, row, strength in steps.iter_rows()}
+        engines = looks(steps["row"].unique(maintain_order=True).to_list())
         return [engines[of[label][0]].faded(of[label][1]) for label in self.labels]
 
     def _aside(self, points: pl.DataFrame) -> pl.DataFrame:
         """Return the points of lines that share places a little aside of each other, where they have intervals."""
         if self.chart.x.kind not in ("counts", "whole") or points["y_low"].drop_nulls().is_empty():
             return points
-        low, high = float(self.x_scale.values.min()), float(self.x_scale.values.max())  # type: ignore[arg-type]
+        low, high = min(self.x_scale.values), max(self.x_scale.values)
         middle = (len(self.labels) - 1) / 2
         steps = {label: _ASIDE * (n - middle) for n, label in enumerate(self.labels)}
         step = pl.col("label").replace_strict(steps, return_dtype=pl.Float64)
@@ -101,10 +96,8 @@ class _Drawing:
     @property
     def subtitle(self) -> str:
         """Say what is drawn that is no label's."""
-        chart = self.chart
-        ringed = chart.ringed and "ringed" in chart.points.columns and chart.points["ringed"].any()
-        told = [f"grey: {what}" for what in chart.band] + [f"dotted: {what}" for what in chart.rules]
-        return "; ".join([*told, *([f"ringed: {chart.ringed}"] if ringed else [])])
+        told = [f"grey: {what}" for what in self.chart.band] + [f"dotted: {what}" for what in self.chart.rules]
+        return "; ".join([*told, *([f"ringed: {self.chart.ringed}"] if self.chart.ringed else [])])
 
     def layers(self) -> Iterator[alt.Chart]:
         """Yield what is drawn, from behind to before."""
@@ -128,15 +121,12 @@ class _Drawing:
             known = at.drop_nulls([f"{name}_low", f"{name}_high"])
             if not known.is_empty():
                 yield self._of(known).mark_rule(clip=True, strokeWidth=1.5).encode(color=self.color, **channels)
-        if self._ringed is not None:
-            yield (
-                alt.Chart(self._ringed)
-                .mark_line(interpolate="step-after", strokeDash=[2, 3], color=_GREY)
-                .encode(x=x, y=y)
-            )
-            yield alt.Chart(self._ringed).mark_point(size=350, color=_GREY, strokeWidth=1.5).encode(x=x, y=y)
+        if chart.ringed:
+            ringed = alt.Chart(at.filter("ringed").sort("x")).encode(x=x, y=y)
+            yield ringed.mark_line(interpolate="step-after", strokeDash=[2, 3], color=_GREY)
+            yield ringed.mark_point(size=350, color=_GREY, strokeWidth=1.5)
         yield (
-            self._of(at)
+            self._filtering(at)
             .mark_point(filled=True, size=70 if len(at) <= _MANY * len(self.labels) else 12)
             .encode(x=x, y=y, color=self.color, shape=self.shape, tooltip=self.tooltips)
         )
@@ -148,7 +138,7 @@ class _Drawing:
             order=pl.col("label").replace_strict(self.labels, range(len(self.labels)), return_dtype=pl.Int64)
         )
         yield (
-            self._of(order)
+            self._filtering(order)
             .mark_bar()
             .encode(
                 x=alt.X("x:Q", title=self.chart.x.title),
@@ -166,30 +156,21 @@ class _Drawing:
             return drawn.encode(opacity=alt.value(opacity))
         return drawn.encode(opacity=alt.when(self.shown).then(alt.value(opacity)).otherwise(alt.value(_HIDDEN)))
 
+    def _filtering(self, points: pl.DataFrame) -> alt.Chart:
+        """Return the chart of the points that the legend is of; bound to a layer without one, it would not answer."""
+        return self._of(points).add_params(self.shown) if self.shown else self._of(points)
+
     def _across(self) -> Iterator[alt.Chart]:
         """Yield what reaches across the chart."""
-        for what, (low, high) in self.chart.band.items():
-            low, high = self.y_scale.inside(low), self.y_scale.inside(high)
-            shade = pl.DataFrame({"low": [low], "high": [high], "what": [what]})
-            yield (
-                alt.Chart(shade)
-                .mark_rect(color=_GREY, opacity=0.15)
-                .encode(y=self.y_scale.encoding(alt.Y, "low"), y2="high", tooltip=alt.Tooltip("what:N", title="grey"))
-            )
+        for what, ends in self.chart.band.items():
+            low, high = map(self.y_scale.inside, ends)
+            drawn = alt.Chart(pl.DataFrame({"low": [low], "high": [high], "what": [what]}))
+            y = self.y_scale.encoding(alt.Y, "low")
+            yield drawn.mark_rect(color=_GREY, opacity=0.15).encode(y=y, y2="high", tooltip="what:N")
         for what, value in self.chart.rules.items():
-            rule = pl.DataFrame({"value": [value], "what": [what]})
-            yield (
-                alt.Chart(rule)
-                .mark_rule(color=_GREY, strokeDash=[2, 3])
-                .encode(y=self.y_scale.encoding(alt.Y, "value"), tooltip=alt.Tooltip("what:N", title="dotted"))
-            )
-
-    @property
-    def _ringed(self) -> pl.DataFrame | None:
-        if not self.chart.ringed or "ringed" not in self.points.columns:
-            return None
-        found = self.points.filter("ringed").sort("x")
-        return None if found.is_empty() else found
+            drawn = alt.Chart(pl.DataFrame({"value": [value], "what": [what]}))
+            y = self.y_scale.encoding(alt.Y, "value")
+            yield drawn.mark_rule(color=_GREY, strokeDash=[2, 3]).encode(y=y, tooltip="what:N")
 
     def _iterations(self, at: pl.DataFrame, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
         """Yield k beside the first and last point of each faint line, every line on a side of its own."""
@@ -211,28 +192,16 @@ class _Scale:
     """How values lie along an axis."""
 
     def __init__(self, axis: Axis, points: pl.DataFrame, name: str):
-        self.axis, self.name = axis, name
-        self.values = points[name].drop_nulls()
-        self.domain = self._domain(points)
+        self.axis, self.name, self.ends = axis, name, [f"{name}_low", f"{name}_high"]
+        self.values = points[name].drop_nulls().to_list()
+        intervals = [end for column in self.ends for end in points[column].drop_nulls()]
+        self.domain = self._domain([*self.values, *intervals]) if axis.kind not in ("names", "counts") else None
 
-    def _domain(self, points: pl.DataFrame) -> tuple[float, float] | None:
-        """Return the ends of the axis; ``None`` if the values have no number to tell."""
-        if self.axis.kind in ("names", "counts") or self.values.is_empty():
-            return None
-        known = pl.concat(
-            [
-                self.values.cast(pl.Float64),
-                *(
-                    points[name].drop_nulls()
-                    for name in (f"{self.name}_low", f"{self.name}_high")
-                    if name in points.columns
-                ),
-            ]
-        )
-        low, high = float(known.min()), float(known.max())  # type: ignore[arg-type]
+    def _domain(self, known: list[float]) -> tuple[float, float]:
+        """Return the ends of the axis, with room for markers beyond what is known."""
+        low, high = min(known, default=0.0), max(known, default=1.0)
         if self.axis.kind == "log":
-            least = float(self.values.min()) / 2  # type: ignore[arg-type]
-            return max(low / _LOG_ROOM, least), high * _LOG_ROOM
+            return max(low / _LOG_ROOM, min(self.values) / 2), high * _LOG_ROOM
         if self.axis.bounds:
             low, high = max(low, self.axis.bounds[0]), min(high, self.axis.bounds[1])
         room = _ROOM * (high - low) or 0.1 * abs(high) or 1.0
@@ -244,40 +213,24 @@ class _Scale:
 
     def fitted(self, points: pl.DataFrame) -> pl.DataFrame:
         """Return the points with intervals that end with the axis."""
-        if self.domain is None:
-            return points
-        ends = [name for name in (f"{self.name}_low", f"{self.name}_high") if name in points.columns]
-        return points.with_columns(pl.col(ends).clip(*self.domain))
+        return points if self.domain is None else points.with_columns(pl.col(self.ends).clip(*self.domain))
 
     def encoding(self, channel: Any, field: str = "") -> Any:
         """Return the axis for ``field``, its own values if nothing else is named."""
-        field, title = field or self.name, self.axis.title
-        if self.axis.kind == "names":
-            return channel(
-                f"{field}:N",
-                title=title,
-                sort=None,
-                axis=alt.Axis(labelAngle=-20 if channel is alt.X else 0, labelLimit=220),
-            )
-        if self.axis.kind == "counts":
-            ticks = sorted(set(self.values.to_list()))
-            return channel(
-                f"{field}:Q",
-                title=title,
-                scale=alt.Scale(type="log", base=2, nice=False, padding=20),
-                axis=alt.Axis(values=ticks, format="d"),
-            )
-        domain = list(self.domain or (0, 1))
-        if self.axis.kind == "log":
-            return channel(
-                f"{field}:Q",
-                title=title,
-                scale=alt.Scale(type="log", domain=domain, nice=False),
-                axis=alt.Axis(format="~g", tickCount=6, gridOpacity=0.4),
-            )
-        whole = self.axis.kind == "whole"
-        axis = alt.Axis(format="d", values=_ticks(self.values.to_list())) if whole else alt.Axis()
-        return channel(f"{field}:Q", title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=axis)
+        field, title, kind = field or self.name, self.axis.title, self.axis.kind
+        if self.domain is None and kind == "names":
+            axis = alt.Axis(labelAngle=-20 if channel is alt.X else 0, labelLimit=220)
+            return channel(f"{field}:N", title=title, sort=None, axis=axis)
+        if self.domain is None:
+            scale, axis = alt.Scale(type="log", base=2, nice=False, padding=20), alt.Axis(format="d")
+            axis.values = sorted(set(self.values))
+        elif kind == "log":
+            scale = alt.Scale(type="log", domain=self.domain, nice=False)
+            axis = alt.Axis(format="~g", tickCount=6, gridOpacity=0.4)
+        else:
+            scale = alt.Scale(domain=self.domain, nice=False, zero=False)
+            axis = alt.Axis(format="d", values=_ticks(self.values)) if kind == "whole" else alt.Axis()
+        return channel(f"{field}:Q", title=title, scale=scale, axis=axis)
 
 
 def _ticks(values: Sequence[float]) -> list[int]:
@@ -292,10 +245,6 @@ def _told(points: pl.DataFrame) -> tuple[pl.DataFrame, list[alt.Tooltip]]:
     headings = list(dict.fromkeys(heading for tips in told for heading in tips))
     columns = {f"tip{n}": [tips.get(heading) for tips in told] for n, heading in enumerate(headings)}
     tooltips = [alt.Tooltip(f"{name}:N", title=heading) for name, heading in zip(columns, headings, strict=True)]
-    named = [alt.Tooltip("row:N", title="row")] + (
-        [alt.Tooltip("setting:N", title="setting")] if points["setting"].drop_nulls().len() else []
-    )
-    kept = [c for c in points.columns if c != TIPS]
-    return points.select(kept).with_columns(
-        **{name: pl.Series(values, dtype=pl.String) for name, values in columns.items()}
-    ), [*named, *tooltips]
+    named = [alt.Tooltip(f"{name}:N", title=name) for name in ("row", "setting") if points[name].drop_nulls().len()]
+    texts = {name: pl.Series(values, dtype=pl.String) for name, values in columns.items()}
+    return points.drop(TIPS).with_columns(**texts), [*named, *tooltips]

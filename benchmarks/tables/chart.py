@@ -117,6 +117,8 @@ def _tips(facts: pl.DataFrame) -> pl.DataFrame:
     for fact in facts.drop_nulls("value").iter_rows(named=True):
         interval = "" if fact["low"] is None else f" ({fact['interval']}: {fact['low']:.4g} to {fact['high']:.4g})"
         told = known.setdefault(tuple(fact[name] for name in _POINT), {})
-        told[f"{fact['metric']} ({fact['unit']})"] = f"{fact['value']:.4g}{interval}"
+        told[fact["metric"] if fact["unit"] in ("", "1") else f"{fact['metric']} ({fact['unit']})"] = (
+            f"{fact['value']:.4g}{interval}"
+        )
     rows = [(*point, json.dumps(told)) for point, told in known.items()]
     return pl.DataFrame(rows, schema=dict.fromkeys((*_POINT, TIPS), pl.String()), orient="row")

@@ -129,9 +129,9 @@ def test_the_terminal_shows_a_table_with_rates_in_eighty_columns():
     runs = [case for seed in range(2) for case in part.training(seed, "cpu", trials)]
     results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}]}
     trained = dict(fake(run, {**results, "validation": 180.0 + run.seed, "test": 160.0 + run.seed}) for run in runs)
-    cost = rounds("", 1.5, 200)
+    costs = [rounds(row.label, 1.5, 200) for row in part.rows]
     (timing,) = part.timing("cpu")
-    (section,) = sections((part,), dict([*trials.items(), *trained.items(), fake(timing, {"rows": [cost] * 9})]))
+    (section,) = sections((part,), dict([*trials.items(), *trained.items(), fake(timing, {"rows": costs})]))
     console = Console(width=80, file=io.StringIO())
     print_section(section, console)
     printed = [line.split() for line in console.file.getvalue().splitlines()]
