@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
@@ -18,7 +19,6 @@ from gradfree.orthogonal.engine import OrthogonalEngine
 from gradfree.orthogonal.isometry import losses
 
 _PERTURBATIONS = ("difference", "tangent")
-_FEEDBACK = "F to "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,10 @@ class FOTON(LayerEngine, OrthogonalEngine):
         """Return ``streaming``."""
         return self.streaming
 
-    def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
+    def after_step(self, memory: Memory, steps: int) -> None:
         """Forget the feedback matrix when it is due."""
         if steps % self.refresh_feedback_every == 0:
-            for key in [key for key in memory if key.startswith(_FEEDBACK)]:
-                del memory[key]
+            memory.of("foton").clear()
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
@@ -97,11 +96,11 @@ class FOTON(LayerEngine, OrthogonalEngine):
             )
         if not keeps and classes >= samples:
             return chain.transposed(error)
-        key = _FEEDBACK + chain.links[chain.last].path
-        matrix = chain.memory.get(key)
+        kept, key = chain.memory.of("foton"), f"F to {chain.links[chain.last].path}"
+        matrix = kept.get(key)
         if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
             matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
         matrix = matrix.to(error)  # From a checkpoint it may still be elsewhere.
         if keeps:
-            chain.memory[key] = matrix
+            kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain, normalised, scaled
@@ -70,9 +72,9 @@ class PEPITA(FeedbackEngine):
         """Whether layers run once more: always, their gradients are taken at the second pass's inputs."""
         return True
 
-    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain and, to mirror its weights, begin to watch its optimizer."""
-        parts = super().parts(site, memory, lean)
+        parts, memory = super().parts(site, attachment), attachment.memory
         if not self.mirror_every:
             return parts
 
@@ -80,7 +82,7 @@ class PEPITA(FeedbackEngine):
             if steps % self.mirror_every == 0:
                 self._mirror(blocks, memory, steps)
 
-        return [*parts, OptimizerSteps(site.blocks, memory, after_step)]
+        return [*parts, OptimizerSteps(site.blocks, memory.of("steps"), after_step)]
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes, times the second one's inputs, as gradients."""
@@ -104,7 +106,7 @@ class PEPITA(FeedbackEngine):
         return _SCALE * chain.transposed(error, factors)
 
     @torch.no_grad()
-    def _mirror(self, blocks: Mapping[str, nn.Module], memory: dict[str, Tensor], steps: int) -> None:
+    def _mirror(self, blocks: Mapping[str, nn.Module], memory: Memory, steps: int) -> None:
         """Lead every B_l towards its layer's weight, which noise tells it; of a convolution for a single window."""
         for path, layer in blocks.items():
             if role_of(layer) is Role.WEIGHTS:
@@ -115,4 +117,4 @@ class PEPITA(FeedbackEngine):
                 noise = noise.to(matrix, non_blocking=True)
                 answer = noise @ weight.flatten(1).mT.to(matrix)
                 moved = matrix + self.mirror_rate / _SAMPLES * (answer.mT @ noise).view_as(matrix)
-                memory[matrix_key(path, weight.shape)] = moved * (matrix.norm() / moved.norm())
+                memory.of("feedback")[matrix_key(path, weight.shape)] = moved * (matrix.norm() / moved.norm())

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.chains.solving import exactly
 from gradfree.depth.recording import refuse_entries
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
@@ -97,7 +96,7 @@ def gradient_fidelity(
 
     with engine.attach(model, chains) as handle:
         approximate = gradients()
-        with exactly():
+        with handle.exactly():
             exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
 
@@ -127,7 +126,7 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     remembered = handle.state_dict()
     approximate = gradients()
     handle.load_state_dict(remembered)
-    with exactly():
+    with handle.exactly():
         exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
 

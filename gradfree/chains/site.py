@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
-from gradfree.chains.chain import Solver
+from gradfree.chains.solving import Attachment
 
 
 class Removable(Protocol):
@@ -74,14 +74,8 @@ class Site(ABC):
         """Yield what must be changed before an engine can be attached."""
 
     @abstractmethod
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
-        """Let ``engine`` compute the gradients of this chain from now on.
-
-        Args:
-            engine: the engine.
-            memory: what the chain keeps from pass to pass; belongs into checkpoints.
-            lean: whether to keep nothing of a forward pass but the states.
-        """
+    def record(self, attachment: Attachment) -> Sequence[Removable]:
+        """Let ``attachment`` solve this chain from now on; return what to take off again."""
 
     @abstractmethod
     def __str__(self) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from gradfree.chains.chain import Solver
 from gradfree.chains.refusals import attached, hooked
 from gradfree.chains.site import Site
+from gradfree.chains.solving import Attachment
 from gradfree.depth.recording import BlockRecorder, RecordedChain
 from gradfree.torchside.sharding import own_class, sharded
 
@@ -70,9 +70,9 @@ class Container(Site):
         """Never: the blocks keep what autograd keeps of them."""
         return False
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
+    def record(self, attachment: Attachment) -> list[RemovableHandle]:
         """Put the recording hooks on the blocks."""
-        return RecordedChain(engine, self, memory).record()
+        return RecordedChain(attachment, self).record()
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"

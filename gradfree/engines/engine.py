@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
 from gradfree.errors import ChainError
 
@@ -90,15 +91,14 @@ class Engine(ABC):
         ]
         return Report(report.chains, [*report.problems, *problems])
 
-    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain; return what to take off again.
 
         Args:
             site: the chain.
-            memory: what is kept of it from pass to pass; goes into checkpoints.
-            lean: as in :meth:`attach`.
+            attachment: the engine on it, with what is kept of it from pass to pass.
         """
-        return site.record(self, memory, lean)
+        return site.record(attachment)
 
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
@@ -121,11 +121,11 @@ class Engine(ABC):
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.
             torch.compiler.reset()
-        memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-        parts = [part for path, site in report.chains.items() for part in self.parts(site, memory[path], lean)]
+        on = {path: Attachment(self, path, lean) for path in report.chains}
+        parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         kept = report.chains.items() if self.keeps_means else ()
-        means = [(memory[path], name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, memory, means)
+        means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
+        return Handle(parts, report.chains, on, means)
 
 
 def _lean_problems(report: Report, lean: bool) -> Iterator[str]:

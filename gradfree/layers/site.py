@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradfree.chains.chain import Solver
+from gradfree.chains.solving import Attachment
 from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
@@ -38,9 +38,9 @@ class Layered(Container):
                     f"functions of single elements. It knows, in their plain forms: {known_layers()}."
                 )
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
+    def record(self, attachment: Attachment) -> list[RemovableHandle]:
         """Put the recording hooks on the layers."""
-        return RecordedLayers(engine, self, memory).record()
+        return RecordedLayers(attachment, self).record()
 
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())

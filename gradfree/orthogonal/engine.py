@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain
+from gradfree.chains.memory import Memory
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain
@@ -51,15 +53,16 @@ class OrthogonalEngine(Engine):
         if not 0.0 < self.temperature < float("inf"):
             raise ValueError(f"{name}: temperature must be positive and finite, not {self.temperature}.")
 
-    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain, begin to watch its optimizer, and put the temperature behind its last layer."""
-        retraction = Retraction(memory, self.orthogonalize_every, self.orthogonalize_steps)
+        memory = attachment.memory
+        retraction = Retraction(memory.of("retraction"), self.orthogonalize_every, self.orthogonalize_steps)
 
         def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
             retraction.after_step(blocks, steps)
             self.after_step(memory, steps)
 
-        parts = [*super().parts(site, memory, lean), OptimizerSteps(site.blocks, memory, after_step)]
+        parts = [*super().parts(site, attachment), OptimizerSteps(site.blocks, memory.of("steps"), after_step)]
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()
@@ -72,7 +75,7 @@ class OrthogonalEngine(Engine):
         if weights:
             chain.offer("drift", lambda: drift(weights).max())
 
-    def after_step(self, memory: dict[str, Tensor], steps: int) -> None:
+    def after_step(self, memory: Memory, steps: int) -> None:
         """Do what else is due after the optimizer's ``steps``-th step."""
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gradfree.chains.chain import Solver
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.time.fused_layer import Layer, LayerFunction
 from gradfree.time.packing import Packing
 
@@ -60,9 +60,9 @@ class Recurrent(Site):
         if module.proj_size:
             yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the module's forward."""
-        recorder = RecurrentRecorder(engine, self.path, self._module, memory, lean)
+        recorder = RecurrentRecorder(attachment, self._module)
         self._module.forward = recorder.forward
         return [recorder]
 
@@ -78,8 +78,8 @@ class Recurrent(Site):
 class RecurrentRecorder:
     """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
-    def __init__(self, engine: Solver, path: str, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
-        self.engine, self.path, self.module, self.memory, self.lean = engine, path, module, memory, lean
+    def __init__(self, attachment: Attachment, module: nn.RNNBase):
+        self.attachment, self.module = attachment, module
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -139,7 +139,7 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, self.memory, self.lean)
+            layer = Layer(self.attachment, number, module.mode, directions, packing)
             x, *final = LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:

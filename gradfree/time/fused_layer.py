@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from gradfree.algebra.cotangents import plus
-from gradfree.chains.chain import Solver
-from gradfree.chains.solving import solve
+from gradfree.chains.solving import Attachment
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.gru_forward import Gates, gru_with_gates, pays
@@ -31,14 +30,11 @@ _FUSED: dict[str, Any] = {
 class Layer:
     """One layer of a recurrent module, in one direction or both."""
 
-    path: str
+    attachment: Attachment
     number: int
-    engine: Solver
     mode: str
     directions: int
     packing: Packing | None
-    memory: dict[str, Tensor]
-    lean: bool
 
     def run(
         self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
@@ -63,15 +59,16 @@ class Layer:
     @property
     def name(self) -> str:
         """Which layer of which module, for messages."""
-        return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
+        path = self.attachment.path
+        return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
     def chain_path(self, direction: int) -> str:
         """Name one of its chains as torch names its weights."""
-        return f"{self.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
+        return f"{self.attachment.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
 
     @property
     def _keeps_gates(self) -> bool:
-        return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.lean
+        return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.attachment.lean
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -146,11 +143,11 @@ class LayerFunction(torch.autograd.Function):
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
-            name = f"{layer.number}.{d}"
+            name, memory = f"{layer.number}.{d}", layer.attachment.memory
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
-                chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-                initial, inputs, parameters = solve(layer.engine, chain, direct, layer.chain_path(d))
+                chain = CellChain(layer.mode, fed, outs, first, own, needs, memory, name, gates, inside)
+                initial, inputs, parameters = layer.attachment.solve(chain, direct, layer.chain_path(d))
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters

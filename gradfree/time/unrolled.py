@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from gradfree.chains.chain import Solver
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
-from gradfree.chains.solving import solve
+from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, steps_of
 from gradfree.time.chain import TimeChain
@@ -70,9 +69,9 @@ class Unrolled(Site):
                     "would draw other masks or count statistics twice. Put it outside the cell."
                 )
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the layer's loop over steps, which keeps nothing but the states."""
-        recorder = CellRecorder(engine, self.path, self._layer, self.inside, memory)
+        recorder = CellRecorder(attachment, self._layer, self.inside)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
         return [recorder]
 
@@ -87,11 +86,9 @@ class Unrolled(Site):
 class CellRecorder:
     """Stands in for a :class:`CellLayer`'s loop over steps."""
 
-    def __init__(
-        self, engine: Solver, path: str, layer: CellLayer, inside: dict[str, nn.Module], memory: dict[str, Tensor]
-    ):
-        self.engine, self.path, self.layer, self.inside, self.memory = engine, path, layer, inside, memory
-        self.where = f"{path}.cell".removeprefix(".")
+    def __init__(self, attachment: Attachment, layer: CellLayer, inside: dict[str, nn.Module]):
+        self.attachment, self.layer, self.inside = attachment, layer, inside
+        self.where = f"{attachment.path}.cell".removeprefix(".")
         self.compared: Marks = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,7 +135,7 @@ class CellRecorder:
             ChainError: the cell gives other states than in the pass.
         """
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-        chain = UnrolledChain(self.layer.cell, x, before, parameters, wanted, self.memory, self.where)
+        chain = UnrolledChain(self.layer.cell, x, before, parameters, wanted, self.attachment.memory, self.where)
         # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
         # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
         now = held_marks(self.layer.cell)
@@ -189,8 +186,9 @@ class _UnrollFunction(torch.autograd.Function):
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         recorder, parts = ctx.recorder, ctx.parts
-        check_finite((cotangent, *finals), recorder.path)
-        x, *rest = saved(ctx, recorder.path or "the cell layer")
+        path, memory = recorder.attachment.path, recorder.attachment.memory
+        check_finite((cotangent, *finals), path)
+        x, *rest = saved(ctx, path or "the cell layer")
         autocast = ctx.autocast
         if ctx.mode is not None:
             # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
@@ -206,12 +204,12 @@ class _UnrollFunction(torch.autograd.Function):
         chain: TimeChain
         with autocast:
             if ctx.mode is not None:
-                chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], recorder.memory, "0")
+                chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], memory, "0")
             else:
                 chain = recorder.unrolled(x, states, first, parameters, wanted, ctx.held)
-            gradients = solve(recorder.engine, chain, direct, recorder.path)
+            gradients = recorder.attachment.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
-        check_made_finite(given, recorder.path or "the cell layer")
+        check_made_finite(given, path or "the cell layer")
         return None, None, *given
 
 
