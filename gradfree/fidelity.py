@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
 from gradfree.depth.recording import refuse_entries
@@ -82,7 +84,8 @@ def gradient_fidelity(
         chains: as in :meth:`gradfree.Engine.attach`.
 
     Raises:
-        ChainError: the engine cannot be attached, the model's pass breaks its rules, or FSDP has sharded it.
+        ChainError: the engine cannot be attached, the model's pass breaks its rules or goes past the engine's hooks,
+            or FSDP has sharded it.
         ValueError: the model has no trainable parameter.
     """
     *inputs, target = batch
@@ -96,6 +99,7 @@ def gradient_fidelity(
 
     with engine.attach(model, chains) as handle:
         approximate = gradients()
+        _refuse_bypassed(model, handle, trained, approximate)
         with handle.exactly():
             exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
@@ -114,7 +118,8 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         handle: of the engine.
 
     Raises:
-        ChainError: the pass breaks the engine's rules, or FSDP has taken the parameters away in between.
+        ChainError: the pass breaks the engine's rules or went past its hooks, or FSDP has taken the parameters away in
+            between.
         ValueError: the model has no trainable parameter.
     """
     trained = _trained(model)
@@ -126,9 +131,22 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     remembered = handle.state_dict()
     approximate = gradients()
     handle.load_state_dict(remembered)
+    _refuse_bypassed(model, handle, trained, approximate)
     with handle.exactly():
         exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
+
+
+def _refuse_bypassed(
+    model: nn.Module, handle: Handle, trained: Mapping[str, Tensor], gradients: Sequence[Tensor | None]
+) -> None:
+    """Refuse to judge an engine on a chain that it never runs on; warn where it runs on a part."""
+    given = {id(p) for p, g in zip(trained.values(), gradients, strict=True) if g is not None}
+    for site in handle.chains.values():
+        if paths := bypassed(model, site, lambda p: id(p) in given):
+            if not site.solved:
+                raise ChainError(told(site, paths))
+            warnings.warn(told(site, paths), stacklevel=3)
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:

@@ -81,8 +81,13 @@ class EngineOptimizer(Optimizer):
         return self.optimizer.defaults
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; a closure is called as the wrapped optimizer calls it."""
-        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        """Take one step; a closure is called as the wrapped optimizer calls it.
+
+        Warns, once, if gradients have come past the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
+        """
+        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        self._handle.watch()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""

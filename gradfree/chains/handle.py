@@ -8,6 +8,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from gradfree.chains.bypass import Watch
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -26,11 +27,13 @@ class Handle:
         chains: Mapping[str, Site] | None = None,
         attachments: Mapping[str, Attachment] | None = None,
         means: Sequence[KeptMean] = (),
+        watch: Watch | None = None,
     ):
         self._parts = parts
         self.chains = chains or {}
         self._attachments = attachments or {}
         self._means = means
+        self._watch = watch
 
     @property
     def attached(self) -> bool:
@@ -38,10 +41,25 @@ class Handle:
         return bool(self._parts)
 
     def detach(self) -> None:
-        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine."""
+        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.
+
+        Warns of what :meth:`watch` does.
+        """
+        self.watch()
+        self._watch = None
         for part in self._parts:
             part.remove()
         self._parts = []
+
+    def watch(self) -> None:
+        """Warn, once, if parameters of a chain have got gradients that the engine never computed.
+
+        A model that calls ``block.forward(x)`` runs no hooks, so that its gradients are autograd's own.
+        ``EngineOptimizer`` and Lightning's strategies look behind each step; costs nothing once every block's
+        gradients have come from the engine.
+        """
+        if self._watch is not None:
+            self._watch.look()
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
@@ -90,4 +108,6 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._watch = None
         self.detach()

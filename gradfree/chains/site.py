@@ -25,6 +25,7 @@ class Site(ABC):
         path: module path of the container or layer; the model's own is ``""``.
         blocks: the modules whose parameters the chain trains, by module path.
         inside: everything in the container or layer, by module path.
+        solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
     """
 
     looks_like: ClassVar[str]
@@ -33,6 +34,7 @@ class Site(ABC):
     path: str
     blocks: dict[str, nn.Module]
     inside: dict[str, nn.Module]
+    solved: set[str]
 
     @property
     def has_residual(self) -> bool:
@@ -67,6 +69,7 @@ class Site(ABC):
         """Describe ``module`` as a chain; changes nothing."""
         self.path = path
         self.blocks = {path: module}
+        self.solved = set()
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     @abstractmethod

@@ -23,13 +23,14 @@ class Attachment:
     Attributes:
         engine: solves for the gradients.
         path: module path of the chain.
+        solved: the paths of the blocks that it has computed gradients of: the chain's own set.
         memory: what is kept of the chain from pass to pass.
         lean: whether nothing of a forward pass is kept but the states.
         exactly: whether backpropagation solves the chain in the engine's place.
     """
 
-    def __init__(self, engine: Solver, path: str, lean: bool = False):
-        self.engine, self.path, self.lean = engine, path, lean
+    def __init__(self, engine: Solver, path: str, solved: set[str], lean: bool):
+        self.engine, self.path, self.solved, self.lean = engine, path, solved, lean
         self.memory = Memory()
         self.exactly = False
 

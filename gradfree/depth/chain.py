@@ -31,6 +31,7 @@ class Link:
         state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
         parameters: the block's trainable parameters, by their number in the chain.
+        writes: whether a walk through the graph may change the cotangent that it starts from, in place.
     """
 
     path: str
@@ -39,6 +40,11 @@ class Link:
     state: GradientEdge | None
     inputs: tuple[tuple[int, GradientEdge], ...]
     parameters: dict[int, Tensor]
+    writes: bool
+
+    def given(self, delta: Tensor) -> Tensor:
+        """Return ``delta`` for the graph to start from, a copy if it must not be changed."""
+        return delta.clone() if self.writes else delta
 
 
 class DepthChain(Chain):
@@ -118,12 +124,12 @@ class DepthChain(Chain):
         live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
         for group in _groups(live):
-            links = [self.links[i] for i in group]
-            with _named(links):
+            links, cotangents = [self.links[i] for i in group], [delta[i] for i in group]
+            with _walking(links, cotangents):
                 pulled = torch.autograd.grad(
                     [link.out for link in links],
                     [link.state for link in links],  # type: ignore[arg-type]
-                    [delta[i] for i in group],
+                    [link.given(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
                     retain_graph=True,
                     allow_unused=True,
                 )
@@ -176,12 +182,12 @@ class DepthChain(Chain):
         leaves = [self.parameters[n] for n in numbers]
         if not first and not entries and not leaves:
             return None
-        with _named(links), without_hooks(leaves):
+        with _walking(links, delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
                     [link.out for link in links],
                     [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
-                    delta,
+                    [link.given(d) for link, d in zip(links, delta, strict=True)],
                     retain_graph=self.keep_graph,
                     allow_unused=True,
                 )
@@ -213,12 +219,18 @@ def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
 
 
 @contextmanager
-def _named(links: Sequence[Link]) -> Iterator[None]:
-    """Say which links a failing local backward pass belongs to."""
+def _walking(links: Sequence[Link], delta: Sequence[Cotangent]) -> Iterator[None]:
+    """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
+    where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
+    versions = [None if d is None else d._version for d in delta]
     try:
         yield
+        if any(d is not None and d._version != version for d, version in zip(delta, versions, strict=True)):
+            raise ChainError(
+                f"a hook on a tensor inside {where} changes its gradient in place, which others read too. Return a new "
+                "one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
+            )
     except (torch.OutOfMemoryError, ChainError):
         raise
     except RuntimeError as error:
-        where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
         raise ChainError(f"the backward pass inside {where} failed: {error}") from error

@@ -28,7 +28,7 @@ from gradfree.chains.site import Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.chain import DepthChain, Link
 from gradfree.errors import ChainError, refuse
-from gradfree.torchside.graph import walk
+from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import check_finite, refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.sharding import sharded
@@ -59,7 +59,8 @@ class Recording:
         """Keep the direct cotangent of the state behind ``exit_node``."""
         self._begin(exit_node)
         check_finite([cotangent], self.links[exit_node.index].path)
-        self.direct[exit_node.index] = cotangent
+        # Autograd may hand the same tensor on to a function that changes it in place, long before it is used here.
+        self.direct[exit_node.index] = None if cotangent is None else cotangent.clone()
 
     def _begin(self, node: Any) -> None:
         """Forget what another backward pass has left; refuse one that will not reach the chain's start."""
@@ -92,6 +93,7 @@ class Recording:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
         gradients = self.chain.attachment.solve(self.linearise(links, keep), direct[: last + 1])
+        self.chain.attachment.solved.update(link.path for link in links)
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
@@ -270,10 +272,10 @@ class BlockRecorder:
         if not out.requires_grad:
             return None
         recording = call.recording
-        reaches_inputs, parameters = self._graph(out, call)
+        reaches_inputs, writes, parameters = self._graph(out, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
         state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
-        recording.add(Link(self.path, block, out, state, inputs, parameters))
+        recording.add(Link(self.path, block, out, state, inputs, parameters, writes))
         state_after = _Exit.apply(recording, call.before, out.detach())
         recording.states.append(weakref.ref(state_after))
         return state_after
@@ -329,8 +331,8 @@ class BlockRecorder:
             "same for every block; detach this one, or leave the block out of the chain."
         )
 
-    def _graph(self, out: Tensor, call: _Call) -> tuple[bool, dict[int, Tensor]]:
-        """Return whether the block's graph uses its inputs, and the parameters that it uses.
+    def _graph(self, out: Tensor, call: _Call) -> tuple[bool, bool, dict[int, Tensor]]:
+        """Return whether the block's graph uses its inputs, whether it may write, and the parameters that it uses.
 
         Refuses any other tensor that needs a gradient: that would be lost without a word. Done on every pass, since
         a block may take another branch.
@@ -346,7 +348,7 @@ class BlockRecorder:
                 "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or "
                 "register it on the block and then attach."
             )
-        return bool(graph.stops), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
+        return bool(graph.stops), may_write(graph.nodes), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
 
 
 def _refuse_hooks(state: Tensor | None, path: str) -> None:

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
@@ -18,6 +20,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
 from gradfree.errors import ChainError
+from gradfree.torchside.unsaved import unsaved_hooks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +124,12 @@ class Engine(ABC):
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.
             torch.compiler.reset()
-        on = {path: Attachment(self, path, lean) for path in report.chains}
+        on = {path: Attachment(self, path, site.solved, lean) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
+        parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
         means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, on, means)
+        return Handle(parts, report.chains, on, means, Watch(model, report.chains))
 
 
 def _lean_problems(report: Report, lean: bool) -> Iterator[str]:

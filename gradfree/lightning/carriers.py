@@ -69,10 +69,14 @@ class Carrier:
         return self.engine.attach(model, self.chains, lean=self.lean)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again."""
+        """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again.
+
+        Warns, once, if gradients have come past the engine.
+        """
         result = super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
-        if self.world_size > 1:
-            for handle in self.handles:
+        for handle in self.handles:
+            handle.watch()
+            if self.world_size > 1:
                 handle.average_over_ranks()
         return result
 

@@ -18,6 +18,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.time.fused_layer import Layer, LayerFunction
 from gradfree.time.packing import Packing
+from gradfree.torchside.unsaved import Unsaved
 
 
 class Recurrent(Site):
@@ -64,7 +65,7 @@ class Recurrent(Site):
         """Replace the module's forward."""
         recorder = RecurrentRecorder(attachment, self._module)
         self._module.forward = recorder.forward
-        return [recorder]
+        return [recorder, Unsaved(self._module, {"forward"})]
 
     @property
     def _module(self) -> nn.RNNBase:

@@ -153,4 +153,5 @@ class LayerFunction(torch.autograd.Function):
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
         check_made_finite(gradients, layer.name)
+        layer.attachment.solved.add(layer.attachment.path)
         return None, *gradients

@@ -20,6 +20,7 @@ from gradfree.time.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.time.unrolled_chain import UnrolledChain
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
 from gradfree.torchside.sharding import sharded
+from gradfree.torchside.unsaved import Unsaved
 
 
 class Unrolled(Site):
@@ -73,7 +74,7 @@ class Unrolled(Site):
         """Replace the layer's loop over steps, which keeps nothing but the states."""
         recorder = CellRecorder(attachment, self._layer, self.inside)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
-        return [recorder]
+        return [recorder, Unsaved(self._layer, {"unroll"})]
 
     @property
     def _layer(self) -> CellLayer:
@@ -210,6 +211,7 @@ class _UnrollFunction(torch.autograd.Function):
             gradients = recorder.attachment.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, path or "the cell layer")
+        recorder.attachment.solved.add(path)
         return None, None, *given
 
 

@@ -15,7 +15,7 @@ from gradfree.errors import ChainError
 from gradfree.time.cell_layer import apply_cell
 from gradfree.time.chain import Split, TimeChain
 from gradfree.time.closed_forms import State
-from gradfree.torchside.graph import walk
+from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
 
 
@@ -59,11 +59,13 @@ class UnrolledChain(TimeChain):
             after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
             self.after = [part.unflatten(0, self.shape) for part in after]
         known = {id(t) for t in (self.x, *self.before, *parameters)}
-        if any(id(leaf) not in known for leaf in walk(self.after).leaves):
+        graph = walk(self.after)
+        if any(id(leaf) not in known for leaf in graph.leaves):
             raise ChainError(
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it on the cell."
             )
+        self._writes = may_write(graph.nodes)
 
     def crossed(self, delta: State, factors: Split) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
@@ -78,7 +80,7 @@ class UnrolledChain(TimeChain):
             with torch.enable_grad():
                 before = [part[t].detach().requires_grad_() for part in self.before]
                 after = apply_cell(self.cell, self.x[t].detach(), before)
-            pulled = torch.autograd.grad(after, before, [part[t] for part in delta], allow_unused=True)
+            pulled = torch.autograd.grad(after, before, [self._given(part[t]) for part in delta], allow_unused=True)
             for part, v in zip(delta, pulled, strict=True):
                 part[t - 1] += 0.0 if v is None else v
         return self.gradients(tuple(delta))
@@ -95,5 +97,9 @@ class UnrolledChain(TimeChain):
 
     def _pull(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
         live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
-        after, cotangents = zip(*live, strict=True)
+        after, cotangents = zip(*((a, self._given(d)) for a, d in live), strict=True)
         return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
+
+    def _given(self, delta: Tensor) -> Tensor:
+        """Return ``delta`` for a graph of the cell to start from, a copy if it must not be changed."""
+        return delta.clone() if self._writes else delta

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 
@@ -42,3 +43,8 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
             reached.nodes.add(node)
             stack.extend(n for n, _ in node.next_functions)
     return reached
+
+
+def may_write(nodes: Iterable[Node]) -> bool:
+    """Tell whether a custom function is among ``nodes``: it may change the cotangent that it is given in place."""
+    return any(isinstance(node, BackwardCFunction) for node in nodes)

@@ -24,7 +24,15 @@ def _layer_norm_scale(node: Node) -> list[Factor]:
 def _product(node: Node) -> list[Factor]:
     # Autograd keeps a factor only where the other one needs a gradient.
     factors = (node._saved_other, node._saved_self)  # type: ignore[attr-defined]
-    return [0.0 if f is None else f.detach() for f in factors]
+    return [0.0 if f is None else _plain(f) for f in factors]
+
+
+def _plain(factor: Tensor) -> Tensor:
+    """Return ``factor`` without history; a Python number's tensor as one of the ordinary kind.
+
+    The mean() of the kind that torch wraps a number in is garbage where its dtype is not the default one.
+    """
+    return factor.detach().clone() if factor.dim() == 0 else factor.detach()
 
 
 # ∂output/∂input of the operations that act on each element of the state by itself, one factor an input. For
@@ -32,7 +40,7 @@ def _product(node: Node) -> list[Factor]:
 _DIAGONAL: dict[str, Callable[[Node], list[Factor]]] = {
     "SubBackward0": lambda node: [1.0, -float(node._saved_alpha)],  # type: ignore[attr-defined]
     "NegBackward0": lambda node: [-1.0],
-    "DivBackward0": lambda node: [1 / node._saved_other.detach()],  # type: ignore[attr-defined]
+    "DivBackward0": lambda node: [1 / _plain(node._saved_other)],  # type: ignore[attr-defined]
     "AddBackward0": lambda node: [1.0, float(node._saved_alpha)],  # type: ignore[attr-defined]
     "MulBackward0": _product,
     "NativeLayerNormBackward0": _layer_norm_scale,
@@ -76,7 +84,8 @@ def _factor(node: Node | None, slot: int, state: GradientEdge, known: dict[Node,
 def _sum(a: Factor, b: Factor) -> Factor:
     if is_number(a, 0.0) or is_number(b, 0.0):
         return b if is_number(a, 0.0) else a
-    return a + b
+    # Of two masks + would be the union.
+    return a.int() + b if isinstance(a, Tensor) and a.dtype is torch.bool else a + b
 
 
 def _product_of(a: Factor, b: Factor) -> Factor:

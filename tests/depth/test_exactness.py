@@ -188,3 +188,60 @@ def test_torchs_own_transformer_encoder_as_it_is(engine, norm_first):
     expected = gradients(model, lambda: model(x, mask=mask, is_causal=True))
     with EXACT[engine](4).attach(model):
         assert_equal_gradients(gradients(model, lambda: model(x, mask=mask, is_causal=True)), expected)
+
+
+class Halving(torch.autograd.Function):
+    """Halves its cotangent where it lies, as it may in autograd where nothing else reads it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent.mul_(0.5)
+
+
+class Writing(Plain):
+    """A block whose output comes out of a function that writes to its cotangent."""
+
+    def forward(self, x):
+        return Halving.apply(super().forward(x))
+
+
+DSF = {"dsf": lambda length: gradfree.create_engine("dsf", feedback=0.7, iterations=length)}
+
+
+@pytest.mark.parametrize("taps", TAPS)
+@pytest.mark.parametrize("engine", EXACT | DSF)
+def test_a_custom_function_may_write_to_its_cotangent(engine, taps):
+    """Each δ is read again: by the scan, by the next pull, for parameters, in a second backward pass."""
+    model, x = Model([Writing(), Plain(), Writing(), Writing(), Plain(), Writing()]), torch.randn(4, 6)
+
+    def twice():
+        loss = model(x, taps=TAPS[taps](6)).pow(2).sum()
+        loss.backward(retain_graph=True)
+        first = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        second = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        model.zero_grad()
+        return dict(enumerate([*first, *second]))
+
+    expected = twice()
+    with (EXACT | DSF)[engine](6).attach(model):
+        assert_equal_gradients(twice(), expected)
+
+
+@pytest.mark.parametrize("engine", ["backprop", "fixed_point", "truncated"])
+def test_a_function_beside_the_chain_may_write_to_a_cotangent_that_the_last_state_shares(engine):
+    """A sum sends one tensor to both of its terms; autograd is through with the last block before it is changed."""
+    model, x = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6)) for _ in range(3)]), torch.randn(4, 6)
+    side = torch.randn(4, 6, requires_grad=True)
+
+    def run():
+        h = model[0](x)
+        beside = Halving.apply(side)
+        return model[2](model[1](h)) + beside
+
+    expected = gradients(model, run)
+    with EXACT[engine](3).attach(model, [""]):
+        assert_equal_gradients(gradients(model, run), expected)

@@ -437,3 +437,21 @@ def test_engine_optimizer(call, message):
         call(model)
     assert message in str(error.value)
     assert_unchanged(model, before)
+
+
+def test_a_hook_inside_a_block_that_changes_its_gradient_in_place():
+    """Torch forbids it; here the cotangent of the block's whole output is changed, which later sweeps read."""
+
+    class Hooked(Plain):
+        def forward(self, x):
+            branch = torch.tanh(self.linear(x))
+            branch.register_hook(lambda g: g.mul_(0.5))
+            return branch + x
+
+    model = Model([Plain(), Hooked(), Plain()])
+    with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"]):
+        loss = model(torch.randn(4, 6)).sum()
+        with pytest.raises(
+            ChainError, match=r"a hook on a tensor inside blocks\.1 to blocks\.2 changes its gradient in place"
+        ):
+            loss.backward()

@@ -1,7 +1,6 @@
 """FOTON: equal to backpropagation where theory says so, and to the paper's two passes everywhere."""
 
 import copy
-import pickle
 from itertools import pairwise
 
 import pytest
@@ -361,12 +360,12 @@ def test_a_second_backward_pass_wants_the_first_to_keep_the_graph(streaming):
             out.backward()
 
 
-def test_a_copy_of_an_attached_model_has_the_engine_too():
+def test_a_deep_copy_of_an_attached_model_has_the_engine_too():
     net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
     with FOTON().attach(net):
         expected = gradients(net, lambda: net(x))
-        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-            assert_equal_gradients(gradients(other, lambda other=other: other(x)), expected, tolerance=0.0)
+        other = copy.deepcopy(net)
+        assert_equal_gradients(gradients(other, lambda: other(x)), expected, tolerance=0.0)
 
 
 @pytest.mark.parametrize(

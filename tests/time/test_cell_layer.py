@@ -28,6 +28,25 @@ class Leaky(nn.Module):
         return self.leak * state + torch.tanh(self.network(torch.cat([x, state], -1)))
 
 
+class Halving(torch.autograd.Function):
+    """Halves its cotangent where it lies, as it may in autograd where nothing else reads it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent.mul_(0.5)
+
+
+class Writing(Leaky):
+    """A user's cell whose state comes out of a function that writes to its cotangent."""
+
+    def forward(self, x, state):
+        return Halving.apply(super().forward(x, state))
+
+
 class TwoParts(Leaky):
     """A user's cell whose state has two parts of different width."""
 
@@ -39,6 +58,7 @@ class TwoParts(Leaky):
 
 CELLS = {
     "leaky": (Leaky, [HIDDEN]),
+    "writing to its cotangent": (Writing, [HIDDEN]),
     "two parts": (TwoParts, [HIDDEN, 2]),
     "rnn_tanh": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
     "rnn_relu": (lambda: nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu"), [HIDDEN]),

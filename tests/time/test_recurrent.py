@@ -1,7 +1,6 @@
 """Chains in time: torch's own recurrent modules, unmodified."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -350,9 +349,9 @@ def test_attach_and_detach_leave_no_trace_and_copies_are_independent():
     with gradfree.create_engine("truncated").attach(model):
         assert list(model.state_dict()) == keys
         expected = torch.autograd.grad(model(tokens).sum(), model.embedding.weight)
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert other.rnn.forward.__self__.module is other.rnn
-            assert_close(torch.autograd.grad(other(tokens).sum(), other.embedding.weight), expected)
+        other = copy.deepcopy(model)
+        assert other.rnn.forward.__self__.module is other.rnn
+        assert_close(torch.autograd.grad(other(tokens).sum(), other.embedding.weight), expected)
     assert set(vars(model.rnn)) == before
 
 

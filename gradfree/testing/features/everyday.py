@@ -341,13 +341,25 @@ def functional_call(engine: Engine, case: Case) -> None:
 @feature("copy.deepcopy while attached")
 def deepcopy(engine: Engine, case: Case) -> None:
     """The copy has the engine, and weights of its own."""
-    _check_copy(engine, case, copy.deepcopy)
+    with attached(engine, case) as task:
+        expected = task.gradients()
+        other = Task(case)
+        other.model = copy.deepcopy(task.model)
+        with torch.no_grad():
+            for parameter in task.model.parameters():
+                parameter.zero_()
+        assert_equal_gradients(other.gradients(), expected)
 
 
 @feature("pickle while attached")
 def pickled(engine: Engine, case: Case) -> None:
-    """The copy has the engine, and weights of its own."""
-    _check_copy(engine, case, lambda model: pickle.loads(pickle.dumps(model)))
+    """What is saved is the model without the engine, which can be attached to it anew."""
+    with attached(engine, case) as task:
+        other = Task(case)
+        other.model = pickle.loads(pickle.dumps(task.model))
+        expected = task.gradients()
+    with engine.attach(other.model, other.chains):
+        assert_equal_gradients(other.gradients(), expected)
 
 
 @feature("load_state_dict while attached")
@@ -415,17 +427,6 @@ def compiled_before(engine: Engine, case: Case) -> None:
     task.model.compile(backend="aot_eager")
     with engine.attach(task.model, task.chains):
         assert_equal_gradients(task.gradients(), reference(engine, case))
-
-
-def _check_copy(engine: Engine, case: Case, copied: Callable[[nn.Module], nn.Module]) -> None:
-    with attached(engine, case) as task:
-        expected = task.gradients()
-        other = Task(case)
-        other.model = copied(task.model)
-        with torch.no_grad():
-            for parameter in task.model.parameters():
-                parameter.zero_()
-        assert_equal_gradients(other.gradients(), expected)
 
 
 def _check_compiled(engine: Engine, case: Case, chosen: Callable[[Task], list[nn.Module]]) -> None:

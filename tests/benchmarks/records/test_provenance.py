@@ -7,8 +7,8 @@ import pytest
 from report_records import ENVIRONMENT
 
 from gradfree import checkout
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records import environment
+from gradfree.benchmarks.records.provenance import Provenance
 
 
 def record(day="2026-01-02", **changes):

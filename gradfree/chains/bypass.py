@@ -1,0 +1,72 @@
+"""Noticing what goes past an engine's hooks: its gradients are autograd's own, and nothing else would tell."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from gradfree.chains.site import Site
+
+
+def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> list[str]:
+    """Return the paths of the blocks of ``site`` that the engine has not solved, but that have got gradients.
+
+    Args:
+        model: has the chain; a parameter that it also uses elsewhere tells nothing.
+        site: the chain.
+        has_gradient: tells of a parameter whether it has got one.
+    """
+    unsolved = {path: block for path, block in site.blocks.items() if path not in site.solved}
+    found = {}
+    for path, block in unsolved.items():
+        own = [p for p in block.parameters() if p.requires_grad]
+        given = [p for p in own if has_gradient(p)]
+        # Where the engine runs, a block that is skipped (LayerDrop) may still share a weight or two with the loss.
+        if given and (len(given) == len(own) or not site.solved):
+            found[path] = given
+    if not found:
+        return []
+    inside = {module for block in unsolved.values() for module in block.modules()}
+    elsewhere = {id(p) for module in model.modules() if module not in inside for p in module._parameters.values()}
+    return [path for path, given in found.items() if any(id(p) not in elsewhere for p in given)]
+
+
+def told(site: Site, paths: Sequence[str]) -> str:
+    """Say which blocks of ``site`` the model bypasses, and what to do."""
+    which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
+    return (
+        f"the engine on {site.path!r} has never run for {which}, but their parameters have got gradients, which are "
+        "autograd's own. The model calls block.forward(x), or layers of a block by themselves, which runs no hooks: "
+        "call block(x), or leave the chain out, chains=[...]. Only a loss on the weights themselves (a penalty) may "
+        "come this way."
+    )
+
+
+class Watch:
+    """Warns of gradients that come past the engine after it has been attached to a model, once.
+
+    Args:
+        model: the model.
+        chains: its chains, by path.
+    """
+
+    def __init__(self, model: nn.Module, chains: Mapping[str, Site]):
+        self._model, self._chains = model, list(chains.values())
+        blocks = (block for site in self._chains for block in site.blocks.values())
+        grads = ((p, p.grad) for block in blocks for p in block.parameters())
+        self._before = {id(p): weakref.ref(grad) for p, grad in grads if grad is not None}
+
+    def look(self) -> None:
+        """Warn if a chain has got gradients past the engine; chains that it has solved are looked at no more."""
+        self._chains = [site for site in self._chains if not site.solved >= site.blocks.keys()]
+        for site in self._chains:
+            if paths := bypassed(self._model, site, self._has_new):
+                self._chains = []
+                warnings.warn(told(site, paths), stacklevel=3)
+
+    def _has_new(self, parameter: Tensor) -> bool:
+        before = self._before.get(id(parameter))
+        return parameter.grad is not None and (before is None or before() is not parameter.grad)

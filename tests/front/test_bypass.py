@@ -1,0 +1,250 @@
+"""A model that runs a chain past the engine's hooks gets plain gradients, and is told."""
+
+import re
+import warnings
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+import gradfree.lightning
+from gradfree.fidelity import loss_fidelity
+from gradfree.testing.cases.models import Model, Plain
+
+PAST = "the engine on 'blocks' has never run for "
+ALL = re.escape(PAST + "5 of its 5 blocks (blocks.0, ...), but their parameters have got gradients")
+X = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+class Past(Model):
+    """Calls the blocks from ``start`` on by their forward method, which runs no hooks."""
+
+    start = 0
+
+    def states(self, x):
+        """Return h_1 to h_L."""
+        h, states = self.stem(x), []
+        for i, block in enumerate(self.blocks):
+            h = block(h) if i < self.start else block.forward(h)
+            states.append(h)
+        return states
+
+
+class TwoHeads(Model):
+    """Has a way round the chain."""
+
+    def forward(self, x, around=False):
+        """Return the chain's head, or another."""
+        return self.stem(x).sum(1) if around else super().forward(x)
+
+
+def past(start=0):
+    model = Past([Plain() for _ in range(5)])
+    model.start = start
+    return model
+
+
+def loss_fn(out, target):
+    return (out - target).pow(2).sum()
+
+
+def step(model, optimizer, **options):
+    optimizer.zero_grad()
+    model(X, **options).pow(2).sum().backward()
+    optimizer.step()
+
+
+def wrapped(model, engine="highway_bp"):
+    return gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 1e-3), model, engine)
+
+
+def test_fidelity_refuses_to_judge_an_engine_that_never_runs():
+    """It was 1.0 at k = 0: plain gradients, compared with themselves."""
+    with pytest.raises(gradfree.ChainError, match=ALL):
+        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp", iterations=0), past(), loss_fn, (X, X[:, 0]))
+    model = past()
+    with gradfree.create_engine("highway_bp", iterations=0).attach(model) as handle:
+        loss = model(X).sum()
+        with pytest.raises(gradfree.ChainError, match=ALL):
+            loss_fidelity(loss, model, handle)
+
+
+@pytest.mark.parametrize("name", ["rnn", "cell"])
+def test_fidelity_tells_of_layers_in_time(name):
+    """Their weights are read by the model itself."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(6, 6) if name == "rnn" else gradfree.CellLayer(nn.GRUCell(6, 6))
+
+        def forward(self, x):
+            if name == "rnn":
+                return nn.GRU.forward(self.rnn, x.unsqueeze(0))[0]
+            return self.rnn.cell(x)
+
+    with pytest.raises(gradfree.ChainError, match=r"the engine on 'rnn' has never run for 'rnn'"):
+        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), Own(), loss_fn, (X, X))
+
+
+def test_a_part_of_the_chain_that_is_bypassed_is_told_of():
+    """Its gradients are exact, and a penalty on weights would look the same, so it is no error."""
+    message = re.escape(PAST + "2 of its 5 blocks (blocks.3, ...)")
+    with pytest.warns(UserWarning, match=message):
+        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), past(3), loss_fn, (X, X[:, 0]))
+    model = past(3)
+    optimizer = wrapped(model)
+    with pytest.warns(UserWarning, match=message):
+        step(model, optimizer)
+
+
+def test_an_optimizer_step_tells_once():
+    model = past()
+    optimizer = wrapped(model)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            step(model, optimizer)
+        optimizer.detach()
+    assert [bool(re.match(ALL, str(warning.message))) for warning in told] == [True]
+
+
+def test_a_closure_is_called_first():
+    model = past()
+    optimizer = gradfree.EngineOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=2), model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(X).pow(2).sum()
+        loss.backward()
+        return loss
+
+    with pytest.warns(UserWarning, match=ALL):
+        optimizer.step(closure)
+
+
+def test_detaching_tells_in_a_plain_loop():
+    model = past()
+    handle = gradfree.create_engine("fixed_point").attach(model)
+    model(X).sum().backward()
+    with pytest.warns(UserWarning, match=ALL):
+        handle.detach()
+
+
+@pytest.mark.parametrize("strategy", ["highway_bp", "fixed_point"])
+def test_lightning_tells(strategy, tmp_path):
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = past()
+
+        def training_step(self, batch, index):
+            return self.net(batch).pow(2).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "devices": 1}
+    trainer = pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_epochs=1,
+        default_root_dir=tmp_path,
+        enable_model_summary=False,
+        **options,
+    )
+    with pytest.warns(UserWarning, match=r"the engine on 'net\.blocks' has never run for 5 of its 5 blocks"):
+        trainer.fit(Module(), torch.utils.data.DataLoader(X, batch_size=2))
+
+
+def around(model, optimizer):
+    for zeros in (True, False):
+        optimizer.zero_grad(set_to_none=zeros)
+        model(X, around=True).pow(2).sum().backward()
+        optimizer.step()
+
+
+def several_optimizers(model, optimizer):
+    """One backward pass, and steps of both."""
+    head = torch.optim.SGD(model.heads, 1e-3)
+    model(X).sum().backward()
+    optimizer.step()
+    head.step()
+    optimizer.step()
+
+
+def no_backward(model, optimizer):
+    model(X)
+    optimizer.step()
+
+
+def evaluation(model, optimizer):
+    with torch.no_grad():
+        model.eval()(X)
+    optimizer.step()
+
+
+def stale(model, optimizer):
+    """Gradients from before the engine was attached."""
+    optimizer.detach()
+    model(X).sum().backward()
+    wrapped(model).step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def skipped(model, optimizer):
+    """LayerDrop: a block without a gradient was not run."""
+    h = model.stem(X)
+    for block in (model.blocks[0], model.blocks[2]):
+        h = block(h)
+    h.sum().backward()
+    optimizer.step()
+
+
+def penalised(model, optimizer):
+    """The weights, but not the biases, of a block that is skipped get a gradient from the loss itself."""
+    h = model.blocks[0](model.stem(X))
+    (h.sum() + sum(block.linear.weight.pow(2).sum() for block in model.blocks)).backward()
+    optimizer.step()
+
+
+def tied(model, optimizer):
+    """A weight of the chain is used elsewhere; the chain is not run."""
+    model.stem.weight = model.blocks[1].linear.weight
+    around(model, optimizer)
+
+
+def alternating(model, optimizer):
+    step(model, optimizer)
+    around(model, optimizer)
+
+
+def both(model, optimizer):
+    """A pass under fidelity's exact backpropagation counts as the engine's."""
+    loss = model(X).sum()
+    loss_fidelity(loss, model, optimizer._handle)
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [step, around, several_optimizers, no_backward, evaluation, stale, skipped, penalised, tied, alternating, both],
+)
+@pytest.mark.parametrize("engine", ["highway_bp", "fixed_point"])
+def test_no_false_alarm(engine, run):
+    model = TwoHeads([Plain() for _ in range(5)])
+    optimizer = wrapped(model, engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(model, optimizer)
+        optimizer.detach()
+
+
+def test_fidelity_of_a_batch_that_takes_another_way_is_no_error():
+    model = TwoHeads([Plain() for _ in range(5)])
+    engine = gradfree.create_engine("highway_bp")
+    fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, (X, True, X[:, 0]))
+    assert fidelity.total.relative_error == 0.0

@@ -1,0 +1,130 @@
+"""A model that is saved while an engine is attached is the user's own."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+
+WITHOUT = """
+import pickle, sys
+sys.modules["gradfree"] = None  # Importing it fails.
+import torch
+models = pickle.load(open(sys.argv[1], "rb"))
+for name, (model, x, out) in models.items():
+    found = model(x)
+    assert torch.equal(found[0] if isinstance(found, tuple) else found, out), name
+    for path, module in model.named_modules():
+        hooks = [held for key, held in vars(module).items() if "hooks" in key and held]
+        assert not hooks and not {"forward", "__reduce_ex__"} & vars(module).keys(), (name, path, hooks)
+        assert not any(vars(held) for held in vars(module).values() if type(held).__name__ == "OrderedDict"), path
+"""
+
+
+class Block(nn.Module):
+    """x + g(x)."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x))
+
+
+def container():
+    return nn.Sequential(Block(), Block())
+
+
+def layers():
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+
+ENGINES = {
+    "container": (container, "highway_bp", {}),
+    "nn.GRU": (lambda: nn.GRU(6, 6, num_layers=2), "highway_bp", {}),
+    "nn.LSTM": (lambda: nn.Sequential(nn.LSTM(6, 6)), "truncated", {}),
+    "temperature": (layers, "foton", {"temperature": 3.0}),
+}
+OWN = [Block, nn.Sequential, nn.Linear, nn.Tanh, nn.GRU, nn.LSTM]
+
+
+def run(model, x):
+    out = model(x)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def saved(model, **options):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_saved_model_loads_with_the_users_own_classes_alone(name):
+    """As torch.load asks for by default: weights_only=True, the user's classes named as safe."""
+    make, engine, options = ENGINES[name]
+    model, x = make(), torch.randn(3, 4, 6)
+    expected = run(model, x)
+    with gradfree.create_engine(engine, **options).attach(model), torch.serialization.safe_globals(OWN):
+        run(model, x).sum().backward()
+        other = saved(model, weights_only=True)
+        again = saved(copy.deepcopy(model), weights_only=True)
+    assert torch.equal(run(other, x), expected)
+    assert torch.equal(run(again, x), expected)
+
+
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_a_pickled_model_has_no_engine_and_needs_no_gradfree(protocol, tmp_path):
+    """Hooks, and what replaces forward methods, stay with the live model; classes are those of torch here."""
+    models = {}
+    for name, (make, engine, options) in ENGINES.items():
+        model, x = make() if name != "container" else nn.Sequential(layers(), layers()), torch.randn(3, 4, 6)
+        engine, chains = ("fixed_point", [""]) if name == "container" else (engine, None)
+        expected = run(model, x).detach()
+        gradfree.create_engine(engine, **options).attach(model, chains)
+        models[name] = (model, x, expected)
+    (tmp_path / "models").write_bytes(pickle.dumps(models, protocol))
+    subprocess.run([sys.executable, "-c", WITHOUT, str(tmp_path / "models")], check=True)
+
+
+def test_a_saved_cell_layer_has_no_engine():
+    layer, x = gradfree.CellLayer(nn.GRUCell(6, 6)), torch.randn(3, 4, 6)
+    with gradfree.create_engine("highway_bp").attach(layer):
+        other = pickle.loads(pickle.dumps(layer))
+        assert "unroll" in vars(layer)
+        assert "unroll" in vars(copy.deepcopy(layer))
+    assert not {"unroll", "__reduce_ex__", "__deepcopy__"} & (vars(other).keys() | vars(layer).keys())
+    assert torch.equal(other(x)[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_saving_leaves_the_live_model_as_it_is_and_keeps_the_users_own_hooks(name):
+    """The engine stays on it and on deep copies of it; a hook of the user's is saved, and can be removed behind it."""
+    make, engine, options = ENGINES[name]
+    model, x = make(), torch.randn(3, 4, 6)
+    inner = model[0] if isinstance(model, nn.Sequential) else model
+    mine = inner.register_forward_hook(noticed)
+    with gradfree.create_engine(engine, **options).attach(model):
+        expected = torch.autograd.grad(run(model, x).sum(), list(model.parameters()), allow_unused=True)
+        other = pickle.loads(pickle.dumps(model))
+        for live in (model, copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model))):
+            actual = torch.autograd.grad(run(live, x).sum(), list(live.parameters()), allow_unused=True)
+            assert all(map(torch.equal, actual, expected))
+        mine.remove()
+        assert noticed not in inner._forward_hooks.values()
+    loaded = other[0] if isinstance(other, nn.Sequential) else other
+    assert list(loaded._forward_hooks.values()) == [noticed]
+    assert not inner._forward_hooks
+    assert not vars(inner._forward_hooks)
+
+
+def noticed(module, args, out):
+    """A user's hook that only looks."""
