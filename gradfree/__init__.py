@@ -6,6 +6,7 @@ from types import ModuleType
 from gradfree import checkout
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
+from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
 from gradfree.engines.engine import Engine
@@ -46,4 +47,5 @@ __all__ = [
     "list_engines",
     "list_models",
     "orthogonalize",
+    "register_chain",
 ]

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
 
 from gradfree import __doc__ as description
-from gradfree.registry import ENGINES, MODELS, entries
+from gradfree.entries import entries
+from gradfree.registry import ENGINES, MODELS
 from gradfree.wording import did_you_mean
 
 COMMANDS = "gradfree.commands"

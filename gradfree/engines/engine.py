@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,10 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
+from gradfree.chains.kinds import known_kinds
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
+from gradfree.engines.discovery import compiled_around_blocks, validate
 from gradfree.errors import ChainError
 from gradfree.torchside.unsaved import unsaved_hooks
 
@@ -43,8 +44,14 @@ class Engine(ABC):
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
-    kinds: ClassVar[tuple[type[Site], ...]] = KINDS
-    """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
+        return not kind.of_layers
+
+    @property
+    def kinds(self) -> list[type[Site]]:
+        """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+        return [kind for kind in known_kinds() if self.solves(kind)]
 
     @property
     def needs_residual(self) -> bool:
@@ -74,8 +81,9 @@ class Engine(ABC):
 
         Args:
             model: any module.
-            chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
-                recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
+            chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
+                layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
+                the container if only one looks like a chain.
         """
         report = validate(model, chains, self.kinds)
         if not self.needs_residual:
@@ -90,7 +98,7 @@ class Engine(ABC):
             f"{where} is compiled, which hides the residual path of the blocks in {path!r} that {self} needs. Compile "
             "what lies inside the blocks, or use the engine 'fixed_point' or 'truncated'."
             for path, site in report.chains.items()
-            if (where := compiled_around_blocks(model, path, site))
+            if (where := compiled_around_blocks(model, site))
         ]
         return Report(report.chains, [*report.problems, *problems])
 

@@ -14,7 +14,6 @@ from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain
-from gradfree.layers.site import Layered
 from gradfree.orthogonal.retraction import Retraction
 from gradfree.orthogonal.weights import drift, matrices
 from gradfree.torchside.optimizer_steps import OptimizerSteps
@@ -37,8 +36,6 @@ class OrthogonalEngine(Engine):
             the logits, which this makes up for.
     """
 
-    kinds = (Layered,)
-
     orthogonalize_every: int | None = None
     orthogonalize_steps: int = 1
     temperature: float = 1.0
@@ -52,6 +49,10 @@ class OrthogonalEngine(Engine):
             raise TypeError(f"{name}: temperature must be a number, not {self.temperature!r}.")
         if not 0.0 < self.temperature < float("inf"):
             raise ValueError(f"{name}: temperature must be positive and finite, not {self.temperature}.")
+
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether ``kind`` is of layers that can be taken apart."""
+        return kind.of_layers
 
     def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain, begin to watch its optimizer, and put the temperature behind its last layer."""

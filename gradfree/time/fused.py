@@ -24,14 +24,14 @@ from gradfree.torchside.unsaved import Unsaved
 class Recurrent(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
+    dimension = "time"
+    several = True
     looks_like = "an nn.RNN, nn.GRU or nn.LSTM"
 
-    @staticmethod
-    def accepts(module: nn.Module) -> bool:
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` is one of torch's recurrent modules."""
         return isinstance(module, nn.RNNBase)
-
-    is_evident = accepts
 
     @property
     def has_residual(self) -> bool:
@@ -44,8 +44,8 @@ class Recurrent(Site):
         layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
         return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
 
-    @staticmethod
-    def holds_engine(module: nn.Module) -> bool:
+    @classmethod
+    def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether the module's forward is a recorder's."""
         return isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder)
 

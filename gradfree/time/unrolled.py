@@ -26,14 +26,14 @@ from gradfree.torchside.unsaved import Unsaved
 class Unrolled(Site):
     """A :class:`CellLayer`."""
 
+    dimension = "time"
+    several = True
     looks_like = "a gradfree.CellLayer"
 
-    @staticmethod
-    def accepts(module: nn.Module) -> bool:
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` is a :class:`CellLayer`."""
         return isinstance(module, CellLayer)
-
-    is_evident = accepts
 
     @property
     def has_residual(self) -> bool:
@@ -45,8 +45,8 @@ class Unrolled(Site):
         part = int(_closed_form(self._layer.cell) == "LSTM")
         return {f"0.{part}": (self._layer.cell.hidden_size,)}  # type: ignore[dict-item]
 
-    @staticmethod
-    def holds_engine(module: nn.Module) -> bool:
+    @classmethod
+    def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether the layer's loop over steps is replaced."""
         return isinstance(module, CellLayer) and "unroll" in vars(module)
 
