@@ -13,6 +13,7 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.fidelity import Fidelity, gradient_fidelity
+from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
@@ -48,4 +49,5 @@ __all__ = [
     "list_models",
     "orthogonalize",
     "register_chain",
+    "register_layer",
 ]

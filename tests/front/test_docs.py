@@ -9,14 +9,16 @@ import torch
 from places import ROOT
 
 from gradfree.chains import kinds
+from gradfree.layers import roles
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    """Leave no kind of chains to other tests."""
+    """Leave no kind of chains or layers to other tests."""
     monkeypatch.setattr(kinds, "_registered", {})
+    monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
 
 
 def examples(page):
@@ -72,7 +74,7 @@ def test_the_example_chain_kind_is_right():
     from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
     names = {"__name__": "example"}
-    model_code, kind_code, _ = examples(ROOT / "docs" / "adding-a-chain-kind.md")
+    model_code, kind_code, *_ = examples(ROOT / "docs" / "adding-a-chain-kind.md")
     exec(model_code, names)
     model, x = names["Encoder"](6, depth=5), torch.randn(4, 8)
     expected = gradients(model, lambda: model(x))
