@@ -1,10 +1,17 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`; on one with a GPU, `make gpu`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Of `make gpu`: where, for how long, and the folder of logs and results.
+DEVICE ?= cuda
+GPU_MINUTES ?= 25
+OUT ?= results/gpu
+# What an image with torch, Lightning and pytest may yet lack; the platforms are those that manylinux wheels name.
+LACKING ?= datasets dill docstring_parser jsonargparse multiprocess orthogonium typeshed_client
+MANYLINUX := 2_28 2_27 2_17 2014 1
 
-.PHONY: help demo test lint types wheel-test format clean
+.PHONY: help demo test gpu wheels lint types wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,6 +24,13 @@ test: $(READY)  ## Set up and run all tests but the installations
 
 wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
 	$(BIN)/pytest -m slow tests/packaging
+
+gpu:  ## Tests and suites on a GPU, with the PYTHON that is there, for GPU_MINUTES; again, it goes on where it stopped
+	$(PYTHON) .ci/gpu.py --device $(DEVICE) --minutes $(GPU_MINUTES) --out $(OUT)
+
+wheels: $(READY)  ## Bring what a GPU machine without a network may lack into .whl/, for Python 3.12 on x86-64
+	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		$(patsubst %,--platform manylinux%_x86_64,$(patsubst 2_%,_2_%,$(MANYLINUX))) -c constraints.txt -d .whl $(LACKING)
 
 lint: $(READY)  ## Style
 	$(BIN)/ruff check .

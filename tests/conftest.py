@@ -3,16 +3,26 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+pytest_plugins = ["gradfree.testing.device"]
+
 # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
 torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    """Every test starts from the same random numbers, and computes in float64 unless it says otherwise."""
+def float64(device: str) -> Iterator[None]:
+    """Every test starts from the same random numbers, and computes in float64 unless it says otherwise.
+
+    With ``--device cuda`` what names no device is made on the GPU, float32 is not rounded to TF32 there, and cuDNN adds
+    in the same order each time.
+    """
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    yield
+    if device != "cpu":
+        torch.set_default_device(device)
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield
+    torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
 
 

@@ -18,6 +18,7 @@ from datasets import Dataset, DatasetDict, disable_progress_bars, load_dataset
 from joblib import Memory
 
 from gradfree.benchmarks.data.bundled import Data
+from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 
@@ -96,13 +97,23 @@ def _load(stored: Stored, folder: Path) -> Data:
 
 
 def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
-    return stored.read(open_set(folder))
+    arrays = stored.read(open_set(folder, stored.files))
+    if stored.files and folder_digest(folder) != stored.files:
+        raise UsageError(f"{folder} was changed while it was used; repeat the command.")
+    return arrays
 
 
-def open_set(folder: Path) -> DatasetDict:
-    """Return the splits in ``folder`` by name."""
+def open_set(folder: Path, files: str = "") -> DatasetDict:
+    """Return the splits in ``folder`` by name.
+
+    Args:
+        folder: with the files.
+        files: their digest, if they are the user's own.
+    """
     disable_progress_bars()
-    return load_dataset(str(folder))
+    # ``datasets`` knows files again by their times, which a change can leave as they are.
+    cache = Path(datasets.config.HF_CACHE_HOME, "gradfree", "folders", files) if files else None
+    return load_dataset(str(folder), cache_dir=cache and str(cache))
 
 
 def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
@@ -123,6 +134,6 @@ def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
 
 def _state(stored: Stored, folder: Path) -> object:
     """Return what the arrays depend on besides ``stored``: files, code and the packages that read."""
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
     code = [Path(file).read_text(encoding="utf-8") for file in (inspect.getfile(type(stored)), __file__)]
-    return files, code, datasets.__version__, tokenizers.__version__
+    return stored.files or stats, code, datasets.__version__, tokenizers.__version__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from datasets import DatasetDict, Image
 from torchmetrics.text import Perplexity
 
+from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.data.images import LabelledImages
 from gradfree.benchmarks.data.stored import open_set
 from gradfree.benchmarks.data.text import UNITS, Text
@@ -43,7 +43,10 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
     Raises:
         UsageError: the folder cannot be read, has neither images nor text, or not with these options.
     """
-    splits = _open(path)
+    if not Path(path).is_dir():
+        raise UsageError(f"there is no folder {path}.")
+    digest = folder_digest(Path(path))
+    splits = _open(path, digest)
     images = [name for name, feature in splits["train"].features.items() if isinstance(feature, Image)]
     texts, numbers = _columns(splits, "string"), _columns(splits, "int")
     if not images and not texts:
@@ -53,7 +56,6 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
         if option not in known:
             raise UsageError(no_such(f"option of {path}", option, known))
     column = _chosen(options.get("column"), images or texts, "column", path)
-    digest = _digest(Path(path))
     if images:
         label = _chosen(options.get("label"), numbers, "label", path)
         return _of_images(path, LabelledImages(path, column, label=label, files=digest))
@@ -62,11 +64,9 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
     return _of_text(path, Text(path, column=column, files=digest, **settings))
 
 
-def _open(path: str) -> DatasetDict:
-    if not Path(path).is_dir():
-        raise UsageError(f"there is no folder {path}.")
+def _open(path: str, digest: str) -> DatasetDict:
     try:
-        splits = open_set(Path(path))
+        splits = open_set(Path(path), digest)
     except Exception as error:
         raise UsageError(f"{path} cannot be read: {error.__cause__ or error}") from error
     if "train" not in splits:
@@ -109,14 +109,6 @@ def _check(settings: Mapping[str, Any], path: str) -> None:
     for name in ("vocabulary", "length", "held_out"):
         if not isinstance(settings[name], int) or settings[name] < 1:
             raise UsageError(f"{path}: {name} must be a whole number above 0, not {settings[name]!r}.")
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(str(file.relative_to(folder)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def _name(path: str) -> str:

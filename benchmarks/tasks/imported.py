@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from gradfree.benchmarks.tasks.sources import source_digest
 from gradfree.cli import UsageError
 from gradfree.wording import no_such, one
 
@@ -32,7 +32,8 @@ class Reference:
 
     Attributes:
         name: ``module:function``; the module may lie in the current folder.
-        source: digest of the module's file: records of another version are not this one's.
+        source: digest of the module and of what it imports, as :func:`source_digest` has it: records of another version
+            are not this one's.
     """
 
     name: str
@@ -48,8 +49,7 @@ class Reference:
         if not name.partition(":")[2]:
             raise UsageError(f"{name} names no function; write {name.rstrip(':')}:build.")
         module = _module(name)
-        file = getattr(module, "__file__", None)
-        reference = cls(name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else "")
+        reference = cls(name, source_digest(module.__name__))
         try:
             reference.load()
         except AttributeError:

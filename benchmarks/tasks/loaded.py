@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric, Metric
 
 from gradfree.benchmarks.data.bundled import Data, Split
+from gradfree.benchmarks.data.digests import examples_digest
+from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Reference
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
 from gradfree.wording import did_you_mean, one
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _SPLITS = ("train", "validation", "test")
 _GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
@@ -40,7 +49,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
     Raises:
         UsageError: something is not there or not of the kind.
     """
-    loaded = Loaded(Reference.to(data))
+    loaded = Loaded.by(Reference.to(data))
     classes = not loaded().train.targets.is_floating_point()
     function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
     if loss is not None:
@@ -111,14 +120,29 @@ class LossMetric:
 class Loaded:
     """Examples that a function returns.
 
+    It is called with all random numbers seeded and on one thread, so that every process has the same examples: a
+    loader that shuffles or augments by the global random numbers of Python, numpy or torch does so alike each time.
+
     Attributes:
         loader: returns one source of examples, of which a tenth each is held out for validation and test; two, for
             training and test, of whose first the last tenth is held out for validation; or three, in a tuple or by
             their names: train, validation, and test. A source is a pair of tensors, inputs and targets, a data set of
             such pairs or an iterable of batches of them, a ``DataLoader``, say.
+        examples: digest of what it returns: records of other examples are not these one's. The order does not count.
+            Nothing where the examples are others each time: then a change to them is not seen, but one to the loader.
     """
 
     loader: Reference
+    examples: str = field(default="", metadata=ADDED)
+
+    @classmethod
+    def by(cls, loader: Reference) -> Self:
+        """Return the examples with their digest; the user is told if they have none.
+
+        Raises:
+            UsageError: the loader returns something else.
+        """
+        return cls(loader, _digest(loader))
 
     def __call__(self) -> Data:
         """Return the examples, all in memory.
@@ -126,12 +150,27 @@ class Loaded:
         Raises:
             UsageError: the loader returns something else.
         """
-        return _load(self.loader)
+        return _load(self.loader)[0]
 
 
 @cache
-def _load(loader: Reference) -> Data:
-    splits = {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
+def _digest(loader: Reference) -> str:
+    """Return the digest of what ``loader`` returns twice, or nothing."""
+    digest = _load(loader)[1]
+    if examples_digest(_drawn(loader)) == digest:
+        return digest
+    print(
+        f"{loader.name} returns other examples each time: a change to the data will not be noticed, and finished cases "
+        "are kept until its code changes. Draw random numbers from a seed.",
+        file=sys.stderr,
+    )
+    return ""
+
+
+@cache
+def _load(loader: Reference) -> tuple[Data, str]:
+    """Return the examples and their digest before any are held out."""
+    splits = _drawn(loader)
     if not all(len(split.inputs) for split in splits.values()):
         raise UsageError(f"{loader.name} returns a source without examples.")
     data = Data(*_hold_out(splits["train"])) if len(splits) == 1 else Data(**_with_last_tenth(splits))
@@ -139,7 +178,31 @@ def _load(loader: Reference) -> Data:
         raise UsageError(
             f"{loader.name} returns too few examples: nothing is left to train on beside what is held out."
         )
-    return data
+    return data, examples_digest(splits)
+
+
+def _drawn(loader: Reference) -> dict[str, Split]:
+    with _seeded():
+        return {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed the global random numbers for a while, on one thread: sums depend on how many there are."""
+    python, threads = random.getstate(), torch.get_num_threads()
+    # What users' loaders draw from, old as it is.
+    arrays = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            torch.manual_seed(0)
+            torch.set_num_threads(1)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002
+        torch.set_num_threads(threads)
 
 
 def _sources(given: Any, name: str) -> Mapping[str, Any]:

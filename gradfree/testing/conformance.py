@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gradfree.engines.engine import Engine
@@ -19,6 +20,10 @@ class EngineConformance:
     Each of them has to do right, or refuse by a :class:`~gradfree.ChainError`, everything that it is asked for on the
     chains that it takes. What is refused is shown as skipped, with the message: ``pytest -rs``.
 
+    With ``pytest_plugins = ["gradfree.testing.device"]`` in your conftest.py, or ``pytest -p gradfree.testing.device``,
+    ``pytest --device cuda`` has models and batches on the GPU; they are on the CPU otherwise,
+    as those of features of two ranks always are: on another device these are left out.
+
     Attributes:
         engines: to test, each with the options to test it with.
         features: to ask for; by default all, of which those that compile, or start two processes, take half of the
@@ -31,7 +36,8 @@ class EngineConformance:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Let pytest run every test for every engine, and every feature on the chains that the engine takes."""
         if "feature" in metafunc.fixturenames:
-            cells = [cell for engine in self.engines for cell in _cells(engine, self.features)]
+            device = metafunc.config.getoption("device", "cpu")
+            cells = [cell for engine in self.engines for cell in _cells(engine, self.features, device)]
             ids = [f"{engine}-{case.name}-{feature.name}" for engine, case, feature in cells]
             metafunc.parametrize(("engine", "case", "feature"), cells, ids=ids)
         elif "engine" in metafunc.fixturenames:
@@ -58,7 +64,9 @@ class EngineConformance:
             pytest.skip(f"refused: {refusal}")
 
 
-def _cells(engine: Engine, features: Sequence[Feature]) -> Iterator[tuple[Engine, Case, Feature]]:
+def _cells(engine: Engine, features: Sequence[Feature], device: str) -> Iterator[tuple[Engine, Case, Feature]]:
     for case in CASES:
         if engine.validate(Task(case).model, [case.chain]).ok:
-            yield from ((engine, case, feature) for feature in features if case in feature.cases)
+            there = replace(case, device=device)
+            asked = (feature for feature in features if case in feature.cases)
+            yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)

@@ -12,15 +12,17 @@ class Packing:
     def __init__(self, batch_sizes: Tensor, device: torch.device):
         self.batch_sizes = batch_sizes
         steps, batch = len(batch_sizes), int(batch_sizes[0])
-        inside = torch.arange(batch) < batch_sizes.unsqueeze(1)
+        # On the CPU, as the sizes are, whatever torch.set_default_device says.
+        samples, step = (torch.arange(n, device=batch_sizes.device) for n in (batch, steps))
+        inside = samples < batch_sizes.unsqueeze(1)
         lengths = inside.sum(0)
         number = inside.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
-        mirrored = (lengths - 1 - torch.arange(steps).unsqueeze(1)).clamp(min=0)
+        mirrored = (lengths - 1 - step.unsqueeze(1)).clamp(min=0)
         self.shape = (steps, batch)
-        self.inside = inside.unsqueeze(-1).to(device)
-        self.rows = inside.flatten().nonzero().squeeze(1).to(device)
-        self.last = ((lengths - 1) * batch + torch.arange(batch)).to(device)
-        self.mirror = number.gather(0, mirrored)[inside].to(device)
+        self.inside = inside.unsqueeze(-1).to(device, non_blocking=True)
+        self.rows = inside.flatten().nonzero().squeeze(1).to(device, non_blocking=True)
+        self.last = ((lengths - 1) * batch + samples).to(device, non_blocking=True)
+        self.mirror = number.gather(0, mirrored)[inside].to(device, non_blocking=True)
 
     def pad(self, data: Tensor) -> Tensor:
         """Return packed rows (N, ·) as (T, B, ·), zeros behind each sequence."""

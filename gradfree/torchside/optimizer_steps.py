@@ -60,7 +60,7 @@ class OptimizerSteps:
             return
         # In checkpoints, so a tensor; always on the CPU, so reading it does not wait for a device.
         steps = int(self._memory.get("steps", 0)) + 1
-        self._memory["steps"] = torch.tensor(steps)
+        self._memory["steps"] = torch.tensor(steps, device="cpu")
         # In manual optimization in Lightning the step is taken under autocast.
         with torch.autocast(mine[0].device.type, enabled=False):
             self._callback(blocks, steps)

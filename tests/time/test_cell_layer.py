@@ -84,7 +84,7 @@ class Task:
         return [out, *(final if isinstance(final, tuple) else [final])]
 
     def gradients(self):
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(1)
         loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
         state = self.state if isinstance(self.state, tuple) else [self.state]
         return torch.autograd.grad(loss, [self.x, *state, *self.layer.parameters()])

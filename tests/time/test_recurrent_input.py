@@ -78,7 +78,7 @@ def test_a_gru_that_would_keep_its_gates_refuses_alike(shape):
 def test_packed_sequences_want_a_state_each(cell, sort, batch):
     """The message is the module's own, but for an LSTM: torch's speaks of no state there."""
     module = CELLS[cell](INPUT, HIDDEN)
-    lengths = torch.tensor([5, 3, 2] if sort else [2, 5, 3])
+    lengths = torch.tensor([5, 3, 2] if sort else [2, 5, 3], device="cpu")
     packed = pack_padded_sequence(torch.randn(LENGTH, 3, INPUT), lengths, enforce_sorted=sort)
     arguments = packed, states(module, 1, batch, HIDDEN)
     with pytest.raises((RuntimeError, IndexError)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ class Case:
         make: returns a new model; it gives one number a sample.
         shape: of a batch; the first dimension is that of the samples.
         chain: module path of the chain.
+        device: where model and batch are.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Case:
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     chain: str = "blocks"
+    device: str = "cpu"
 
 
 def _residual(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> Case:
@@ -116,8 +118,8 @@ class Task:
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float64):
         with isolated():
-            self.model: Any = case.make().to(dtype)
-            self.x = torch.randn(case.shape).to(dtype)
+            self.model: Any = case.make().to(case.device, dtype)
+            self.x = torch.randn(case.shape).to(case.device, dtype)
         self.chains = [case.chain]
         self.start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
@@ -149,12 +151,28 @@ def attached(engine: Engine, case: Case, dtype: torch.dtype = torch.float64) -> 
         yield task
 
 
+def _in_use() -> Iterable[int]:
+    """Return the GPUs, or none where CUDA has not been used yet: to look would start it."""
+    return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+
+
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Compute in float64, in one thread, from the same random numbers, and leave torch's settings as they were."""
+    """Compute in float64, in one thread, from the same random numbers, and leave torch's settings as they were.
+
+    On a GPU cuDNN adds in the same order each time, and float32 is not rounded to TF32. What names no device is made on
+    the CPU, so that an engine that forgets to is found out.
+    """
     dtype = torch.get_default_dtype()
+    cudnn = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+    elsewhere = torch.get_default_device().type != "cpu"
     # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
-    with set_torch_threads(1), torch.random.fork_rng(devices=[]):
+    with (
+        torch.device("cpu") if elsewhere else nullcontext(),
+        set_torch_threads(1),
+        torch.random.fork_rng(devices=_in_use()),
+        cudnn,
+    ):
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float64)
         try:

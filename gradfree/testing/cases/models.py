@@ -177,7 +177,7 @@ class RecurrentModel(nn.Module):
         """Return (N,) for ``x`` (N, T, width)."""
         fed = self.stem(x)
         if self.packed:
-            lengths = torch.tensor([max(1, x.shape[1] - n % 3) for n in range(len(x))])
+            lengths = torch.tensor([max(1, x.shape[1] - n % 3) for n in range(len(x))], device="cpu")
             fed = pack_padded_sequence(fed, lengths, batch_first=True, enforce_sorted=False)
         out, finals = self.layer(fed)
         out = pad_packed_sequence(out, batch_first=True)[0] if self.packed else out

@@ -36,7 +36,8 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 def updates_of(task: Task) -> Updates:
     """Return by name how much the weights have changed; sharded ones are gathered."""
-    return {name: whole(p.detach()) - task.start[name] for name, p in task.model.named_parameters()}
+    # Lightning leaves a model on the CPU.
+    return {name: whole(p.detach()).to(task.x.device) - task.start[name] for name, p in task.model.named_parameters()}
 
 
 def attached_inside(engine: Engine, task: Task) -> Handle:
@@ -68,7 +69,7 @@ def train(
     with attached_inside(engine, task):
         optimizer = optimizer_of(task.model)
         for number, x in enumerate([*batches(task)] * epochs, 1):
-            with torch.autocast("cpu", low) if low else nullcontext():
+            with torch.autocast(task.x.device.type, low) if low else nullcontext():
                 loss = loss_of(task.model(x))
             (loss / accumulate).backward()
             if number % accumulate == 0:

@@ -48,7 +48,7 @@ def bfloat16(engine: Engine, case: Case) -> None:
 def autocast(engine: Engine, case: Case) -> None:
     """The gradients are float32 and those without autocast to two digits."""
     with attached(engine, case, torch.float32) as task:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(task.x.device.type, torch.bfloat16):
             loss = task.loss()
         low = task.gradients(loss)
         assert_equal_gradients(low, task.gradients(), tolerance=0.05)
@@ -61,9 +61,10 @@ def grad_scaler(engine: Engine, case: Case) -> None:
         expected = task.gradients()
         weights = copy.deepcopy(task.model.state_dict())
         optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        device = task.x.device.type
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**40)
         for _ in range(50):
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast(device, torch.float16):
                 loss = task.loss()
             optimizer.zero_grad()
             scaler.scale(loss).backward()
@@ -246,7 +247,7 @@ def unused(engine: Engine, case: Case) -> None:
     task = Task(case)
     owners = {"": task.model, **{f"{task.chains[0]}.{name}.": block for name, block in task.chain.named_children()}}
     for owner in owners.values():
-        owner.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+        owner.register_parameter("unused", nn.Parameter(torch.zeros(3, device=case.device)))
     with engine.attach(task.model, task.chains):
         actual = task.gradients()
     none = dict.fromkeys(f"{path}unused" for path in owners)

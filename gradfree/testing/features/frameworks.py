@@ -60,25 +60,25 @@ def fabric(engine: Engine, case: Case) -> None:
     assert_equal_gradients(run(engine, case), train(engine, case))
 
 
-@feature("DDP, two ranks", slow=True)
+@feature("DDP, two ranks", slow=True, ranks=True)
 def ddp(engine: Engine, case: Case) -> None:
     """Two ranks stay equal to the last bit, and train to the weights of one with their joined batches."""
     _check_ranks(ddp_run, engine, case)
 
 
-@feature("FSDP2 at the root, two ranks", slow=True)
+@feature("FSDP2 at the root, two ranks", slow=True, ranks=True)
 def fsdp(engine: Engine, case: Case) -> None:
     """Likewise, with ``fully_shard(model)``."""
     _check_ranks(fsdp_run, engine, case)
 
 
-@feature("Lightning DDP, two ranks", slow=True)
+@feature("Lightning DDP, two ranks", slow=True, ranks=True)
 def lightning_ddp(engine: Engine, case: Case) -> None:
     """Likewise, with ``Trainer(strategy=EngineDDPStrategy(engine), devices=2, accumulate_grad_batches=2)``."""
     _check_ranks(lightning_run, engine, case, accumulate=2)
 
 
-@feature("Fabric DDP, two ranks", slow=True)
+@feature("Fabric DDP, two ranks", slow=True, ranks=True)
 def fabric_ddp(engine: Engine, case: Case) -> None:
     """Likewise, in Fabric, with ``no_backward_sync``."""
     _check_ranks(fabric_run, engine, case, accumulate=2)

@@ -22,6 +22,7 @@ class Feature:
         families: of the cases that it can be done with at all.
         everywhere: whether it is to be tried on every case, not just on the one that stands for its family.
         slow: whether it takes a second or more.
+        ranks: whether it takes two processes, which train on the CPU.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Feature:
     families: Sequence[str] = FAMILIES
     everywhere: bool = False
     slow: bool = False
+    ranks: bool = False
 
     @property
     def cases(self) -> list[Case]:
@@ -58,12 +60,12 @@ FEATURES: dict[str, Feature] = {}
 
 
 def feature(
-    name: str, families: Sequence[str] = FAMILIES, everywhere: bool = False, slow: bool = False
+    name: str, families: Sequence[str] = FAMILIES, everywhere: bool = False, slow: bool = False, ranks: bool = False
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the feature ``name``; see :class:`Feature`."""
 
     def register(check: Check) -> Check:
-        FEATURES[name] = Feature(name, check, families, everywhere, slow)
+        FEATURES[name] = Feature(name, check, families, everywhere, slow, ranks)
         return check
 
     return register

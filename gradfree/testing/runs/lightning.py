@@ -83,7 +83,7 @@ def fabric(engine: Engine, case: Case, rank: int = 0, devices: int = 1, accumula
     base = SingleDeviceStrategy if devices == 1 else DDPStrategy
     strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])
     with _quiet():
-        runner = lightning.fabric.Fabric(accelerator="cpu", devices=devices, strategy=strategy)
+        runner = lightning.fabric.Fabric(accelerator=_accelerator(case), devices=devices, strategy=strategy)
         runner.launch()
         model, optimizer = runner.setup(Module(task), optimizer_of(task.model))
         for number, x in enumerate(_loader(task, rank, devices), 1):
@@ -102,12 +102,16 @@ def _loader(task: Task, rank: int = 0, devices: int = 1) -> Any:
     return DataLoader([x.chunk(devices)[rank] for x in batches(task)], batch_size=None)  # type: ignore[arg-type]
 
 
+def _accelerator(case: Case) -> str:
+    return "cpu" if case.device == "cpu" else "gpu"
+
+
 def _trainer(engine: Engine, case: Case, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
     kind = gradfree.lightning.EngineStrategy if devices == 1 else gradfree.lightning.EngineDDPStrategy
     return pl.Trainer(
         strategy=kind(engine, chains=[f"net.{case.chain}"]),
         devices=devices,
-        accelerator="cpu",
+        accelerator=_accelerator(case),
         max_epochs=epochs,
         logger=False,
         enable_checkpointing=False,

@@ -1,5 +1,6 @@
 """A folder of the user's own becomes a task: what is in it, how it is split, and what is refused."""
 
+import os
 import re
 
 import datasets
@@ -9,6 +10,7 @@ import torch
 from datasets import Dataset, Features, Image, Value
 from tiny_suite import PLAIN, training
 
+from gradfree.benchmarks.data.stored import open_set
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tasks.folders import folder_task
@@ -75,6 +77,42 @@ def test_other_files_make_other_cases(here):
     changed = folder_task("./pictures", {})
     assert training(PLAIN, task=changed).id != before
     assert changed.data().train.targets.tolist() != folder_task("./pictures", {}).data().test.targets.tolist()
+
+
+def test_a_change_that_keeps_the_size_and_time_of_a_file_is_seen(here):
+    """As a copy that keeps times makes it: the id and what is trained on are those of the new file."""
+    (here / "texts").mkdir()
+    file = here / "texts" / "all.txt"
+    read = {}
+    for letters in ("ab", "ac"):
+        file.write_text(f"{letters}\n" * 50 + f"{letters[1]}\n" * 50)
+        os.utime(file, (1e9, 1e9))
+        task = folder_task("./texts", {"length": 2, "column": "text"})
+        read[training(PLAIN, task=task).id] = open_set(here / "texts", task.data.files)["train"]["text"][0]
+    assert list(read.values()) == ["ab", "ac"]
+
+
+def test_files_that_only_look_changed_make_no_other_cases(here):
+    """Times, and hidden files as systems strew them: `datasets` reads none of these."""
+    pictures(here, [0, 1] * 10)
+    before = training(PLAIN, task=folder_task("./pictures", {})).id
+    os.utime(here / "pictures" / "train.parquet", (1e9, 1e9))
+    (here / "pictures" / ".DS_Store").write_text("view")
+    (here / "pictures" / "__pycache__").mkdir()
+    (here / "pictures" / "__pycache__" / "module.pyc").write_text("code")
+    assert training(PLAIN, task=folder_task("./pictures", {})).id == before
+    (here / "pictures" / "test.parquet").write_bytes((here / "pictures" / "train.parquet").read_bytes())
+    assert training(PLAIN, task=folder_task("./pictures", {})).id != before
+
+
+def test_a_folder_that_changes_before_it_is_read_is_refused(here):
+    """What is trained on would not be what the case is called after."""
+    (here / "texts").mkdir()
+    (here / "texts" / "all.txt").write_text("a b\n" * 100)
+    task = folder_task("./texts", {"length": 2})
+    (here / "texts" / "all.txt").write_text("b a\n" * 100)
+    with pytest.raises(UsageError, match=r"texts was changed while it was used; repeat the command\."):
+        task.data()
 
 
 def test_a_folder_is_swept_over_with_models_and_lengths(here):

@@ -1,0 +1,32 @@
+"""``pytest --device cuda``: a plugin, by ``pytest_plugins = ["gradfree.testing.device"]`` in conftest.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--device``."""
+    parser.addoption(
+        "--device", default="cpu", help="where models and batches of the tests are: cpu (the default), cuda"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a device that is not there before anything is collected.
+
+    Raises:
+        pytest.UsageError: it is unknown or not there; the message is one line.
+    """
+    name = config.getoption("device")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise pytest.UsageError(f"--device {name} is not there: {str(error).partition(chr(10))[0]}") from error
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of ``--device``."""
+    return str(request.config.getoption("device"))

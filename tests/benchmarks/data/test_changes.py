@@ -1,0 +1,193 @@
+"""What was measured on a user's own model and data is measured anew when these change, and only then."""
+
+import io
+import os
+import random
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+import torch
+from tiny_suite import PLAIN, training
+
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.data.digests import examples_digest
+from gradfree.benchmarks.tasks.loaded import own_task
+from gradfree.benchmarks.tasks.sources import source_digest
+from gradfree.cli import main
+
+FILES = {
+    "theirs.py": """
+import random
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from parts import make
+from parts.deep.inner import SCALE
+
+def build():
+    from lazy.sub import late
+    return make(SCALE)
+
+def read():
+    table = torch.from_numpy(np.loadtxt("table.csv", delimiter=",", dtype="float32"))
+    return SCALE * table[:, :2], table[:, 2:]
+
+def shuffled():
+    return DataLoader(TensorDataset(*read()), batch_size=7, shuffle=True)
+
+def shuffled_anew():
+    x, y = read()
+    order = np.random.default_rng().permutation(len(x))
+    return x[order], y[order]
+
+def augmented():
+    x, y = read()
+    return x + torch.randn_like(x) + random.random() + np.random.rand(), y
+
+def augmented_anew():
+    x, y = read()
+    return x + np.random.default_rng().random(), y
+""",
+    "parts/__init__.py": "from .blocks import make\n",
+    "parts/blocks.py": """
+from torch import nn
+
+class Block(nn.Linear):
+    def forward(self, x):
+        return x + super().forward(x)
+
+def make(scale):
+    return nn.Sequential(nn.Sequential(Block(2, 2), Block(2, 2)), nn.Linear(2, 1))
+""",
+    "parts/deep/__init__.py": "",
+    "parts/deep/inner.py": "from ..numbers import ONE as SCALE\n",
+    "parts/numbers.py": "ONE = 1\n",
+    "lazy/sub/late.py": "",
+    "unrelated.py": "",
+    "table.csv": "".join(f"{n},{n * n % 7},{n % 3}\n" for n in range(40)),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def fresh(function, *args):
+    """Call ``function`` in a process that has imported nothing of the user's."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["gradfree.benchmarks.suites.index"])
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(function, *args).result()
+
+
+def plan(folder, *loaders):
+    """Return the id of a case on the data of each loader, and what the user is told."""
+    os.chdir(folder)
+    # What is forked from one server has one state.
+    for seed in (random.seed, np.random.seed, torch.seed):
+        seed()
+    with redirect_stderr(io.StringIO()) as told:
+        tasks = [own_task("theirs:build", {}, f"theirs:{name}", None, None) for name in loaders]
+    return [training(PLAIN, task=task).id for task in tasks], told.getvalue()
+
+
+def edit(file, text):
+    """Append to ``file``, which keeps its times."""
+    times = file.stat()
+    file.write_text(file.read_text() + text)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_changed_examples_are_other_cases(folder):
+    """Not so what is only written anew, shuffled or augmented: no run would ever find its records."""
+    loaders = "read", "shuffled", "shuffled_anew", "augmented"
+    before, told = fresh(plan, folder, *loaders)
+    assert not told
+    (folder / "table.csv").touch()
+    assert fresh(plan, folder, *loaders) == (before, "")
+    table = folder / "table.csv"
+    table.write_text(table.read_text().replace("39,", "38,", 1))
+    after, _ = fresh(plan, folder, *loaders)
+    assert len({*before, *after}) == 8
+
+
+@pytest.mark.parametrize("file", ["parts/__init__.py", "parts/blocks.py", "parts/numbers.py", "lazy/sub/late.py"])
+def test_a_changed_import_is_another_case(folder, file, monkeypatch):
+    """In a package, by a relative import, through another module, in a function, in folders without an __init__."""
+    monkeypatch.syspath_prepend(folder)
+    before = source_digest("theirs")
+    for other in ("unrelated.py", "table.csv"):
+        edit(folder / other, "0\n")
+    os.utime(folder / file)
+    assert source_digest("theirs") == before
+    edit(folder / file, "# edited\n")
+    assert source_digest("theirs") != before
+
+
+def test_examples_that_are_others_each_time_keep_their_records(folder):
+    """They are said to, once; nothing else could tell a change from chance. Changed code is another case still."""
+    loaders = "augmented_anew", "augmented_anew", "read"
+    before, told = fresh(plan, folder, *loaders)
+    assert told.count("theirs:augmented_anew returns other examples each time") == 1
+    assert fresh(plan, folder, *loaders) == (before, told)
+    edit(folder / "parts" / "blocks.py", "# edited\n")
+    after, _ = fresh(plan, folder, *loaders)
+    assert not {*before} & {*after}
+
+
+def test_what_is_installed_does_not_count(folder, monkeypatch):
+    """Nor does gradfree itself: only what the user writes, and the module that is named, wherever it lies."""
+    monkeypatch.syspath_prepend(folder / "site-packages")
+    for name, text in {"installed.py": "import beside\n", "beside.py": ""}.items():
+        (folder / "site-packages" / name).parent.mkdir(exist_ok=True)
+        (folder / "site-packages" / name).write_text(text)
+    (folder / "caller.py").write_text("import gradfree.benchmarks, json, installed\n")
+    monkeypatch.syspath_prepend(folder)
+    caller, installed = source_digest("caller"), source_digest("installed")
+    edit(folder / "site-packages" / "beside.py", "# edited\n")
+    assert (source_digest("caller"), source_digest("installed")) == (caller, installed)
+    edit(folder / "site-packages" / "installed.py", "# edited\n")
+    assert source_digest("caller") == caller
+    assert source_digest("installed") != installed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_an_example_is_its_input_with_its_target(dtype):
+    x, y = torch.arange(12).view(3, 2, 2) % 5, torch.tensor([0, 1, 1])
+    digest = examples_digest({"train": Split(x.to(dtype), y)})
+    order = torch.tensor([2, 0, 1])
+    assert examples_digest({"train": Split(x.to(dtype)[order], y[order])}) == digest
+    others = [
+        {"train": Split(x.to(dtype), y[order])},
+        {"train": Split(x.to(dtype).flatten(1), y)},
+        {"train": Split(x.to(torch.float64), y)},
+        {"test": Split(x.to(dtype), y)},
+        {"train": Split(x.to(dtype)[:2], y[:2])},
+        {"train": Split(x.to(dtype)[[0, 1, 2, 2]], y[[0, 1, 2, 2]])},
+    ]
+    assert digest not in {examples_digest(splits) for splits in others}
+
+
+def sweep(folder, *flags):
+    """Return what the command prints."""
+    os.chdir(folder)
+    with redirect_stdout(io.StringIO()) as out:
+        named = ["--model", "theirs:build", "--data", "theirs:read", "--engines", "fixed_point"]
+        main(["bench", "run", *named, "--seeds", "1", "--steps", "5", *flags])
+    return out.getvalue()
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_rewritten_file_runs_anew(folder):
+    fresh(sweep, folder)
+    (folder / "table.csv").touch()
+    assert "0 of 3 cases would be run" in fresh(sweep, folder, "--dry-run")
+    edit(folder / "table.csv", "1,2,3\n")
+    assert "3 of 3 cases would be run" in fresh(sweep, folder, "--dry-run")

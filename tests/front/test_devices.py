@@ -1,0 +1,130 @@
+"""A step of every engine on every chain stays on the model's device: found on a machine that has but one, the CPU.
+
+The models are on the meta device. A watcher takes every operation that mixes it with the CPU, as a GPU would refuse to,
+for a failure, and every copy between the two that the CPU would wait for; to read a number fails by itself.
+"""
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import gradfree
+from gradfree.testing import FEATURES
+from gradfree.testing.cases.cases import CASES, LAYERS, Task
+
+ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
+BASIC = "forward and backward pass"
+
+
+class Watcher(TorchDispatchMode):
+    """Refuses what a GPU refuses and, from the second step on, what the CPU may have to wait for."""
+
+    may_wait = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        # Torch has the sizes of packed sequences on the CPU, always.
+        if func is torch.ops.aten._pack_padded_sequence.default:
+            return out
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        # Single numbers on the CPU are handed over with the operation.
+        devices = {t.device.type for t in given if t.dim() or t.is_meta}
+        made = {t.device.type for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        assert len(devices) <= 1, f"{func} mixes devices"
+        waits = not (self.may_wait or kwargs.get("non_blocking") or made <= devices)
+        assert not (devices and waits), f"{func} copies from {devices} to {made}"
+        return out
+
+
+@pytest.fixture
+def _a_device_like_any_other(monkeypatch):
+    """Meta tensors know neither autocast nor random states, and have no numbers to look at when an engine attaches."""
+    states = SimpleNamespace(get_rng_state=lambda device: torch.zeros(1), set_rng_state=lambda state, device: None)
+    monkeypatch.setattr(torch, "meta", states, raising=False)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())
+    monkeypatch.setattr("gradfree.orthogonal.isometry.drift", lambda weights: [0.0])
+    # Once, in the first step.
+    monkeypatch.setattr("gradfree.time.unrolled._close", lambda again, state: True)
+
+
+@pytest.mark.usefixtures("_a_device_like_any_other")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_step_stays_on_the_models_device(name, case, device):
+    if device != "cpu":
+        pytest.skip("the meta device is compared with the CPU")
+    if "packed" in case.name:
+        pytest.skip("pad_packed_sequence reads the order back; the test below goes without")
+    if case.family == LAYERS and "dropout" in case.name:
+        pytest.skip("engines in layers take a state on the meta device for one that was not stored, without its mask")
+    if not ENGINES[name].validate(Task(case).model, [case.chain]).ok or FEATURES[BASIC].refusal(ENGINES[name], case):
+        pytest.skip("the engine refuses the chain")
+    task, watcher = Task(replace(case, device="meta")), Watcher()
+    with ENGINES[name].attach(task.model, task.chains):
+        for _ in range(2):
+            with watcher:
+                found = task.gradients()
+            watcher.may_wait = False
+    assert {g.device.type for g in found.values() if g is not None} == {"meta"}
+
+
+@pytest.mark.usefixtures("_a_device_like_any_other")
+@pytest.mark.parametrize("name", ["backprop", "dsf", "fixed_point", "highway_bp", "truncated"])
+def test_packed_sequences_stay_on_the_models_device(name):
+    """But for their sizes, from which the places of the rows are computed and sent, without waiting for it."""
+    module, x, watcher = nn.GRU(6, 4, device="meta"), torch.randn(5, 3, 6, device="meta"), Watcher()
+    watcher.may_wait = False
+    with ENGINES[name].attach(module), watcher:
+        out, _ = module(pack_padded_sequence(x, torch.tensor([5, 3, 2], device="cpu")))
+        out.data.sum().backward()
+    assert module.weight_hh_l0.grad.is_meta
+
+
+@pytest.mark.parametrize(("given", "message"), [("abacus", "Expected one of cpu, cuda"), ("cuda:99", "")])
+def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, tmp_path):
+    (tmp_path / "test_none.py").write_text("def test_none():\n    raise RuntimeError\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "gradfree.testing.device", "--device", given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert line.startswith(f"ERROR: --device {given} is not there: {message}")
+
+
+def test_models_and_batches_of_other_peoples_engines_go_to_the_device(pytester_like):
+    done = pytester_like("meta")
+    assert "on meta: meta" in done.stdout, done.stdout + done.stderr
+    assert "on cpu: cpu" in pytester_like(None).stdout
+
+
+@pytest.fixture
+def pytester_like(tmp_path):
+    """Run a conformance test that tells where its task is, in a package of its own, with ``--device`` or without."""
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["gradfree.testing.device"]\n')
+    (tmp_path / "test_mine.py").write_text(
+        "import gradfree\n"
+        "from gradfree.testing import EngineConformance, Feature\n"
+        "from gradfree.testing.cases.cases import Task\n\n\n"
+        "def tell(engine, case):\n"
+        "    print(f'on {case.device}: {Task(case).x.device} {next(Task(case).model.parameters()).device}')\n\n\n"
+        "class TestMine(EngineConformance):\n"
+        "    engines = (gradfree.create_engine('backprop'),)\n"
+        "    features = (Feature('tell', tell),)\n"
+    )
+
+    def run(device):
+        command = [sys.executable, "-m", "pytest", "-q", "-s", "-k", "tell", *(["--device", device] if device else [])]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
