@@ -109,7 +109,7 @@ def _composite(module: nn.Module) -> bool:
 
 
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    yield from attached(path, block, [Blocks])
+    yield from attached(path, block, [Container])
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
     if "ScriptModule" in names:
         yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."

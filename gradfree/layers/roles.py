@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,7 @@ def _mean_pool(mean: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda pool, x: mean(x, pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode)
 
 
-def _convolved(layer: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+def _convolved(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     return layer._conv_forward(x, weight, None)
 
 
@@ -113,6 +114,7 @@ _PLAIN: tuple[tuple[str, bool, tuple[type[nn.Module], ...]], ...] = (
 """Torch's own layers that ask for no function: role, whether they are isometric, classes."""
 
 register_layer(nn.Linear, "weights", linear=lambda _, x, w: F.linear(x, w), adjoint=lambda _, e, w: e @ w)
+_kind: type[nn.Module]
 for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_layer(_kind, "weights", linear=_convolved)
 for _role, _isometric, _kinds in _PLAIN:
