@@ -128,6 +128,7 @@ def test_a_kind_says_whether_several_are_too_many(several, monkeypatch):
     model = nn.ModuleDict({"0": LoopModel(), "1": LoopModel()})
     report = engine().validate(model)
     if several:
+        assert report.ok
         assert list(report.chains) == ["0.blocks", "1.blocks"]
     else:
         assert "2 modules look like chains: '0.blocks', '1.blocks'" in report.problems[0]

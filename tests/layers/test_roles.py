@@ -110,6 +110,15 @@ def test_a_subclass_counts_if_it_keeps_the_known_forward_and_may_be_registered_i
     assert torch.equal(roles.linear_part(nn.Linear(4, 3), x, layer.weight), 2 * layer(x))
 
 
+@pytest.mark.usefixtures("own")
+def test_a_choice_of_elements_goes_by_its_stand_in():
+    x = torch.randn(2, 1, 4, 4)
+    assert torch.equal(roles.linear_part(OwnMaxPool(), x), F.avg_pool2d(x, 2))
+    e = torch.randn(2, 1, 2, 2)
+    expected = F.interpolate(e, scale_factor=2) / 4
+    torch.testing.assert_close(roles.adjoint(OwnMaxPool(), e, x.shape), expected)
+
+
 def test_an_adjoint_of_ones_own_is_used():
     used = []
 
