@@ -79,7 +79,7 @@ def test_each_owner_finds_its_own_in_an_old_checkpoint():
         "feedback": MATRICES,
         "means": ["mean of 0.0.1", "mean of 0.1.1", "mean of residual"],
         "steps": ["steps"],
-        "retraction": ["drifts", *probes],
+        "retraction": [*probes, "drifts"],
         "foton": ["F to blocks.4"],
     }
     assert {owner: sorted(own) for owner, own in memory._owners.items()} == found
