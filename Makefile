@@ -11,7 +11,7 @@ OUT ?= results/gpu
 LACKING ?= datasets dill docstring_parser jsonargparse multiprocess orthogonium typeshed_client
 MANYLINUX := 2_28 2_27 2_17 2014 1
 
-.PHONY: help demo test gpu wheels lint types wheel-test format clean
+.PHONY: help demo test gpu wheels lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,14 +32,18 @@ wheels: $(READY)  ## Bring what a GPU machine without a network may lack into .w
 	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
 		$(patsubst %,--platform manylinux%_x86_64,$(patsubst 2_%,_2_%,$(MANYLINUX))) -c constraints.txt -d .whl $(LACKING)
 
-lint: $(READY)  ## Style
+lint: $(READY) layout  ## Style, and the order of imports between rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd build/layout && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
 
-types: $(READY)  ## Types; mypy sees the packages as an installation lays them out
-	rm -rf build/types && mkdir -p build/types/gradfree
-	ln -s $(CURDIR)/gradfree/* $(CURDIR)/algorithms $(CURDIR)/models $(CURDIR)/benchmarks build/types/gradfree/
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p gradfree
+types: $(READY) layout  ## Types
+	cd build/layout && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p gradfree
+
+# The packages as an installation lays them out, for tools that only read them.
+layout:
+	rm -rf build/layout/gradfree && mkdir -p build/layout/gradfree
+	ln -s $(CURDIR)/gradfree/* $(CURDIR)/algorithms $(CURDIR)/models $(CURDIR)/benchmarks build/layout/gradfree/
 
 format: $(READY)  ## Let ruff rewrite the sources
 	$(BIN)/ruff check --fix .

@@ -103,7 +103,7 @@ def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> list[
     log, record = f"tests/{Path(name).name}.log", record_of(run.out, name, slow)
     arguments = ["-m", "pytest", f"tests/{name}.py", "--device", device, "-m", "slow" if slow else "not slow"]
     arguments += ["-p", "recorded", "--record", str(record), "--record-of", of]
-    code = run(log, *arguments, "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120")
+    code = run(log, *arguments, "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120", "-o", "addopts=")
     failed = [outcome for outcome in recorded.read(record, of) if outcome["outcome"] == "failed"]
     problems = [f"{outcome['test']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
     # 0: all passed; 1: some failed, as the record tells; 5: none was left.

@@ -5,8 +5,9 @@ from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF
 from gradfree.algorithms.fa import FA
 from gradfree.algorithms.fixed_point import FixedPoint
-from gradfree.algorithms.foton import FOTON
+from gradfree.algorithms.foton import FOTON, FOTONRule
 from gradfree.algorithms.highway_bp import HighwayBP
+from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
 from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.truncated import Truncated
@@ -18,8 +19,10 @@ __all__ = [
     "FOTON",
     "PEPITA",
     "Backprop",
+    "FOTONRule",
     "FixedPoint",
     "HighwayBP",
+    "Orthogonal",
     "OrthogonalBackprop",
     "Truncated",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +12,22 @@ from torch import Tensor, nn
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
+from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain, normalised, scaled
 from gradfree.orthogonal.engine import OrthogonalEngine
 from gradfree.orthogonal.isometry import losses
+from gradfree.torchside.optimizer_steps import AfterStep
+from gradfree.torchside.phases import phase
 
 _PERTURBATIONS = ("difference", "tangent")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FOTON(LayerEngine, OrthogonalEngine):
-    """Forward-only training of orthogonal networks: no backward pass, the error enters at the input.
+class FOTONRule(LayerEngine):
+    """FOTON's gradients, whatever keeps the weights orthogonal: no backward pass, the error enters at the input.
 
     "Forward-Only Training of Orthogonal Networks" (FOTON), arXiv 2512.20668. The error e at the last layer is sent to
     the input through the transposed linear parts of all layers, F = W_1ᵀ ... W_Lᵀ; a second pass starts from
@@ -51,16 +55,15 @@ class FOTON(LayerEngine, OrthogonalEngine):
     perturbation: str = "difference"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_count(self, "refresh_feedback_every", least=1)
         if not isinstance(self.streaming, bool):
-            raise TypeError(f"FOTON: streaming must be True or False, not {self.streaming!r}.")
+            raise TypeError(f"FOTONRule: streaming must be True or False, not {self.streaming!r}.")
         if self.perturbation not in _PERTURBATIONS:
-            raise ValueError(f"FOTON: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
+            raise ValueError(f"FOTONRule: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
-        """Tell whether the engine can be attached, and layer by layer what its gradients lose."""
-        report = super().validate(model, chains)
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with what the gradients lose, layer by layer."""
+        report = super().judge(model, report)
         notes = [note for site in report.chains.values() for note in losses(site.blocks)]
         return replace(report, notes=notes)
 
@@ -69,15 +72,17 @@ class FOTON(LayerEngine, OrthogonalEngine):
         """Return ``streaming``."""
         return self.streaming
 
-    def after_step(self, memory: Memory, steps: int) -> None:
-        """Forget the feedback matrix when it is due."""
-        if steps % self.refresh_feedback_every == 0:
-            memory.of("foton").clear()
+    def after_step(self, memory: Memory) -> AfterStep:
+        """Return what forgets the feedback matrix when it is due."""
+
+        def forget_if_due(blocks: Mapping[str, nn.Module], steps: int) -> None:
+            if steps % self.refresh_feedback_every == 0:
+                memory.of("foton").clear()
+
+        return forget_if_due
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
-        self.offer_drift(chain)
-        error = error / self.temperature
         unit, norms = normalised(error)
         feedback = self._feedback(chain, unit)
         total = chain.zero()
@@ -85,6 +90,7 @@ class FOTON(LayerEngine, OrthogonalEngine):
             chain.add(link, error if difference is None else scaled(difference, norms), total)
         return total._replace(initial=scaled(feedback, norms))
 
+    @phase("feedback")
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
         """Return F e, shaped like the chain's input."""
         samples, classes = error.shape if error.dim() == 2 else (len(error), len(error))
@@ -104,3 +110,29 @@ class FOTON(LayerEngine, OrthogonalEngine):
         if keeps:
             kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FOTON(OrthogonalEngine):
+    """Forward-only training of orthogonal networks: :class:`FOTONRule`, with weights that are kept orthogonal.
+
+    Its other options are those of :class:`~gradfree.orthogonal.engine.OrthogonalEngine`.
+
+    Args:
+        refresh_feedback_every: as in :class:`FOTONRule`, like the next two.
+        streaming: likewise.
+        perturbation: likewise.
+    """
+
+    refresh_feedback_every: int = 1
+    streaming: bool = False
+    perturbation: str = "difference"
+
+    @cached_property
+    def rule(self) -> Engine:
+        """The two passes."""
+        return FOTONRule(
+            refresh_feedback_every=self.refresh_feedback_every,
+            streaming=self.streaming,
+            perturbation=self.perturbation,
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.algorithms.backprop import Backprop
+from gradfree.engines.engine import Engine
 from gradfree.orthogonal.engine import OrthogonalEngine
 
 
@@ -20,7 +20,7 @@ class OrthogonalBackprop(OrthogonalEngine):
     without the factor ``temperature``.
     """
 
-    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the exact gradients."""
-        self.offer_drift(chain)
-        return chain.backpropagate([None if e is None else e / self.temperature for e in direct])
+    @property
+    def rule(self) -> Engine:
+        """Exact backpropagation."""
+        return Backprop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.site import Removable, Site
-from gradfree.chains.solving import Attachment
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain, normalised, scaled
 from gradfree.layers.roles import Role, role_of, weight_of
-from gradfree.torchside.optimizer_steps import OptimizerSteps
+from gradfree.torchside.optimizer_steps import AfterStep
 from gradfree.torchside.sharding import whole
 
 _SCALE = 0.05 * sqrt(2.0)
@@ -72,17 +70,16 @@ class PEPITA(FeedbackEngine):
         """Whether layers run once more: always, their gradients are taken at the second pass's inputs."""
         return True
 
-    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
-        """Put the engine on one chain and, to mirror its weights, begin to watch its optimizer."""
-        parts, memory = super().parts(site, attachment), attachment.memory
+    def after_step(self, memory: Memory) -> AfterStep | None:
+        """Return what mirrors the weights as often as asked."""
         if not self.mirror_every:
-            return parts
+            return None
 
-        def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
+        def mirror_if_due(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.mirror_every == 0:
                 self._mirror(blocks, memory, steps)
 
-        return [*parts, OptimizerSteps(site.blocks, memory.of("steps"), after_step)]
+        return mirror_if_due
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes, times the second one's inputs, as gradients."""

@@ -9,6 +9,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
+from gradfree.depth.ports import Port, register_port
 from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
@@ -39,6 +40,7 @@ __all__ = [
     "EngineOptimizer",
     "Fidelity",
     "Handle",
+    "Port",
     "Report",
     "SweepEngine",
     "create_engine",
@@ -50,4 +52,5 @@ __all__ = [
     "orthogonalize",
     "register_chain",
     "register_layer",
+    "register_port",
 ]

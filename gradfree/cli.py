@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
-
-from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
+from collections.abc import Sequence
+from typing import Any
 
 from gradfree import __doc__ as description
 from gradfree.entries import entries
+from gradfree.extras import MissingExtra, needs_extra
 from gradfree.registry import ENGINES, MODELS
-from gradfree.wording import did_you_mean
 
 COMMANDS = "gradfree.commands"
 
 
 class UsageError(Exception):
     """What the user asked for cannot be done; the message is all that they are shown."""
-
-
-class _Parser(ArgumentParser):
-    """A parser with ``--dry-run`` for ``dry_run``, and switches for what is true or false: ``--retry``, ``--no-retry``.
-
-    ``--dry_run`` and ``--retry=true``, as in a configuration file, will do. An option is not taken for another that it
-    begins like: with ``--seed`` for ``--seeds`` another thing may be meant.
-    """
-
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, of an unknown option also what it may have been meant to be, and end the process."""
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        known = [name for name in self._option_string_actions if "_" not in name]
-        super().error(f"{message}.{did_you_mean(unknown[1], known)}" if unknown else message, ex)
-
-    def add_argument(self, *names: str, **settings: Any) -> Any:
-        if names[0].startswith("--"):
-            names = tuple(dict.fromkeys([name.replace("_", "-") for name in names] + list(names)))
-        if settings.get("type") is bool:
-            del settings["type"]
-            settings.update(action=ActionYesNo(no_prefix="no-"), nargs="?")
-        return super().add_argument(*names, **settings)
 
 
 def engines() -> None:
@@ -71,8 +42,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if given and _reads_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
-            auto_cli(commands, given, prog="gradfree", description=description, parser_class=_Parser)
-    except UsageError as error:
+            with needs_extra("bench"):
+                from gradfree.command_parser import run_command
+            run_command(commands, given, description)
+    except (UsageError, MissingExtra) as error:
         print(f"gradfree: error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -88,18 +61,3 @@ def _list(group: str) -> None:
     width = max(map(len, found))
     for name, entry in found.items():
         print(f"{name:{width}}  {(inspect.getdoc(entry.load()) or '').partition(chr(10))[0]}")
-
-
-@contextmanager
-def needs_extra(extra: str = "bench") -> Iterator[None]:
-    """Import inside the block what ``extra`` brings.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("gradfree."):
-            raise
-        raise UsageError(f"{error.name} is not installed. Do: pip install 'gradfree[{extra}]'") from error

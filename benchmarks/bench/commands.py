@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from gradfree.benchmarks.sweeps.axes import Paths, Sweep
-from gradfree.cli import UsageError, needs_extra
+from gradfree.cli import UsageError
+from gradfree.extras import needs_extra
 
 
 def run(

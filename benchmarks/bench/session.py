@@ -26,7 +26,8 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tables.experiment import Suite, sections
-from gradfree.cli import UsageError, needs_extra
+from gradfree.cli import UsageError
+from gradfree.extras import needs_extra
 from gradfree.wording import no_such
 
 _SWEEP = Path("results", "sweep")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gradfree.extras import needs_extra
+
 
 def fit(*arguments: str) -> None:
     """Train a model with an engine, in Lightning."""
@@ -19,6 +21,7 @@ def test(*arguments: str) -> None:
 
 
 def _run(command: str, arguments: tuple[str, ...]) -> None:
-    from gradfree.benchmarks.fit.command_line import run
+    with needs_extra("bench"):
+        from gradfree.benchmarks.fit.command_line import run
 
     run(command, arguments)

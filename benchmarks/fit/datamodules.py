@@ -11,7 +11,7 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from gradfree.cli import needs_extra
+from gradfree.extras import needs_extra
 from gradfree.lightning import ResumableLoader
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class Examples(pl.LightningDataModule, ABC):
         """Load the examples.
 
         Raises:
-            UsageError: they are not there, or a package that reads them.
+            UsageError: they are not there.
+            MissingExtra: a package that reads them is not.
         """
-        with needs_extra():
+        with needs_extra("bench"):
             self.data = self.load()
 
     def train_dataloader(self) -> DataLoader[Any]:

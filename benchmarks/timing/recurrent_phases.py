@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
 from matplotlib.axes import Axes
+from torch.profiler import record_function
 from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Row
@@ -19,60 +18,24 @@ from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.drawing import Styles, add_legend, draw_stacks
 from gradfree.benchmarks.tables.experiment import Part, matching
 from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.timing.ranges import Range, recorded, seconds_inside
 from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerCase, Pass
 from gradfree.benchmarks.timing.speed import now
-from gradfree.time.closed_chain import CellChain
-from gradfree.time.closed_forms import LinearisedGRU
-from gradfree.time.fused_layer import Layer as RecordedLayer
+from gradfree.torchside.phases import PREFIX
 
 _ROUNDS = 15
 _REST = "rest"
 _TOTAL = "total"
 
-PHASES: dict[str, tuple[type, str]] = {
-    "forward": (RecordedLayer, "run"),
-    "local derivatives": (CellChain, "__init__"),
-    "δ step by step": (LinearisedGRU, "unroll"),
-    "scan": (CellChain, "scan"),
-    "pulls": (CellChain, "pull"),
-    "parameter gradients": (CellChain, "gradients"),
-}
-"""The methods in which an engine spends its time; none calls another."""
+PHASES = ("forward", "local derivatives", "δ step by step", "scan", "pulls", "parameter gradients")
+"""In which an engine spends its time; none is part of another."""
 
 _NAMES = {"forward": "the forward pass", "scan": "the scan", "δ step by step": "computing δ step by step"}
 """What phases are called in a sentence, where it is not the same."""
 
 
-class _Clock:
-    """Adds up the seconds of each phase."""
-
-    def __init__(self, device: str):
-        self.device = device
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    def __call__(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``work``, timed as ``phase``."""
-
-        @functools.wraps(work)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = now(self.device)
-            result = work(*args, **kwargs)
-            self.seconds[phase] += now(self.device) - begin
-            return result
-
-        return timed
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time all phases."""
-        originals = [(phase, owner, name, getattr(owner, name)) for phase, (owner, name) in PHASES.items()]
-        for phase, owner, name, original in originals:
-            setattr(owner, name, self(phase, original))
-        try:
-            yield
-        finally:
-            for _, owner, name, original in originals:
-                setattr(owner, name, original)
+_STEP = "step::"
+"""What the names of ranges that are whole steps begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +54,39 @@ class PhaseTiming(LayerCase):
         plain = Pass(self)
         steps: dict[str, Callable[[], object]] = {"forward without graph": plain.forward_alone, "plain": plain}
         steps |= {row.label: Pass(self, row) for row in self.rows}
-        clock = _Clock(self.device)
-        with set_torch_threads(self.threads), clock.watching():
-            _round(clock, steps)
-            rounds = [_round(clock, steps) for _ in range(_ROUNDS)]
+        with set_torch_threads(self.threads), recorded(self.device) as ranges:
+            for _ in range(1 + _ROUNDS):
+                for label, step in steps.items():
+                    with record_function(_STEP + label):
+                        step()
+                        now(self.device)  # Waits for the device.
+        _, *rounds = _rounds(ranges, len(steps), self.device)
         return {
             "time": median(times["plain"][_TOTAL] for times in rounds),
             "rows": [{"label": label, "phases": _shares(label, rounds)} for label in steps],
         }
 
 
-def _round(clock: _Clock, steps: Mapping[str, Callable[[], object]]) -> dict[str, defaultdict[str, float]]:
-    """Return the seconds of each phase of each step."""
-    times = {}
-    for label, step in steps.items():
-        clock.seconds = defaultdict(float)
-        clock(_TOTAL, step)()
-        times[label] = clock.seconds
-        times[label][_REST] = 2 * clock.seconds[_TOTAL] - sum(clock.seconds.values())
-    return times
+def _rounds(ranges: Sequence[Range], steps: int, device: str) -> list[dict[str, defaultdict[str, float]]]:
+    """Return for each round the seconds of each phase of each of its ``steps`` steps, by label."""
+    found = [_seconds(whole, ranges, device) for whole in ranges if whole.on_host and whole.name.startswith(_STEP)]
+    return [dict(found[first : first + steps]) for first in range(0, len(found), steps)]
+
+
+def _seconds(whole: Range, ranges: Sequence[Range], device: str) -> tuple[str, defaultdict[str, float]]:
+    """Return a step's label and the seconds of its phases.
+
+    Raises:
+        RuntimeError: the profiler has seen phases, but not how long they took on the GPU.
+    """
+    times = seconds_inside(whole, [r for r in ranges if r.on_host], PREFIX)
+    if device != "cpu":
+        seen, times = set(times), seconds_inside(whole, [r for r in ranges if not r.on_host], PREFIX)
+        if lost := seen - times.keys():
+            raise RuntimeError(f"torch's profiler does not tell how long {sorted(lost)} took on {device}.")
+    times[_TOTAL] = 1e-9 * (whole.end - whole.start)
+    times[_REST] = 2 * times[_TOTAL] - sum(times.values())
+    return whole.name.removeprefix(_STEP), times
 
 
 def _shares(label: str, rounds: list[dict[str, defaultdict[str, float]]]) -> dict[str, float]:

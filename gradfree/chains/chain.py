@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -108,6 +108,10 @@ class Solver(Protocol):
     @property
     def streams(self) -> bool:
         """Whether a chain of layers is run again, rather than have its activations stored."""
+
+    @property
+    def forwards(self) -> Sequence[Any]:
+        """Its own ways to run chains in time forward, the best first; see ``gradfree.time.forward``."""
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states."""

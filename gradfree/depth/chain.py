@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
@@ -17,6 +17,7 @@ from gradfree.chains.memory import Memory, running_mean
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.phases import phase
 from gradfree.torchside.residual import residual_factor
 
 
@@ -31,6 +32,7 @@ class Link:
         state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
         parameters: the block's trainable parameters, by their number in the chain.
+        root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
         writes: whether a walk through the graph may change the cotangent that it starts from, in place.
     """
 
@@ -40,6 +42,7 @@ class Link:
     state: GradientEdge | None
     inputs: tuple[tuple[int, GradientEdge], ...]
     parameters: dict[int, Tensor]
+    root: Node | None
     writes: bool
 
     def given(self, delta: Tensor) -> Tensor:
@@ -113,10 +116,12 @@ class DepthChain(Chain):
         mean = torch.stack(means).mean() if means else self.like.new_zeros((), dtype=wide)
         return self.constant(running_mean(self.memory, "residual", mean, momentum))
 
+    @phase("scan")
     def scan(self, terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
         return reverse_scan(terms, factors)
 
+    @phase("pulls")
     def pull(
         self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
     ) -> list[Cotangent]:
@@ -138,6 +143,7 @@ class DepthChain(Chain):
                 result[i - 1] = plus(result[i - 1], v if known is None else v - known)
         return result
 
+    @phase("backpropagation")
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients, each block's graph walked once and freed on the way."""
         total = self._zero()
@@ -147,6 +153,7 @@ class DepthChain(Chain):
             carried = None if delta is None else self._add_local([link], [delta], total)
         return total._replace(initial=carried)
 
+    @phase("parameter gradients")
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
 

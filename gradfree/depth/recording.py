@@ -27,6 +27,7 @@ from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.chain import DepthChain, Link
+from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import check_finite, refuse_second_derivatives
@@ -87,6 +88,8 @@ class Recording:
         self._begin(start_node)
         for link, state in zip(self.links[:-1], self.states, strict=False):
             _refuse_hooks(state(), link.path)
+        for link in self.links:
+            _refuse_changed(link)
         direct, self.direct = self.direct, []
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is None:
@@ -154,9 +157,9 @@ class _Entry(torch.autograd.Function):
 
 
 _LEFT_THE_BLOCK = (
-    "the loss uses a tensor from inside {path} (one of its inputs, or a loss or feature computed in it) that is not "
-    "the block's output: its gradient cannot pass the chain. Use the outputs of the blocks instead, or leave the "
-    "blocks around {path} out of the chain."
+    "the loss uses a tensor from inside {path} (one of its inputs, a loss or feature computed in it, or what it "
+    "returns beside the state) that is not the block's output: its gradient cannot pass the chain. Use the states that "
+    "the blocks return instead, or leave the blocks around {path} out of the chain."
 )
 
 
@@ -194,7 +197,7 @@ class RecordedChain:
         """Put the hooks on the blocks; return their handles."""
         handles = []
         for path, block in self.blocks.items():
-            recorder = BlockRecorder(self, path)
+            recorder = BlockRecorder(self, path, port_of(block))
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(block.register_forward_hook(recorder.leave, prepend=True))
@@ -213,9 +216,8 @@ class RecordedChain:
 class BlockRecorder:
     """The hooks of one block."""
 
-    def __init__(self, chain: RecordedChain, path: str):
-        self.chain = chain
-        self.path = path
+    def __init__(self, chain: RecordedChain, path: str, port: Port):
+        self.chain, self.path, self.port = chain, path, port
         self.call: _Call | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -234,51 +236,54 @@ class BlockRecorder:
                 f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
                 "DistributedDataParallel."
             )
-        given: dict[Any, Any] = dict(enumerate(args)) | kwargs
-        live = {key: value for key, value in given.items() if isinstance(value, Tensor) and value.requires_grad}
-        if not live and not any(p.requires_grad for p in block.parameters()):
+        state, others, put = self.port.take(args, kwargs)
+        needed = state is not None and state.requires_grad
+        if not needed and not others and not any(p.requires_grad for p in block.parameters()):
             return None
-        first = next(iter(given), None)
-        state = given.get(first)
-        if not isinstance(state, Tensor):
-            raise ChainError(f"{self.path} was called without a state: its first argument must be a tensor.")
-        others = [tensor for key, tensor in live.items() if key != first]
+        if state is None:
+            raise ChainError(
+                f"{self.path} was called without a state: its first argument must be a tensor. If another one is the "
+                f"state, say so with gradfree.register_port({type(block).__name__}, ...)."
+            )
         recording, before = self._join(state, others)
         recording.before(self.path, block, state)
-        local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live.values())) if live else ()
-        edges = dict(zip(live, map(get_gradient_edge, local), strict=True))
-        entry = edges.pop(first, None)
-        numbers = [self._number(recording, tensor) for tensor in others]
-        inputs = tuple(zip(numbers, edges.values(), strict=True))
-        self.call = _Call(recording, before, entry, inputs, tuple((t, t._version) for t in live.values()))
-        given.update(zip(live, local, strict=True))
-        return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
+        live = [state, *others] if needed else others
+        local: tuple[Tensor, ...] = ()
+        if live:
+            local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live))
+        edges = [get_gradient_edge(t) for t in local]
+        entry = edges.pop(0) if needed else None
+        inputs = tuple((self._number(recording, t), edge) for t, edge in zip(others, edges, strict=True))
+        self.call = _Call(recording, before, entry, inputs, tuple((t, t._version) for t in live))
+        return put(local[0], local[1:]) if needed else put(state, local)
 
-    def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
-        """Add the block's graph to the recording and hand its output on as the next state."""
+    def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        """Add the block's graph to the recording; return its output with the next state in it."""
         call, self.call = self.call, None
         if call is None:
             return None
-        if not isinstance(out, Tensor):
+        state, rest = self.port.split(out)
+        if state is None:
             raise ChainError(
-                f"{self.path} returned {type(out).__name__}, but a block of a chain must return one tensor, the next "
-                "state. Return the rest another way, or leave the block out of the chain."
+                f"{self.path} returned {type(out).__name__}, in which the next state is not found: a block of a chain "
+                "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
+                f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
         if any(tensor._version != version for tensor, version in call.versions):
             raise ChainError(
                 f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
                 "the out-of-place operation (nn.ReLU(inplace=False), x = x + y)."
             )
-        if not out.requires_grad:
+        if not state.requires_grad:
             return None
         recording = call.recording
-        reaches_inputs, writes, parameters = self._graph(out, call)
+        reaches_inputs, writes, parameters = self._graph(state, call)
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
-        state, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
-        recording.add(Link(self.path, block, out, state, inputs, parameters, writes))
-        state_after = _Exit.apply(recording, call.before, out.detach())
+        entry, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
+        recording.add(Link(self.path, block, state, entry, inputs, parameters, state.grad_fn, writes))
+        state_after = _Exit.apply(recording, call.before, state.detach())
         recording.states.append(weakref.ref(state_after))
-        return state_after
+        return self.port.join(state_after, rest)
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor]:
         """Return the recording that ``state`` belongs to, and the node's output to continue from."""
@@ -293,13 +298,14 @@ class BlockRecorder:
         if any(isinstance(t.grad_fn, _exit_node) and t.grad_fn.recording.chain is self.chain for t in others):
             raise ChainError(
                 f"{self.path} was given a state of the chain, but not as its first argument. Call blocks as "
-                "block(state, ...)."
+                "block(state, ...), or name the argument with gradfree.register_port."
             )
         if state.requires_grad and self.path != next(iter(self.chain.blocks)):
             raise ChainError(
                 f"{self.path} was not given the output of the block before it: the model, a hook or a checkpoint "
-                "around the block computes something between the blocks. Move that into a block, or leave this "
-                "container out of the chains: chains=[...] names the ones to use."
+                "around the block computes something between the blocks, or that block does not return its state first "
+                "(gradfree.register_port tells where it is). Move that into a block, or leave this container out of "
+                "the chains: chains=[...] names the ones to use."
             )
         parameters = self.chain.trainable()
         recording = self.chain.begin(state, parameters, others)
@@ -356,6 +362,15 @@ def _refuse_hooks(state: Tensor | None, path: str) -> None:
         raise ChainError(
             f"the output of {path} has a gradient hook or retain_grad(): it would see the state's direct cotangent "
             "only, not its whole gradient. Remove it while an engine is attached."
+        )
+
+
+def _refuse_changed(link: Link) -> None:
+    if link.out.grad_fn is not link.root:
+        raise ChainError(
+            f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
+            "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
+            "(y = y + x, not y += x)."
         )
 
 

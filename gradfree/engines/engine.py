@@ -16,11 +16,14 @@ from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
+from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.discovery import compiled_around_blocks, validate
 from gradfree.errors import ChainError
+from gradfree.time.forward import Forward
+from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
 
 
@@ -39,7 +42,7 @@ class Engine(ABC):
         """Refuse options that the engine does not have."""
         known = [f.name for f in fields(cls)]
         unknown = sorted(options.keys() - set(known))
-        if unknown or args:
+        if unknown or len(args) > sum(not f.kw_only for f in fields(cls)):
             what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
@@ -68,6 +71,11 @@ class Engine(ABC):
         """Whether the engine runs a chain of layers again, rather than have its activations stored."""
         return False
 
+    @property
+    def forwards(self) -> Sequence[Forward]:
+        """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
+        return ()
+
     @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
@@ -85,7 +93,15 @@ class Engine(ABC):
                 layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
                 the container if only one looks like a chain.
         """
-        report = validate(model, chains, self.kinds)
+        return self.judge(model, validate(model, chains, self.kinds))
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with what this engine, of all that solve such chains, has to say about them.
+
+        Args:
+            model: as in :meth:`validate`.
+            report: the chains that were found.
+        """
         if not self.needs_residual:
             return report
         problems = [
@@ -109,7 +125,19 @@ class Engine(ABC):
             site: the chain.
             attachment: the engine on it, with what is kept of it from pass to pass.
         """
-        return site.record(attachment)
+        parts = site.record(attachment)
+        after_step = self.after_step(attachment.memory)
+        if after_step is None:
+            return parts
+        return [*parts, OptimizerSteps(site.blocks, attachment.memory.of("steps"), after_step)]
+
+    def after_step(self, memory: Memory) -> AfterStep | None:
+        """Return what is to be done on one chain after each step of its optimizer; ``None``: nothing.
+
+        Args:
+            memory: what is kept of the chain from pass to pass.
+        """
+        return None
 
     def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.

@@ -1,9 +1,8 @@
-"""What engines for chains of layers share: the error at the end, and weights that are kept orthogonal."""
+"""What engines that take layers apart share: the error at the chain's end."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +30,9 @@ class LayerEngine(Engine):
         """Whether the engine runs layers with weights once more in the backward pass."""
         return self.streams
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
-        """Tell whether the engine can be attached; as in :meth:`gradfree.Engine.validate`."""
-        report = super().validate(model, chains)
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with the layers that the engine would have to run twice but cannot."""
+        report = super().judge(model, report)
         if not self.runs_again:
             return report
         problems = [

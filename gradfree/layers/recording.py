@@ -127,4 +127,8 @@ def _check_plain(path: str, layer: nn.Module) -> None:
 
 
 def _released(link: Link) -> Link:
-    return link if link.out.is_meta else replace(link, out=torch.empty_like(link.out, device="meta"), state=None)
+    return (
+        link
+        if link.out.is_meta
+        else replace(link, out=torch.empty_like(link.out, device="meta"), state=None, root=None)
+    )

@@ -7,14 +7,17 @@
 
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-
 from gradfree.engines.engine import Engine
-from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
-from gradfree.lightning.carriers import with_engine
-from gradfree.lightning.modules import Classifier, LanguageModel
-from gradfree.lightning.resuming import RandomStates, ResumableLoader
-from gradfree.lightning.strategies import register_engines
+from gradfree.extras import needs_extra
+
+with needs_extra("lightning"):
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+    from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
+    from gradfree.lightning.carriers import with_engine
+    from gradfree.lightning.modules import Classifier, LanguageModel
+    from gradfree.lightning.resuming import RandomStates, ResumableLoader
+    from gradfree.lightning.strategies import register_engines
 
 EngineStrategy = with_engine(SingleDeviceStrategy)
 """Trains with an engine on the one device that the Trainer picks."""

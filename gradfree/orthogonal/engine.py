@@ -1,31 +1,35 @@
-"""Engines that keep weights orthogonal."""
+"""Keeping weights orthogonal, whichever engine gives the gradients."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from gradfree.chains.chain import Chain
+from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
+from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain
+from gradfree.layers.site import Layered
 from gradfree.orthogonal.retraction import Retraction
 from gradfree.orthogonal.weights import drift, matrices
-from gradfree.torchside.optimizer_steps import OptimizerSteps
+from gradfree.torchside.optimizer_steps import AfterStep
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrthogonalEngine(Engine):
-    """An engine that keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
+    """Keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal under another engine.
 
-    After steps of any optimizer that holds weights of the chain, a few Newton-Schulz steps lead them back to
-    orthonormal rows (or columns, where a layer has more outputs than inputs). Weights that are far off the
-    first time are replaced by the nearest orthogonal ones.
+    The gradients are those of :attr:`rule`. After steps of any optimizer that holds weights of the chain, a few
+    Newton-Schulz steps lead them back to orthonormal rows (or columns, where a layer has more outputs than inputs).
+    Weights that are far off the first time are replaced by the nearest orthogonal ones.
 
     Args:
         orthogonalize_every: optimizer steps from one retraction to the next; ``None`` leads each weight back once its
@@ -34,6 +38,10 @@ class OrthogonalEngine(Engine):
         temperature: what the chain's output is multiplied by while the engine is attached, in training and
             evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
             the logits, which this makes up for.
+
+    Raises:
+        TypeError: an option of another type, or a rule that does not take layers or has parts of its own.
+        ValueError: an option out of range.
     """
 
     orthogonalize_every: int | None = None
@@ -49,35 +57,71 @@ class OrthogonalEngine(Engine):
             raise TypeError(f"{name}: temperature must be a number, not {self.temperature!r}.")
         if not 0.0 < self.temperature < float("inf"):
             raise ValueError(f"{name}: temperature must be positive and finite, not {self.temperature}.")
+        rule = self.rule
+        if not isinstance(rule, Engine) or not any(issubclass(Layered, kind) for kind in rule.kinds):
+            raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")
+        if type(rule).parts is not Engine.parts:
+            raise TypeError(
+                f"{name}: {rule!r} puts parts of its own on a model, which would be left off. One that keeps weights "
+                "orthogonal already needs no other round it; of others, see Engine.after_step."
+            )
+
+    @property
+    @abstractmethod
+    def rule(self) -> Engine:
+        """The engine that gives the gradients."""
+
+    @property
+    def needs_residual(self) -> bool:
+        """As in :attr:`rule`."""
+        return self.rule.needs_residual
+
+    @property
+    def keeps_means(self) -> bool:
+        """As in :attr:`rule`."""
+        return self.rule.keeps_means
+
+    @property
+    def streams(self) -> bool:
+        """As in :attr:`rule`."""
+        return self.rule.streams
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with what :attr:`rule` has to say."""
+        return self.rule.judge(model, report)
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients of :attr:`rule`, for the error without the temperature."""
+        assert isinstance(chain, LayerChain)
+        if weights := list(matrices({link.path: link.block for link in chain.links}).values()):
+            chain.offer("drift", lambda: drift(weights).max())
+        if self.temperature != 1.0:
+            direct = [None if e is None else e / self.temperature for e in direct]
+        return self.rule.gradients(chain, direct)
+
+    def after_step(self, memory: Memory) -> AfterStep:
+        """Return what leads the weights back, and then does what is due for :attr:`rule`."""
+        retraction = Retraction(memory.of("retraction"), self.orthogonalize_every, self.orthogonalize_steps)
+        then = self.rule.after_step(memory)
+
+        def retract(blocks: Mapping[str, nn.Module], steps: int) -> None:
+            retraction.after_step(blocks, steps)
+            if then is not None:
+                then(blocks, steps)
+
+        return retract
 
     def solves(self, kind: type[Site]) -> bool:
         """Tell whether ``kind`` is of layers that can be taken apart."""
         return kind.of_layers
 
     def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
-        """Put the engine on one chain, begin to watch its optimizer, and put the temperature behind its last layer."""
-        memory = attachment.memory
-        retraction = Retraction(memory.of("retraction"), self.orthogonalize_every, self.orthogonalize_steps)
-
-        def after_step(blocks: Mapping[str, nn.Module], steps: int) -> None:
-            retraction.after_step(blocks, steps)
-            self.after_step(memory, steps)
-
-        parts = [*super().parts(site, attachment), OptimizerSteps(site.blocks, memory.of("steps"), after_step)]
+        """Put the engine on one chain, and the temperature behind its last layer."""
+        parts = super().parts(site, attachment)
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()
         return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
-
-    def offer_drift(self, chain: Chain) -> None:
-        """Let those who ask know how far the weights are from orthogonal."""
-        assert isinstance(chain, LayerChain)
-        weights = list(matrices({link.path: link.block for link in chain.links}).values())
-        if weights:
-            chain.offer("drift", lambda: drift(weights).max())
-
-    def after_step(self, memory: Memory, steps: int) -> None:
-        """Do what else is due after the optimizer's ``steps``-th step."""
 
 
 class _Temperature:

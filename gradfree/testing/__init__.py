@@ -1,10 +1,13 @@
 """Tests for engines: a suite that other packages' engines can be put to, and the table of what works with which."""
 
-# These register their features.
-import gradfree.testing.features.everyday
-import gradfree.testing.features.frameworks
-import gradfree.testing.features.promises  # noqa: F401
+# isort: off
+# These register their features, in the order of the table.
+import gradfree.testing.features.promises
+import gradfree.testing.features.passes
+import gradfree.testing.features.modules
+import gradfree.testing.features.frameworks  # noqa: F401
 from gradfree.testing.conformance import EngineConformance
 from gradfree.testing.features.registry import FEATURES, Feature
+# isort: on
 
 __all__ = ["FEATURES", "EngineConformance", "Feature"]

@@ -37,11 +37,20 @@ class EngineConformance:
         """Let pytest run every test for every engine, and every feature on the chains that the engine takes."""
         if "feature" in metafunc.fixturenames:
             device = metafunc.config.getoption("device", "cpu")
-            cells = [cell for engine in self.engines for cell in _cells(engine, self.features, device)]
+            cells = list(self.cells(device))
             ids = [f"{engine}-{case.name}-{feature.name}" for engine, case, feature in cells]
             metafunc.parametrize(("engine", "case", "feature"), cells, ids=ids)
         elif "engine" in metafunc.fixturenames:
             metafunc.parametrize("engine", self.engines, ids=str)
+
+    def cells(self, device: str) -> Iterator[tuple[Engine, Case, Feature]]:
+        """Yield what is asked: every feature of every engine on the chains that it takes."""
+        for engine in self.engines:
+            for case in CASES:
+                if engine.validate(Task(case).model, [case.chain]).ok:
+                    there = replace(case, device=device)
+                    asked = (feature for feature in self.features if case in feature.cases)
+                    yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)
 
     def test_engines_are_values(self, engine: Engine) -> None:
         """Equal options, equal engines; they pickle, print their options and cannot be changed."""
@@ -62,11 +71,3 @@ class EngineConformance:
             import pytest
 
             pytest.skip(f"refused: {refusal}")
-
-
-def _cells(engine: Engine, features: Sequence[Feature], device: str) -> Iterator[tuple[Engine, Case, Feature]]:
-    for case in CASES:
-        if engine.validate(Task(case).model, [case.chain]).ok:
-            there = replace(case, device=device)
-            asked = (feature for feature in features if case in feature.cases)
-            yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)

@@ -15,6 +15,7 @@ from gradfree.chains.chain import Chain
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.errors import ChainError
 from gradfree.time.closed_forms import State
+from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,12 @@ class TimeChain(Chain):
     def _split(self, known: Sequence[Factor]) -> Split:
         return Split(known, list(map(_minus, self.diagonal, known)))
 
+    @phase("scan")
     def scan(self, terms: State, factors: Split) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
         return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
 
+    @phase("pulls")
     def pull(self, direct: State, delta: State, factors: Split) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))

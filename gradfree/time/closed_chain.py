@@ -14,6 +14,7 @@ from gradfree.chains.memory import Memory
 from gradfree.time.chain import Split, TimeChain, scan_steps, shifted_sum
 from gradfree.time.closed_forms import State, linearise
 from gradfree.time.gru_forward import Gates
+from gradfree.torchside.phases import phase
 
 
 class CellChain(TimeChain):
@@ -32,6 +33,7 @@ class CellChain(TimeChain):
         inside: see :attr:`TimeChain.inside`.
     """
 
+    @phase("local derivatives")
     def __init__(
         self,
         mode: str,
@@ -52,6 +54,7 @@ class CellChain(TimeChain):
         self.cell = linearise(mode, x, out, self.before, first, weights, gates)
         self.diagonal = self.cell.diagonal
 
+    @phase("scan")
     def scan(self, terms: State, factors: Split) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}; no part crosses to h, so that δ of h comes first."""
         if factors.crossing:
@@ -72,6 +75,7 @@ class CellChain(TimeChain):
         """Return the exact gradients: δ step by step, everything else at once."""
         return self.gradients(self.cell.unroll(direct, self.parameters[1]))
 
+    @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         hidden = self.cell.hidden(delta)

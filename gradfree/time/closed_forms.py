@@ -20,6 +20,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.algebra.time_scan import scan
 from gradfree.time.gru_forward import Gates
+from gradfree.torchside.phases import phase
 
 State = tuple[Any, ...]
 """Cotangents of a state's parts, each a tensor (T, B, H), or ``None`` for zero; that of h is always a tensor."""
@@ -63,6 +64,7 @@ class LinearisedRNN(Linearised):
         """Return δ ⊙ φ'."""
         return delta[0][steps] * self.slope[steps]
 
+    @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
         delta = direct[0].clone()
@@ -97,6 +99,7 @@ class LinearisedGRU(Linearised):
         torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
 
+    @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
         delta = direct[0].clone()
@@ -133,6 +136,7 @@ class LinearisedLSTM(Linearised):
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
         return None, delta[0][steps] * self.out[steps] * self._carry[steps]
 
+    @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
         delta_h = direct[0].clone()

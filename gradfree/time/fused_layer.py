@@ -1,10 +1,9 @@
-"""One layer of a recurrent module: torch's fused kernel forward, the engine backward."""
+"""One layer of a recurrent module: forward in one of several ways, backward by the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +13,11 @@ from gradfree.algebra.cotangents import plus
 from gradfree.chains.solving import Attachment
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
-from gradfree.time.gru_forward import Gates, gru_with_gates, pays
+from gradfree.time.forward import Recurrence, Trajectory, run
+from gradfree.time.gru_forward import Gates
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
-
-_FUSED: dict[str, Any] = {
-    "RNN_TANH": torch._VF.rnn_tanh,
-    "RNN_RELU": torch._VF.rnn_relu,
-    "GRU": torch._VF.gru,
-    "LSTM": torch._VF.lstm,
-}
+from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
@@ -36,25 +30,14 @@ class Layer:
     directions: int
     packing: Packing | None
 
-    def run(
-        self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
-    ) -> tuple[Tensor, Sequence[Tensor], Gates | None]:
-        """Return the outputs, shaped as ``x``, the final states, (directions, B, H), and the gates if kept."""
-        if self._keeps_gates and pays(x, weights[1].shape[1]):
-            out, gates = gru_with_gates(x, states[0][0], weights)
-            return out, [out[-1:].clone()], gates
-        hx = states if len(states) > 1 else states[0]
-        options = (len(weights) > 2 * self.directions, 1, 0.0, False, self.directions > 1)
-        if self.packing is not None:
-            out, *finals = _FUSED[self.mode](x, self.packing.batch_sizes, hx, weights, *options)
-        elif self.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
-            # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
-            given = [tensor.detach() for tensor in (x, *hx, *weights)]
-            with torch.enable_grad():
-                out, *finals = _FUSED[self.mode](given[0], given[1:3], given[3:], *options, False)
-        else:
-            out, *finals = _FUSED[self.mode](x, hx, weights, *options, False)
-        return out, finals, None
+    @phase("forward")
+    def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
+        """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
+        lean, engine = self.attachment.lean, self.attachment.engine
+        recurrence = Recurrence(
+            x, states, weights, self.mode, directions=self.directions, packing=self.packing, lean=lean
+        )
+        return run(engine, recurrence)
 
     @property
     def name(self) -> str:
@@ -65,10 +48,6 @@ class Layer:
     def chain_path(self, direction: int) -> str:
         """Name one of its chains as torch names its weights."""
         return f"{self.attachment.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
-
-    @property
-    def _keeps_gates(self) -> bool:
-        return self.mode == "GRU" and self.directions == 1 and self.packing is None and not self.attachment.lean
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -114,8 +93,8 @@ class LayerFunction(torch.autograd.Function):
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
-        out, finals, gates = layer.run(x, rest[:parts], rest[parts:])
-        ctx.save_for_backward(x, *rest, out, *(gates or ()))
+        out, finals, kept = layer.run(x, rest[:parts], rest[parts:])
+        ctx.save_for_backward(x, *rest, out, *kept)
         ctx.set_materialize_grads(False)
         return out, *finals
 

@@ -13,9 +13,10 @@ from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
-from gradfree.time.cell_layer import CellLayer, steps_of
+from gradfree.time.cell_layer import CellLayer
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
+from gradfree.time.forward import Recurrence, run
 from gradfree.time.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.time.unrolled_chain import UnrolledChain
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
@@ -170,7 +171,8 @@ class _UnrollFunction(torch.autograd.Function):
         kind = x.device.type
         ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         before = marks_of([x, *rest, *cell.buffers()])
-        steps = steps_of(cell, x, rest[:parts])
+        recurrence = Recurrence(x, rest[:parts], rest[parts:], ctx.mode, cell)
+        out, finals, others = run(recorder.attachment.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
@@ -178,10 +180,9 @@ class _UnrollFunction(torch.autograd.Function):
                 "statistics outside of the cell."
             )
         ctx.held = held_marks(cell)
-        states = [torch.stack(part) for part in zip(*steps, strict=True)]
-        ctx.save_for_backward(x, *rest, *states)
+        ctx.save_for_backward(x, *rest, out, *others)
         ctx.set_materialize_grads(False)
-        return states[0], *steps[-1]
+        return out, *finals
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -17,6 +17,7 @@ from gradfree.time.chain import Split, TimeChain
 from gradfree.time.closed_forms import State
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.phases import phase
 
 
 class UnrolledChain(TimeChain):
@@ -32,6 +33,7 @@ class UnrolledChain(TimeChain):
         where: what the cell is called in messages.
     """
 
+    @phase("local derivatives")
     def __init__(
         self,
         cell: nn.Module,
@@ -74,7 +76,12 @@ class UnrolledChain(TimeChain):
         return tuple(None if v is None else v[1:] for v in whole)
 
     def backpropagate(self, direct: State) -> ChainGradients:
-        """Return the exact gradients, with one small graph a step for δ."""
+        """Return the exact gradients."""
+        return self.gradients(self._unroll(direct))
+
+    @phase("δ step by step")
+    def _unroll(self, direct: State) -> State:
+        """Return the exact δ, with one small graph a step."""
         delta = [torch.zeros_like(a) if e is None else e.clone() for e, a in zip(direct, self.after, strict=True)]
         for t in range(len(self) - 1, 0, -1):
             with torch.enable_grad():
@@ -83,8 +90,9 @@ class UnrolledChain(TimeChain):
             pulled = torch.autograd.grad(after, before, [self._given(part[t]) for part in delta], allow_unused=True)
             for part, v in zip(delta, pulled, strict=True):
                 part[t - 1] += 0.0 if v is None else v
-        return self.gradients(tuple(delta))
+        return tuple(delta)
 
+    @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         x = [self.x] if self.x.requires_grad else []

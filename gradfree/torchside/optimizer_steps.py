@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+AfterStep = Callable[[Mapping[str, nn.Module], int], None]
+"""Called with some modules by path, and how many steps an optimizer has taken with parameters of theirs."""
+
 _ended: list[RemovableHandle] = []
 """Of counters whose modules are gone: noticed in a step, while torch goes through its hooks and none may be removed."""
 
@@ -33,7 +36,7 @@ class OptimizerSteps:
         self,
         blocks: Mapping[str, nn.Module],
         memory: dict[str, Tensor],
-        callback: Callable[[Mapping[str, nn.Module], int], None],
+        callback: AfterStep,
     ):
         self._blocks = {path: weakref.ref(block) for path, block in blocks.items()}
         self._modules = [weakref.ref(module) for block in blocks.values() for module in block.modules()]

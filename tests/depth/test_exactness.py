@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch import nn
 
 import gradfree
@@ -24,10 +25,7 @@ TAPS = {
 }
 
 
-@pytest.mark.parametrize("taps", TAPS)
-@pytest.mark.parametrize("length", [1, 2, 5, 12])
-@pytest.mark.parametrize("kind", BLOCKS)
-@pytest.mark.parametrize("engine", EXACT)
+@pairwise(engine=EXACT, kind=BLOCKS, length=[1, 2, 5, 12], taps=TAPS)
 def test_gradients_equal_backprop_and_outputs_are_bitwise_the_same(engine, kind, length, taps):
     make, shape = BLOCKS[kind]
     model, x = Model([make() for _ in range(length)], shape[-1]), torch.randn(shape)

@@ -204,9 +204,9 @@ class Branching(Model):
         return self.blocks[1](h) + self.blocks[2](h)
 
 
-class ReturnsATuple(Plain):
+class ReturnsTheStateSecond(Plain):
     def forward(self, x):
-        return super().forward(x), None
+        return "weights", super().forward(x)
 
 
 class InPlace(Plain):
@@ -261,7 +261,7 @@ ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
         (lambda: Between([Plain(), Plain()]), "blocks.1 was not given the output of the block before it"),
         (lambda: Twice([Plain(), Plain()]), "blocks.0 runs twice in one forward pass"),
         (lambda: Branching([Plain() for _ in range(3)]), "blocks.2 was given the output of blocks.0"),
-        (lambda: Model([ReturnsATuple(), Plain()]), "blocks.0 returned tuple, but a block of a chain must return one"),
+        (lambda: Model([ReturnsTheStateSecond(), Plain()]), "blocks.0 returned tuple, in which the next state is not"),
         (lambda: Model([Plain(), InPlace()]), "blocks.1 modifies its input in place"),
         (model_with_outsider, "blocks.1 uses a tensor of shape (6,) that needs a gradient"),
         (lambda: keep_gradient(plain_model(3)), "the output of blocks.1 has a gradient hook or retain_grad()"),

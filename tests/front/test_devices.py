@@ -92,6 +92,7 @@ def test_packed_sequences_stay_on_the_models_device(name):
     assert module.weight_hh_l0.grad.is_meta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "message"), [("abacus", "Expected one of cpu, cuda"), ("cuda:99", "")])
 def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, tmp_path):
     (tmp_path / "test_none.py").write_text("def test_none():\n    raise RuntimeError\n")
@@ -102,6 +103,7 @@ def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, tmp_pat
     assert line.startswith(f"ERROR: --device {given} is not there: {message}")
 
 
+@pytest.mark.slow
 def test_models_and_batches_of_other_peoples_engines_go_to_the_device(pytester_like):
     done = pytester_like("meta")
     assert "on meta: meta" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,7 @@
-"""The package works from a wheel, an editable install and a plain checkout, each from another folder."""
+"""The package works from a wheel, an editable install and a plain checkout, each from another folder.
+
+A plain loop works with torch and numpy alone, Lightning's strategies with the extra for them; what lacks is named.
+"""
 
 import os
 import shutil
@@ -6,10 +9,11 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from places import PACKAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 USE = """
@@ -34,23 +38,105 @@ print(gradfree.__file__)
 """
 # Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it.
 # Ray and Optuna come with extras of their own.
-OPTIONAL = {"triton_scan", "ray_workers", "search", "space", "study"}
+# The plugin of pytest is for where pytest is.
+OPTIONAL = {"device", "triton_scan", "ray_workers", "search", "space", "study"}
 MODULES = ["algorithms", "models", "benchmarks", "lightning", "testing"] + [
     path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem not in OPTIONAL
 ]
 
 
+PLAIN_LOOP = """
+import sys
+import gradfree
+import torch
+model = gradfree.create_model("residual_mlp", in_features=4, num_classes=2)
+optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, engine="highway_bp", iterations=2)
+x, y = torch.randn(16, 4), torch.randint(2, (16,))
+losses = []
+for _ in range(20):
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < losses[0]
+for name in "lightning", "torchmetrics", "jsonargparse":
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(name + " is there")
+try:
+    import gradfree.lightning
+except ImportError as error:
+    print(error)
+"""
+STRATEGY = """
+import gradfree
+import gradfree.lightning
+import lightning
+import torch
+
+class Classifier(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = gradfree.create_model("residual_mlp", in_features=4, num_classes=2)
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer = lightning.Trainer(strategy="highway_bp", accelerator="cpu", devices=1, max_epochs=1, **quiet)
+trainer.fit(Classifier(), torch.utils.data.DataLoader(data, batch_size=8))
+assert trainer.global_step == 2
+"""
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """A new environment with gradfree's dependencies from the constraints file, and nothing else."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    constraints = ["-c", str(ROOT / "constraints.txt")]
-    run(python, "-m", "pip", "install", "--quiet", *constraints, "torch")
-    run(python, "-m", "pip", "install", "--quiet", *constraints, f"{source(folder)}[bench]")
-    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "gradfree")
+def bare(tmp_path_factory):
+    """A new environment with what gradfree needs from the constraints file, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    python = new_environment(folder)
+    install(python, "torch")
+    install_needs(python, source(folder))
     return python
+
+
+@pytest.fixture(scope="module")
+def environment(bare, tmp_path_factory):
+    """One with what the extra for the benchmarks brings besides."""
+    folder = tmp_path_factory.mktemp("bench")
+    python = new_environment(folder, bare)
+    install_needs(python, f"{source(folder)}[bench]")
+    return python
+
+
+def new_environment(folder, below=None):
+    """Make an environment that has what ``below`` has; return its Python."""
+    venv.create(folder, with_pip=True)
+    if below is not None:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (those,) = below.parents[1].glob("lib/python*/site-packages")
+        (packages / "below.pth").write_text(f"{those}\n")
+    return folder / "bin" / "python"
+
+
+def install(python, what, *options):
+    run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *options, what)
+
+
+def install_needs(python, what):
+    """Install what gradfree needs, without itself."""
+    install(python, what)
+    uninstall(python)
+
+
+def uninstall(python):
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "gradfree")
 
 
 def run(*command, **options):
@@ -73,14 +159,56 @@ def source(folder):
 
 def use(python, elsewhere, **variables):
     """Import everything in ``elsewhere``; return where gradfree came from."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | variables
     code = USE.format(modules=MODULES, optional=OPTIONAL)
-    return Path(run(python, "-c", code, cwd=elsewhere, env=environment).strip())
+    return Path(run(python, "-c", code, cwd=elsewhere, env=clean() | variables).strip())
+
+
+def clean():
+    """The process's environment without what leads Python to other packages."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+
+def refusal(*command, **options):
+    """Return the line in which a command says why it does nothing."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_torch_and_numpy_are_enough_for_a_plain_loop(bare, tmp_path):
+    install(bare, source(tmp_path))
+    try:
+        told = run(bare, "-c", PLAIN_LOOP, cwd=tmp_path, env=clean())
+        assert told.startswith("lightning is not installed; gradfree's extra 'lightning' brings it.")
+        line = refusal(bare.parent / "gradfree", "engines", cwd=tmp_path, env=clean())
+        assert line.startswith("gradfree: error: jsonargparse is not installed; gradfree's extra 'bench' brings it.")
+        line = refusal(bare.parent / "gradfree", "fit", "--config", "digits_highway_bp", cwd=tmp_path, env=clean())
+        assert "gradfree's extra 'bench' brings it." in line
+    finally:
+        uninstall(bare)
+
+
+def test_the_extra_for_lightning_is_enough_for_a_strategy(bare, tmp_path):
+    python = new_environment(tmp_path / "lightning", bare)
+    install(python, f"{source(tmp_path)}[lightning]")
+    run(python, "-c", STRATEGY, cwd=tmp_path, env=clean())
+
+
+def files_of_packages(checkout):
+    """Files in the folders that are packages, as an installation names them; the benchmarks' records are none."""
+    for folder, package in PACKAGES.items():
+        for path in (checkout / folder).rglob("*"):
+            inner = path.relative_to(checkout / folder).as_posix()
+            if path.is_file() and not (folder == "benchmarks" and inner.startswith("results/")):
+                yield f"{package.replace('.', '/')}/{inner}"
 
 
 def test_wheel(environment, tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, source(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == set(files_of_packages(source(tmp_path)))
     run(environment, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
     try:
         assert "site-packages" in use(environment, tmp_path).parts
@@ -89,7 +217,7 @@ def test_wheel(environment, tmp_path):
         fit = [environment.parent / "gradfree", "fit", "--config", "digits_highway_bp", "--print_config"]
         assert "PreActResNet" in run(*fit, cwd=tmp_path)
     finally:
-        run(environment, "-m", "pip", "uninstall", "--quiet", "--yes", "gradfree")
+        uninstall(environment)
 
 
 def test_editable_install(environment, tmp_path):
@@ -99,7 +227,21 @@ def test_editable_install(environment, tmp_path):
         assert use(environment, tmp_path).is_relative_to(checkout)
         assert use(environment, checkout).is_relative_to(checkout)
     finally:
-        run(environment, "-m", "pip", "uninstall", "--quiet", "--yes", "gradfree")
+        uninstall(environment)
+
+
+def test_strict_editable_install_is_seen_by_type_checkers(environment, tmp_path):
+    """They follow files alone, and know nothing of the import hook of other editable installs."""
+    checkout = source(tmp_path)
+    strict = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")
+    run(environment, "-m", "pip", "install", "--quiet", *strict, checkout)
+    try:
+        assert use(environment, tmp_path).is_relative_to(checkout)
+        options = ("--python-executable", environment, "--follow-imports=skip", "--cache-dir", tmp_path / "cache")
+        code = "import gradfree.algorithms.highway_bp, gradfree.benchmarks.sweeps.axes, gradfree.models"
+        run(sys.executable, "-m", "mypy", *options, "-c", code, cwd=tmp_path)
+    finally:
+        uninstall(environment)
 
 
 def test_plain_checkout(environment, tmp_path):

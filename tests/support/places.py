@@ -5,4 +5,6 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 DOCS = ROOT / "docs"
+# The folders that are packages, and what an installation calls them.
+PACKAGES = {"gradfree": "gradfree"} | {name: f"gradfree.{name}" for name in ("algorithms", "models", "benchmarks")}
 RESULTS = ROOT / "benchmarks" / "results"

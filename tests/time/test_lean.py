@@ -41,7 +41,7 @@ def test_lean_changes_no_output_and_no_gradient(name, layers):
     assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("layers", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ENGINES)
 def test_lean_needs_less_memory(name, layers):
     task, engine = Task(layers), gradfree.create_engine(name)

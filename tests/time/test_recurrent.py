@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
@@ -93,9 +94,7 @@ def assert_close(actual, expected):
         torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * e.abs().max().item())
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 33])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cell", CELLS)
+@pairwise(cell=CELLS, layout=LAYOUTS, length=[1, 2, 7, 33])
 def test_gradients_equal_bptt_and_outputs_are_bitwise_the_same(cell, layout, length):
     task = Task(cell, length, **LAYOUTS[layout])
     outputs, expected = task.run(), task.gradients()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise import pairwise
 from test_recurrent import CELLS, assert_close
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
@@ -195,11 +196,13 @@ def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change)
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("frozen", [(), ("ih",), ("hh",)])
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pairwise(
+    dtype=[torch.float64, torch.float32, torch.bfloat16],
+    cell=CELLS,
+    bias=[False, True],
+    batch_first=[False, True],
+    frozen=[(), ("ih",), ("hh",)],
+)
 def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(dtype, cell, bias, batch_first, frozen):
     """How torch rounds depends on dtype and strides, and on whether gradients are on and needed."""
     module = CELLS[cell](INPUT, HIDDEN, num_layers=2, bias=bias, batch_first=batch_first).to(dtype)

@@ -11,7 +11,6 @@ PART = PhaseTimings((Layer("GRU", 2, 6, 3), Layer("GRU", 64, 2, 128)), ROWS, thr
 
 
 def test_the_phases_add_up_to_the_whole_and_are_those_of_the_engine():
-    before = [getattr(owner, name) for owner, name in PHASES.values()]
     for case in PART.timing("cpu"):
         results = case.run()
         rows = {row["label"]: row["phases"] for row in results["rows"]}
@@ -23,7 +22,6 @@ def test_the_phases_add_up_to_the_whole_and_are_those_of_the_engine():
         assert used["backprop"] == {"forward", "local derivatives", "δ step by step", "parameter gradients"}
         assert used["highway_bp k=1"] == {"forward", "local derivatives", "scan", "pulls", "parameter gradients"}
         assert all(phases[phase] >= 0 for phases in rows.values() for phase in phases)
-    assert [getattr(owner, name) for owner, name in PHASES.values()] == before
 
 
 def fake(case, total, **phases):

@@ -1,11 +1,10 @@
-"""What people do with a model in plain PyTorch; the same engine without it is the reference."""
+"""What people do to a model with an engine on it: freeze, tie, wrap, copy, save, move and compile it."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
-import warnings
 from collections.abc import Callable
 from itertools import combinations
 
@@ -17,195 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from gradfree.engines.engine import Engine
 from gradfree.optimizer import EngineOptimizer
 from gradfree.testing.cases.cases import LAYERS, RESIDUAL, Case, Task, attached
-from gradfree.testing.cases.models import Gradients, assert_equal_gradients
+from gradfree.testing.cases.models import assert_equal_gradients
+from gradfree.testing.features.passes import reference, total_of
 from gradfree.testing.features.promises import require
 from gradfree.testing.features.registry import feature
-
-
-def reference(engine: Engine, case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor | None]:
-    """Return the engine's gradients of the case as it is."""
-    with attached(engine, case, dtype) as task:
-        return task.gradients()
-
-
-@feature("float32 weights")
-def float32(engine: Engine, case: Case) -> None:
-    """The gradients are those of float64 to six digits."""
-    assert_equal_gradients(_double(reference(engine, case, torch.float32)), reference(engine, case), tolerance=1e-5)
-
-
-@feature("bfloat16 weights")
-def bfloat16(engine: Engine, case: Case) -> None:
-    """The gradients are those of float64, of the same rounded weights, to two digits."""
-    with attached(engine, case, torch.bfloat16) as task:
-        low = task.gradients()
-        task.model.double()
-        task.x = task.x.double()
-        assert_equal_gradients(_double(low), task.gradients(), tolerance=0.05)
-
-
-@feature("bfloat16 autocast")
-def autocast(engine: Engine, case: Case) -> None:
-    """The gradients are float32 and those without autocast to two digits."""
-    with attached(engine, case, torch.float32) as task:
-        with torch.autocast(task.x.device.type, torch.bfloat16):
-            loss = task.loss()
-        low = task.gradients(loss)
-        assert_equal_gradients(low, task.gradients(), tolerance=0.05)
-
-
-@feature("float16 autocast with GradScaler")
-def grad_scaler(engine: Engine, case: Case) -> None:
-    """Steps that overflow are skipped until the scale fits; then the gradients are those without to two digits."""
-    with attached(engine, case, torch.float32) as task:
-        expected = task.gradients()
-        weights = copy.deepcopy(task.model.state_dict())
-        optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-        device = task.x.device.type
-        scaler = torch.amp.GradScaler(device, init_scale=2.0**40)
-        for _ in range(50):
-            with torch.autocast(device, torch.float16):
-                loss = task.loss()
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            actual, scale = task.collected(), scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            if scaler.get_scale() == scale:
-                break
-            require(_same_state(task.model, weights), "a step that overflowed was not skipped")
-        require(scale < 2.0**40, "the scale of 2⁴⁰ did not overflow")
-    assert_equal_gradients(actual, expected, tolerance=0.05)
-
-
-@feature("gradient accumulation")
-def accumulation(engine: Engine, case: Case) -> None:
-    """The gradients of four micro-batches add up to the batch's."""
-    with attached(engine, case) as task:
-        for part in task.x.chunk(4):
-            task.loss(part).backward()
-    assert_equal_gradients(task.collected(), reference(engine, case))
-
-
-@feature("batches of another size")
-def other_batch(engine: Engine, case: Case) -> None:
-    """A smaller last batch gets the gradients that it gets first."""
-    with attached(engine, case) as task:
-        expected = task.gradients(task.loss(task.x[:3]))
-    with attached(engine, case) as task:
-        task.gradients()
-        assert_equal_gradients(task.gradients(task.loss(task.x[:3])), expected)
-
-
-@feature("several passes, one backward")
-def several_passes(engine: Engine, case: Case) -> None:
-    """The gradients of a sum of two passes' losses are the sums of theirs."""
-    with attached(engine, case) as task:
-        parts = task.x.chunk(2)
-        total = task.gradients(task.loss(parts[0]) + task.loss(parts[1]))
-        assert_equal_gradients(total, _sum(*(task.gradients(task.loss(part)) for part in parts)))
-
-
-@feature("retain_graph=True")
-def retain_graph(engine: Engine, case: Case) -> None:
-    """Two losses of one pass, one after the other, give the gradients that two passes give."""
-    with attached(engine, case) as task:
-        expected = _sum(task.gradients(task.model(task.x).sum()), task.gradients())
-        task.model.zero_grad()
-        out = task.model(task.x)
-        out.sum().backward(retain_graph=True)
-        out.pow(2).sum().backward()
-    assert_equal_gradients(task.collected(), expected)
-
-
-@feature("torch.autograd.grad")
-def autograd_grad(engine: Engine, case: Case) -> None:
-    """It returns what ``backward()`` accumulates."""
-    with attached(engine, case) as task:
-        names = dict(task.model.named_parameters())
-        found = torch.autograd.grad(task.loss(), list(names.values()), allow_unused=True)
-    assert_equal_gradients(dict(zip(names, found, strict=True)), reference(engine, case))
-
-
-@feature("gradient of the input")
-def gradient_of_the_input(engine: Engine, case: Case) -> None:
-    """It is the gradient of a parameter that is added to the input."""
-    with attached(engine, case) as task:
-        shift = torch.zeros_like(task.x, requires_grad=True)
-        task.gradients(task.loss(task.x + shift))
-        task.x.requires_grad_()
-        assert_equal_gradients(task.gradients() | {"x": task.x.grad}, reference(engine, case) | {"x": shift.grad})
-
-
-@feature("create_graph=True")
-def create_graph(engine: Engine, case: Case) -> None:
-    """A penalty on the gradients has the derivative that finite differences have."""
-    with attached(engine, case) as task:
-        parameters = list(task.model.parameters())
-
-        def penalty() -> Tensor:
-            found = torch.autograd.grad(task.loss(), parameters, create_graph=True, allow_unused=True)
-            return torch.stack([g.pow(2).sum() for g in found if g is not None]).sum()
-
-        weight, step = task.model.get_parameter("stem.weight"), 1e-5
-        (slope,) = torch.autograd.grad(penalty(), weight)
-        ends = []
-        for shift in (step, -2 * step):
-            with torch.no_grad():
-                weight.add_(shift)
-            ends.append(penalty().detach())
-    torch.testing.assert_close(slope.sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-4)
-
-
-@feature("hooks on parameters")
-def parameter_hooks(engine: Engine, case: Case) -> None:
-    """They run once a pass, with the whole gradient."""
-    expected = reference(engine, case)
-    with attached(engine, case) as task:
-        calls: list[str] = []
-        for name, parameter in task.model.named_parameters():
-            parameter.register_hook(lambda grad: 3.0 * grad)
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(name))
-        actual = task.gradients()
-    require(len(calls) == len(set(calls)), "a hook ran more than once")
-    require(set(calls) == {name for name, g in expected.items() if g is not None}, "a hook did not run")
-    assert_equal_gradients(actual, {name: None if g is None else 3.0 * g for name, g in expected.items()})
-
-
-@feature("anomaly detection")
-def anomaly(engine: Engine, case: Case) -> None:
-    """``torch.autograd.detect_anomaly`` changes no gradient."""
-    with attached(engine, case) as task, torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It tells where what is refused came from.
-        actual = task.gradients()
-    assert_equal_gradients(actual, reference(engine, case))
-
-
-@feature("no_grad and inference_mode")
-def evaluation(engine: Engine, case: Case) -> None:
-    """An evaluation between two steps gives the model's own outputs and does not change the next gradients."""
-    outputs = Task(case).model(Task(case).x)
-    with attached(engine, case) as task:
-        for mode in (torch.no_grad, torch.inference_mode):
-            with mode():
-                out = task.model(task.x)
-            require(torch.equal(out, outputs) and not out.requires_grad, f"{mode.__name__} does not evaluate")
-        assert_equal_gradients(task.gradients(), reference(engine, case))
-
-
-@feature("a loss on a state inside the chain", families=(RESIDUAL, LAYERS))
-def auxiliary_loss(engine: Engine, case: Case) -> None:
-    """Its gradients add to those of the loss at the end."""
-
-    def gradients(*weights: float) -> dict[str, Tensor | None]:
-        with attached(engine, case) as task:
-            states: list[Tensor] = []
-            next(task.chain.children()).register_forward_hook(lambda *args: states.append(args[-1]))
-            losses = task.loss(), states[0].pow(2).sum()
-            return task.gradients(sum((w * loss for w, loss in zip(weights, losses, strict=True)), torch.zeros(())))
-
-    assert_equal_gradients(gradients(1.0, 1.0), _sum(gradients(1.0, 0.0), gradients(0.0, 1.0)))
 
 
 @feature("frozen parameters")
@@ -267,7 +81,7 @@ def tied(engine: Engine, case: Case) -> None:
     with engine.attach(separate.model, separate.chains), engine.attach(together.model, together.chains):
         expected, actual = separate.gradients(), together.gradients()
     twice = expected.pop(second)
-    expected[first] = _sum({first: expected[first]}, {first: twice})[first]
+    expected[first] = total_of({first: expected[first]}, {first: twice})[first]
     assert_equal_gradients(actual, expected)
 
 
@@ -447,21 +261,3 @@ def _check_compiled(engine: Engine, case: Case, chosen: Callable[[Task], list[nn
 
 def _checkpointed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *args: checkpoint(forward, *args, use_reentrant=False)
-
-
-def _sum(*parts: Gradients) -> dict[str, Tensor | None]:
-    """Return the sums of gradients, where ``None`` is zero, unless all are."""
-    total: dict[str, Tensor | None] = dict(parts[0])
-    for part in parts[1:]:
-        for name, g in part.items():
-            before = total[name]
-            total[name] = before if g is None else g if before is None else before + g
-    return total
-
-
-def _double(gradients: Gradients) -> dict[str, Tensor | None]:
-    return {name: None if g is None else g.double() for name, g in gradients.items()}
-
-
-def _same_state(model: nn.Module, state: dict[str, Tensor]) -> bool:
-    return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CI = Path(__file__).parents[2] / ".ci"
 
 
+@pytest.mark.slow
 def test_tests_on_record_are_not_run_again_until_the_sources_change(tmp_path):
     (tmp_path / "test_two.py").write_text("def test_right():\n    pass\n\n\ndef test_wrong():\n    raise ValueError\n")
     record = tmp_path / "record.jsonl"

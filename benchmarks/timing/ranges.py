@@ -1,0 +1,76 @@
+"""What torch's profiler sees of the ranges that gradfree and benchmarks mark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import RecordScope
+
+
+class Range(NamedTuple):
+    """One run of a marked piece of code.
+
+    Attributes:
+        name: its mark.
+        start: in nanoseconds since some moment.
+        end: likewise.
+        on_host: whether it is the time that Python took, and not the time that a GPU took for what was launched in it.
+    """
+
+    name: str
+    start: int
+    end: int
+    on_host: bool
+
+
+@contextmanager
+def recorded(device: str) -> Iterator[list[Range]]:
+    """Record the ranges inside the block, and nothing else.
+
+    torch.profiler also records torch's own operations, which takes longer than many of them do: in a loop over a GRU's
+    steps the profiler is what is measured.
+
+    Args:
+        device: where the time is to be measured, "cpu" or "cuda".
+
+    Yields:
+        A list that is filled when the block ends, in the order of the ranges' starts.
+    """
+    profile = torch.autograd.profiler.profile(use_device=None if device == "cpu" else device)
+    config, activities, found = profile.config(), profile.kineto_activities, list[Range]()
+    _prepare_profiler(config, activities)
+    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+    try:
+        yield found
+    finally:
+        events = _disable_profiler().events()
+        found += sorted(
+            (
+                Range(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.device_type() == DeviceType.CPU)
+                for e in events
+            ),
+            key=lambda r: r.start,
+        )
+
+
+def seconds_inside(outer: Range, ranges: Sequence[Range], prefix: str) -> defaultdict[str, float]:
+    """Return the seconds of the ranges that begin in ``outer`` and whose names begin with ``prefix``, by the rest.
+
+    Args:
+        outer: a range.
+        ranges: all on the host, or all on the GPU, in the order of their starts. One inside another of its name is
+            part of that.
+        prefix: of the names.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    ends: defaultdict[str, int] = defaultdict(int)
+    for name, start, end, _ in ranges:
+        if name.startswith(prefix) and outer.start <= start < outer.end and start >= ends[name]:
+            seconds[name.removeprefix(prefix)] += 1e-9 * (end - start)
+            ends[name] = end
+    return seconds

@@ -1,0 +1,146 @@
+"""What a block takes and returns: which argument is the state, and which part of the output is the next one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Taken(NamedTuple):
+    """The arguments of one call of a block.
+
+    Attributes:
+        state: the state; ``None`` if none was found.
+        inputs: all other tensors that need a gradient.
+        put: returns the arguments, by position and by keyword, with another state and other inputs in their places.
+    """
+
+    state: Tensor | None
+    inputs: Sequence[Tensor]
+    put: Callable[[Tensor, Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+class Port:
+    """What most blocks take and return; derive from it for other blocks, and :func:`register_port`.
+
+    Takes the state as the first argument of the block's ``forward``, by position or by keyword. The block returns it
+    alone, or as the first entry that is not ``None`` of a tuple, list, named tuple, dictionary or dataclass. The other
+    entries go to the model as they are, attached to the block's own graph.
+
+    A port holds nothing of a call, and is copied with the model.
+
+    Args:
+        block: the block.
+    """
+
+    state: str | None = None
+    """The name of another argument that is the state."""
+
+    def __init__(self, block: nn.Module):
+        names = _arguments(block)
+        self.name = self.state or next(iter(names), None)
+        self.position = names.index(self.name) if self.name in names else 0
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
+        """Return the state, the other tensors that need a gradient, and how to give the block others instead."""
+        given: dict[Any, Any] = dict(enumerate(args)) | kwargs
+        key = next((k for k in (self.position, self.name) if k in given), next(iter(given), None))
+        live = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor) and v.requires_grad}
+
+        def put(state: Tensor, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            new = given | {key: state} | dict(zip(live, inputs, strict=True))
+            return tuple(new[n] for n in range(len(args))), {name: new[name] for name in kwargs}
+
+        state = given.get(key)
+        return Taken(state if isinstance(state, Tensor) else None, list(live.values()), put)
+
+    def split(self, out: Any) -> tuple[Tensor | None, Any]:
+        """Return the next state, ``None`` if there is none in ``out``, and the rest, which :meth:`join` understands."""
+        if isinstance(out, Tensor):
+            return out, None
+        key, state = next(((k, v) for k, v in _entries(out) if v is not None), (None, None))
+        return state if isinstance(state, Tensor) else None, (out, key)
+
+    def join(self, state: Tensor, rest: Any) -> Any:
+        """Return an output like the one that was split, with ``state`` in it; that one is left as it was."""
+        if rest is None:
+            return state
+        before, key = rest
+        return _with_entry(before, key, state)
+
+
+_ports: dict[type[nn.Module], type[Port]] = {nn.Module: Port}
+
+
+def register_port(block: type[nn.Module], port: type[Port]) -> None:
+    """Let ``port`` tell from now on what blocks of a class, and of classes derived from it, take and return.
+
+    For instance for blocks that return (weights, state) and are called with the mask first::
+
+        class MaskFirst(Port):
+            state = "x"  # forward(self, mask, x)
+
+            def split(self, out):
+                return out[1], out[0]
+
+            def join(self, state, rest):
+                return rest, state
+
+
+        register_port(MyBlock, MaskFirst)
+
+    Whatever the port says is the state, the engine cuts the graph there; all else that carries a gradient from block to
+    block must be among the inputs, the same for every block, or is refused.
+
+    Args:
+        block: the class of the blocks.
+        port: made for each block when an engine is attached.
+    """
+    _ports[block] = port
+
+
+def port_of(block: nn.Module) -> Port:
+    """Return the port of ``block``: that of its class, or of the nearest class that it derives from."""
+    return next(_ports[kind] for kind in type(block).__mro__ if kind in _ports)(block)
+
+
+def _arguments(block: nn.Module) -> list[str]:
+    """Return the names of the arguments of the block's ``forward``; none where it does not tell them."""
+    try:
+        parameters = inspect.signature(block.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _entries(out: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the entries of a container by key; none of what is no container that is known."""
+    if isinstance(out, MutableMapping):
+        return out.items()
+    if isinstance(out, list) or type(out) is tuple or _is_named(out):
+        return enumerate(out)
+    if dataclasses.is_dataclass(out) and not isinstance(out, type):
+        return ((f.name, getattr(out, f.name)) for f in dataclasses.fields(out))
+    return ()
+
+
+def _with_entry(out: Any, key: Any, value: Tensor) -> Any:
+    """Return a copy of a container with another entry at ``key``."""
+    if isinstance(out, tuple):
+        entries = (*out[:key], value, *out[key + 1 :])
+        return out._make(entries) if _is_named(out) else entries  # type: ignore[attr-defined]
+    copied = copy.copy(out)
+    if isinstance(out, list | MutableMapping):
+        copied[key] = value
+    else:
+        object.__setattr__(copied, key, value)  # Frozen ones too, and nothing that runs after their making runs again.
+    return copied
+
+
+def _is_named(out: Any) -> bool:
+    return isinstance(out, tuple) and hasattr(out, "_make")

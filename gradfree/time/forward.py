@@ -1,0 +1,141 @@
+"""Ways to run a recurrence forward: which there are, and which one runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.chains.chain import Solver
+from gradfree.time.cell_layer import steps_of
+from gradfree.time.gru_forward import gru_with_gates, pays
+from gradfree.time.packing import Packing
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """h_t = f(x_t, h_{t-1}; θ), t = 1..T: one layer's part of a forward pass, not run yet.
+
+    Attributes:
+        x: (T, B, I), or the rows of packed sequences, (N, I).
+        first: h_0 and, for LSTM, c_0: (directions, B, H) each, (B, H) each where there is a ``cell``.
+        weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh, of one direction behind the other; of a cell that is
+            not known all its parameters.
+        mode: which of torch's own cells f is, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM"; ``None`` if none of them.
+        cell: the module that computes f; ``None`` for a layer of a recurrent module.
+        directions: 1, or 2 for a layer that runs in both.
+        packing: where the rows of packed sequences lie; ``None`` if they are not packed.
+        lean: whether to keep nothing but the states.
+    """
+
+    x: Tensor
+    first: Sequence[Tensor]
+    weights: Sequence[Tensor]
+    mode: str | None
+    cell: nn.Module | None = None
+    directions: int = 1
+    packing: Packing | None = None
+    lean: bool = False
+
+
+class Trajectory(NamedTuple):
+    """What a recurrence has run through.
+
+    Attributes:
+        out: h behind each step, of the directions side by side; (T, B, ·), or packed as ``x`` is.
+        finals: the final states, as :attr:`Recurrence.first`.
+        kept: what the backward pass would compute anew otherwise: a GRU's gates, as in
+            :class:`~gradfree.time.gru_forward.Gates`, or nothing; of a cell the other parts of the state behind each
+            step, (T, B, ·) each.
+    """
+
+    out: Tensor
+    finals: Sequence[Tensor]
+    kept: tuple[Tensor, ...] = ()
+
+
+class Forward(ABC):
+    """A way to run a recurrence, without a graph. An engine names those of its own in :attr:`Engine.forwards`."""
+
+    @abstractmethod
+    def allows(self, recurrence: Recurrence) -> bool:
+        """Tell whether this way is possible and pays; changes nothing, and waits for no device."""
+
+    @abstractmethod
+    def run(self, recurrence: Recurrence) -> Trajectory:
+        """Run it; changes none of its tensors."""
+
+
+class GatesKept(Forward):
+    """A GRU on a CPU, step by step, with the gates for the backward pass."""
+
+    def allows(self, recurrence: Recurrence) -> bool:
+        """Tell whether it is a GRU in one direction, and wide enough."""
+        whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.lean
+        known = recurrence.cell is None and recurrence.mode == "GRU"
+        return known and whole and pays(recurrence.x, recurrence.weights[1].shape[1])
+
+    def run(self, recurrence: Recurrence) -> Trajectory:
+        """Return torch's outputs to the last bit, and the gates."""
+        out, gates = gru_with_gates(recurrence.x, recurrence.first[0][0], recurrence.weights)
+        return Trajectory(out, [out[-1:].clone()], gates)
+
+
+_KERNELS: dict[str | None, Any] = {
+    "RNN_TANH": torch._VF.rnn_tanh,
+    "RNN_RELU": torch._VF.rnn_relu,
+    "GRU": torch._VF.gru,
+    "LSTM": torch._VF.lstm,
+}
+
+
+class Fused(Forward):
+    """A layer of a recurrent module in torch's own kernel."""
+
+    def allows(self, recurrence: Recurrence) -> bool:
+        """Tell whether it is one."""
+        return recurrence.cell is None
+
+    def run(self, recurrence: Recurrence) -> Trajectory:
+        """Return the module's own outputs to the last bit."""
+        x, first, weights, directions = recurrence.x, recurrence.first, recurrence.weights, recurrence.directions
+        kernel = _KERNELS[recurrence.mode]
+        hx = first if len(first) > 1 else first[0]
+        options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
+        if recurrence.packing is not None:
+            out, *finals = kernel(x, recurrence.packing.batch_sizes, hx, weights, *options)
+        elif recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
+            # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
+            given = [tensor.detach() for tensor in (x, *hx, *weights)]
+            with torch.enable_grad():
+                out, *finals = kernel(given[0], given[1:3], given[3:], *options, False)
+        else:
+            out, *finals = kernel(x, hx, weights, *options, False)
+        return Trajectory(out, finals)
+
+
+class StepByStep(Forward):
+    """Any cell, called once a step."""
+
+    def allows(self, recurrence: Recurrence) -> bool:
+        """Tell whether there is a cell."""
+        return recurrence.cell is not None
+
+    def run(self, recurrence: Recurrence) -> Trajectory:
+        """Return what the loop of a :class:`~gradfree.CellLayer` returns, and all parts of all states."""
+        assert recurrence.cell is not None
+        steps = steps_of(recurrence.cell, recurrence.x, recurrence.first)
+        out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
+        return Trajectory(out, steps[-1], tuple(others))
+
+
+_OURS = (GatesKept(), Fused(), StepByStep())
+
+
+def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
+    """Run ``recurrence`` in the first of the engine's ways that it allows, or else in the first of ours."""
+    return next(way for way in (*engine.forwards, *_OURS) if way.allows(recurrence)).run(recurrence)

@@ -1,0 +1,289 @@
+"""What blocks take and return: the state may come by keyword and leave as the first entry of a container.
+
+Gradients are exact, outputs and the rest are those without an engine, and a loss on the rest is refused.
+"""
+
+import copy
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from test_refusals import snapshot
+from torch import nn
+
+import gradfree
+from gradfree import ChainError
+from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
+
+LENGTH = 4
+EXACT = {
+    "backprop": gradfree.create_engine("backprop", plain=False),
+    "highway_bp": gradfree.create_engine("highway_bp", iterations=LENGTH),
+    "dsf": gradfree.create_engine("dsf", iterations=LENGTH),
+}
+
+
+class Named(NamedTuple):
+    h: Any
+    weights: Any
+    extra: Any
+
+
+@dataclass
+class Data:
+    h: Any
+    weights: Any
+    extra: Any
+
+
+@dataclass(frozen=True)
+class NoneFirst:
+    loss: Any
+    h: Any
+    weights: Any
+    extra: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    h: Any
+    weights: Any
+    extra: Any
+
+
+@dataclass
+class ModelOutput(OrderedDict):
+    """As Hugging Face's: a dictionary of the fields that are there, which are attributes as well."""
+
+    loss: Any = None
+    h: Any = None
+    weights: Any = None
+    extra: Any = None
+
+    def __post_init__(self):
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is not None:
+                self[field.name] = value
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __reduce__(self):
+        make, _, *others = super().__reduce__()
+        return make, tuple(getattr(self, field.name) for field in fields(self)), *others
+
+
+def default_dict(h, weights, extra):
+    return defaultdict(list, h=h, weights=weights, extra=extra)
+
+
+def by_name(out):
+    return out["h"], out["weights"], out["extra"]
+
+
+def by_attribute(out):
+    return out.h, out.weights, out.extra
+
+
+# How a block puts together what it returns, and how the model takes it apart.
+OUTPUTS = {
+    "tuple": (lambda *parts: parts, tuple),
+    "list": (lambda *parts: [*parts], tuple),
+    "named tuple": (Named, by_attribute),
+    "dict": (lambda h, weights, extra: {"h": h, "weights": weights, "extra": extra}, by_name),
+    "defaultdict": (default_dict, by_name),
+    "dataclass": (Data, by_attribute),
+    "frozen dataclass, None first": (lambda *parts: NoneFirst(None, *parts), by_attribute),
+    "frozen dataclass with slots": (Slots, by_attribute),
+    "ModelOutput": (lambda *parts: ModelOutput(None, *parts), by_name),
+    "ModelOutput by attribute": (lambda *parts: ModelOutput(None, *parts), by_attribute),
+}
+
+
+class Block(Plain):
+    """Returns its state, the weights of its branch and a list, and keeps what it has returned."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, hidden_states, mask=None):
+        weights = torch.sigmoid(self.linear(hidden_states))
+        h = hidden_states + torch.tanh(self.linear(hidden_states)) * weights * (1.0 if mask is None else mask)
+        self.returned = self.make(h, weights, [weights.sum()])
+        return self.returned
+
+
+class Network(nn.Module):
+    """Stem, blocks that return more than a state, and a head; keeps what the blocks have returned."""
+
+    def __init__(self, output="tuple"):
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        make, self.parts = OUTPUTS[output]
+        self.blocks = nn.ModuleList(Block(make) for _ in range(LENGTH))
+        self.call = lambda block, h: block(h)
+
+    def forward(self, x):
+        h, self.outputs = self.stem(x), []
+        for block in self.blocks:
+            self.outputs.append(self.call(block, h))
+            h = self.parts(self.outputs[-1])[0]
+        return self.head(h)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_gradients_are_exact_whatever_the_state_is_returned_in(output, engine):
+    model, x = Network(output), torch.randn(4, 6)
+    out, expected = model(x).detach(), gradients(model, lambda: model(x))
+    plain = model.outputs
+    with EXACT[engine].attach(model):
+        assert torch.equal(model(x), out)
+        assert [type(a) for a in model.outputs] == [type(a) for a in plain]
+        for block, ours, before in zip(model.blocks, model.outputs, plain, strict=True):
+            (_, *rest), (own, *returned) = model.parts(ours), model.parts(block.returned)
+            assert all(a is b for a, b in zip(rest, returned, strict=True)), "the rest is another"
+            assert own.grad_fn.name() == model.parts(before)[0].grad_fn.name(), "what the block has kept was changed"
+            assert torch.equal(rest[0], model.parts(before)[1])
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+@pytest.mark.parametrize("output", ["tuple", "dict", "frozen dataclass with slots", "ModelOutput"])
+def test_a_loss_on_the_rest_is_refused(output, engine):
+    model, x = Network(output), torch.randn(4, 6)
+    before = snapshot(model)
+
+    def loss_fn(out, _):
+        return out.sum() + model.parts(model.outputs[2])[1].sum()
+
+    with EXACT[engine].attach(model, ["blocks"]):
+        loss = loss_fn(model(x), None)
+        with pytest.raises(ChainError, match=r"returns beside the state.* leave the blocks around blocks\.2 out of"):
+            loss.backward()
+        assert all(p.grad is None for p in model.blocks.parameters())
+    with pytest.raises(ChainError, match=r"a tensor from inside blocks\.2 .*returns beside the state"):
+        gradfree.gradient_fidelity(EXACT[engine], model, loss_fn, (x, None))
+    model.zero_grad()
+    assert snapshot(model)[1:] == before[1:]
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_the_rest_of_a_first_block_that_is_given_data_has_the_gradient_that_autograd_gives_it(engine):
+    """No block before it would miss anything; what it shares with the state's graph must be kept, or is refused."""
+    model, x = Network(), torch.randn(4, 6)
+    model.stem = nn.Identity()
+
+    def loss():
+        return model(x).pow(2).sum() + model.outputs[0][1].pow(2).sum()
+
+    expected = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss(), model.parameters()), strict=True))
+    with EXACT[engine].attach(model, ["blocks"]):
+        with pytest.raises(ChainError, match=r"the backward pass inside blocks\.0.*retain_graph=True"):
+            loss().backward()
+        model.zero_grad()
+        loss().backward(retain_graph=True)
+        assert_equal_gradients({name: p.grad for name, p in model.named_parameters()}, expected)
+
+
+@pytest.mark.parametrize("change", [lambda h, p: h.add_(p), lambda h, p: h[0].mul_(p), lambda h, p: h[:, :2].zero_()])
+def test_a_state_that_is_changed_in_place_through_the_rest_is_refused(change):
+    """Autograd gives the block's own output another history, which the state that was handed on does not have."""
+
+    class Twin(Plain):
+        def forward(self, x):
+            h = super().forward(x)
+            return h, h
+
+    model, x, p = nn.ModuleList([Twin(), Twin()]), torch.randn(4, 6), torch.randn(6, requires_grad=True)
+    with EXACT["backprop"].attach(model, [""]):
+        h, twin = model[0](x)
+        h = model[1](h)[0]
+        change(twin, p)
+        with pytest.raises(ChainError, match=r"^the output of 0 was changed in place through another tensor"):
+            h.sum().backward()
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_the_state_may_come_by_keyword_in_any_place(engine):
+    model, x, mask = Network(), torch.randn(4, 6), torch.randn(6, requires_grad=True)
+    scale = 2 * mask
+    model.call = lambda block, h: block(mask=scale, hidden_states=h)
+    expected = [*gradients(model, lambda: model(x)).items(), ("mask", mask.grad)]
+    with EXACT[engine].attach(model):
+        mask.grad, scale = None, 2 * mask
+        actual = [*gradients(model, lambda: model(x)).items(), ("mask", mask.grad)]
+    assert_equal_gradients(dict(actual), dict(expected))
+
+
+class MaskFirst(Plain):
+    """Takes the state second, and returns it second."""
+
+    def forward(self, scale, x):
+        return scale.sum(), super().forward(x, scale)
+
+
+class Derived(MaskFirst):
+    pass
+
+
+class MaskFirstPort(gradfree.Port):
+    state = "x"
+
+    def split(self, out):
+        return out[1], out[0]
+
+    def join(self, state, rest):
+        return rest, state
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("engine", EXACT)
+def test_a_port_of_ones_own(engine, keyword, monkeypatch):
+    blocks = nn.ModuleList([MaskFirst(), Derived(), MaskFirst(), Derived()])
+    model, x = nn.ModuleList([nn.Linear(6, 6), blocks]), torch.randn(4, 6)
+    monkeypatch.setattr("gradfree.depth.ports._ports", {nn.Module: gradfree.Port})
+
+    def run():
+        h, scale = model[0](x), 2 * model[0].bias
+        for block in model[1]:
+            _, h = block(scale, x=h) if keyword else block(scale, h)
+        return h
+
+    expected = gradients(model, run)
+    with EXACT[engine].attach(model, ["1"]), pytest.raises(ChainError, match=r"1\.1 .*register_port"):
+        run()
+    gradfree.register_port(MaskFirst, MaskFirstPort)
+    with EXACT[engine].attach(model, ["1"]):
+        assert_equal_gradients(gradients(model, run), expected)
+
+
+def test_hooks_of_the_users_own_see_what_the_model_sees():
+    model, x, seen = Network("named tuple"), torch.randn(4, 6), []
+    model.blocks[1].register_forward_hook(lambda module, args, out: seen.append(out))
+    with EXACT["highway_bp"].attach(model):
+        model(x)
+    assert seen[0] is model.outputs[1]
+    assert isinstance(seen[0], Named)
+
+
+@pytest.mark.parametrize("output", ["tuple", "ModelOutput"])
+def test_a_copy_of_an_attached_model_has_the_engine_and_validate_changes_nothing(output):
+    model, x = Network(output), torch.randn(4, 6)
+    expected, before = gradients(model, lambda: model(x)), snapshot(model)
+    assert EXACT["highway_bp"].validate(model).ok
+    assert snapshot(model)[1:] == before[1:]
+    zero = gradfree.create_engine("highway_bp", iterations=0)
+    with zero.attach(model):
+        model.zero_grad()
+        model.outputs = []
+        for block in model.blocks:
+            block.returned = None
+        twin = copy.deepcopy(model)
+        actual = gradients(twin, lambda: twin(x))
+    assert (actual["stem.weight"] - expected["stem.weight"]).norm() > 1e-6, "the copy has no engine"
+    assert_equal_gradients(gradients(model, lambda: model(x)), expected)

@@ -1,0 +1,92 @@
+"""Imports run one way and in no circle, rooms and files stay small, the core needs torch and numpy alone.
+
+The order of the rooms is held by import-linter's contracts in pyproject.toml (``make lint``).
+"""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from graphlib import TopologicalSorter
+
+import pytest
+from places import PACKAGES, ROOT
+
+from gradfree.checkout import tomllib
+
+TESTS = pytest.param("tests", marks=pytest.mark.xfail(strict=True, reason="some are longer and to be split"))
+# What the core may import besides itself and the standard library. Triton comes with torch's builds for GPUs.
+ALLOWED = {"gradfree", "numpy", "tomli", "torch", "triton"}
+# The doors to what the extras bring.
+DOORS = ("gradfree/command_parser.py", "gradfree/lightning/", "gradfree/testing/", "benchmarks/")
+
+
+def modules():
+    """Full names of all modules of the package, as installed, with their files."""
+    found = {}
+    for folder, package in PACKAGES.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            inner = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((package, *inner)).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path):
+    """Full names of what the module at ``path`` imports: at its head, in a function, or for annotations alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in inner)
+
+
+def test_no_circle():
+    """Modules can be put in an order in which each imports only earlier ones; ``prepare`` names a circle otherwise."""
+    graph = {name: set(imports(path)) & MODULES.keys() for name, path in MODULES.items()}
+    assert sum(map(len, graph.values())) > 500
+    TopologicalSorter(graph).prepare()
+
+
+def test_the_core_imports_torch_and_numpy_alone():
+    allowed = ALLOWED | sys.stdlib_module_names
+    files = {str(path.relative_to(ROOT)): path for path in MODULES.values()}
+    core = {name: path for name, path in files.items() if not name.startswith(DOORS)}
+    assert len(core) > 70
+    tops = {(name, full.partition(".")[0]) for name, path in core.items() for full in imports(path)}
+    assert not {(name, top) for name, top in tops if top not in allowed}
+
+
+def test_import_gradfree_is_quick():
+    """It imports nothing of what the extras bring."""
+    code = "import sys, gradfree; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"gradfree", "torch"} <= loaded
+    assert loaded.isdisjoint(("lightning", "pytorch_lightning", "torchmetrics", "jsonargparse", "matplotlib", "scipy"))
+
+
+def test_every_room_is_installed():
+    """pyproject.toml lists the packages, as setuptools finds none whose folder has another name."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    rooms = {name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in MODULES.items()}
+    assert listed == sorted(rooms)
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, TESTS])
+def test_no_file_is_long(folder):
+    """A file has one subject; none needs more than 400 lines for it."""
+    lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
+    assert len(lengths) > 5
+    assert not {path: length for path, length in lengths.items() if length > 400}
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
+def test_no_room_is_crowded(folder):
+    """A listing of a room shows what it is for: at most a dozen files."""
+    rooms = Counter(str(path.parent) for path in (ROOT / folder).rglob("*.py"))
+    assert rooms
+    assert not {room: files for room, files in rooms.items() if files > 12}
