@@ -17,9 +17,9 @@ from gradfree.time.cell_layer import CellLayer
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.forward import Recurrence, run
-from gradfree.time.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.time.unrolled_chain import UnrolledChain
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
+from gradfree.torchside.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
