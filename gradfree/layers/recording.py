@@ -66,8 +66,18 @@ class LayerRecording(Recording):
             self._random[path] = RandomState.of(self.initial.device)
 
     def add(self, link: Link) -> None:
-        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights."""
-        if self.chain.attachment.engine.streams and role_of(link.block) is Role.WEIGHTS:
+        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights.
+
+        Raises:
+            ChainError: a layer without weights, by its role, has used parameters, which would get no gradient.
+        """
+        role = role_of(link.block)
+        if role is not Role.WEIGHTS and link.parameters:
+            raise ChainError(
+                f"{link.path} is a {type(link.block).__name__}, registered as without weights, but trains parameters, "
+                "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
+            )
+        if self.chain.attachment.engine.streams and role is Role.WEIGHTS:
             self.links = [_released(link) for link in self.links]
         super().add(link)
         self._version = link.out._version

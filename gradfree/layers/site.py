@@ -34,17 +34,11 @@ class Layered(Container):
         """Yield what is wrong with the layers."""
         yield from super().problems()
         for path, layer in self.blocks.items():
-            role = role_of(layer)
-            if role is None:
+            if role_of(layer) is None:
                 yield (
                     f"{path} is a {type(layer).__name__}, which this engine cannot take apart into linear maps and "
                     f"functions of single elements. It knows, in their plain forms: {known_layers()}. Tell it of a "
                     "layer of your own by gradfree.register_layer."
-                )
-            elif role is not Role.WEIGHTS and any(p.requires_grad for p in layer.parameters()):
-                yield (
-                    f"{path} is a {type(layer).__name__}, known as {role.value}, but has parameters to train, which "
-                    "would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
                 )
 
     def record(self, attachment: Attachment) -> list[RemovableHandle]:
