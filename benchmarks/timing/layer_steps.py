@@ -158,7 +158,7 @@ class StepCosts(Timings[Network]):
     small: Network
     depths: tuple[int, ...]
 
-    def case(self, network: Network, **where: Any) -> StepTiming:
+    def case(self, network: Network, /, **where: Any) -> StepTiming:
         """Return the case that times all rows."""
         return StepTiming(network=network, **where)
 

@@ -114,7 +114,7 @@ class LayerTimings(Timings[Layer]):
 
     metric: ClassVar[str] = "time of forward and backward"
 
-    def case(self, layer: Layer, **where: Any) -> LayerTiming:
+    def case(self, layer: Layer, /, **where: Any) -> LayerTiming:
         """Return the case that times a layer."""
         rows = tuple(row for row in self.rows if layer.cell != "RNN" or row.engine != "highway_bp")
         return LayerTiming(layer=layer, **where | {"rows": rows})
@@ -185,7 +185,8 @@ def _swept(layers: Sequence[Layer], size: str) -> list[Layer]:
     """Return the largest number of ``layers`` that differ in ``size`` alone, ascending; none if there are no two."""
     groups: dict[Layer, list[Layer]] = {}
     for layer in layers:
-        groups.setdefault(replace(layer, **{size: 0}), []).append(layer)
+        others: dict[str, Any] = {size: 0}
+        groups.setdefault(replace(layer, **others), []).append(layer)
     largest = max(groups.values(), key=len, default=[])
     return sorted(largest, key=attrgetter(size)) if len(largest) > 1 else []
 

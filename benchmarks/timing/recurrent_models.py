@@ -111,7 +111,7 @@ class RecurrentStep(Timing[Trainee]):
 class RecurrentSteps(Timings[RecurrentModel]):
     """Training steps of recurrent models."""
 
-    def case(self, net: RecurrentModel, **where: Any) -> RecurrentStep:
+    def case(self, net: RecurrentModel, /, **where: Any) -> RecurrentStep:
         """Return the case that times a model."""
         return RecurrentStep(net=net, **where)
 

@@ -99,7 +99,7 @@ def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
 class PhaseTimings(Timings[Layer]):
     """Where the time of single GRU layers goes."""
 
-    def case(self, layer: Layer, **where: Any) -> PhaseTiming:
+    def case(self, layer: Layer, /, **where: Any) -> PhaseTiming:
         """Return the case that takes a layer's time apart."""
         return PhaseTiming(layer=layer, **where)
 

@@ -92,7 +92,7 @@ class ScanTimings(Timings[Operands]):
 
     metric: ClassVar[str] = "time"
 
-    def case(self, operands: Operands, **where: Any) -> ScanTiming:
+    def case(self, operands: Operands, /, **where: Any) -> ScanTiming:
         """Return the case that times a scan."""
         return ScanTiming(operands=operands, **where)
 

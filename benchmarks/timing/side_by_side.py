@@ -39,7 +39,7 @@ class Timings(Experiment, Generic[Subject]):
     metric: ClassVar[str] = STEP
 
     @abstractmethod
-    def case(self, subject: Subject, **where: Any) -> Case:
+    def case(self, subject: Subject, /, **where: Any) -> Case:
         """Return the case that times all rows on ``subject``, with its ``rows``, ``threads``, ``device`` and seed."""
 
     def timing(self, device: str) -> Iterator[Case]:

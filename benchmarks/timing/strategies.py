@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gradfree.benchmarks.data.bundled import Split
-from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
@@ -51,10 +51,8 @@ class StrategyTiming(Timing[Callable[[], float]]):
         return self.task.name
 
     def steps(self) -> Mapping[str, Callable[[], Callable[[], float]]]:
-        """Return what builds a module that is fitted with each strategy, a new one every time."""
-        strategies: dict[str, Callable[[], Any]] = {_AUTO: lambda: _AUTO}
-        strategies |= {row.label: lambda row=row: EngineStrategy(row.create_engine()) for row in self.rows}
-        return {label: partial(self._fit, strategy) for label, strategy in strategies.items()}
+        """Return what builds a module that is fitted with each strategy."""
+        return {_AUTO: partial(self._fit, None), **{row.label: partial(self._fit, row) for row in self.rows}}
 
     def turn(self, step: Callable[[], float]) -> Turn:
         """Fit once; return the mean of the steps behind the warm-up."""
@@ -65,10 +63,15 @@ class StrategyTiming(Timing[Callable[[], float]]):
         train = Split(*(x.to(self.device) for x in self.task.data().train))
         return list(islice(self.task.batches(train, self.seed), _WARM_UP + _STEPS))
 
-    def _fit(self, strategy: Callable[[], Any]) -> Callable[[], float]:
-        """Return what fits the task's model for some steps, and returns the mean time of one."""
+    def _fit(self, row: Row | None) -> Callable[[], float]:
+        """Return what fits the task's model for some steps with a new strategy, and returns the mean time of one."""
         module = _Module(self.task, self.seed)
-        return lambda: _step_time(module, strategy(), self._batches, self.device)
+
+        def fit() -> float:
+            strategy = EngineStrategy(row.create_engine()) if row else _AUTO
+            return _step_time(module, strategy, self._batches, self.device)
+
+        return fit
 
 
 def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
@@ -134,7 +137,7 @@ def _quiet() -> Iterator[None]:
 class StrategyTimings(Timings[Task]):
     """Engines as strategies, on one task."""
 
-    def case(self, task: Task, **where: Any) -> StrategyTiming:
+    def case(self, task: Task, /, **where: Any) -> StrategyTiming:
         """Return the case that times all strategies."""
         return StrategyTiming(task=task, **where)
 

@@ -261,6 +261,12 @@ def timed_steps(rows):
     return section_of(part, dict([fake(case, {"rows": timings, "errors": {}})]))
 
 
+def test_gains_are_over_the_loop():
+    fused, loop, _, highway = texts(timed_steps(ROWS))
+    assert (fused, loop) == ([FUSED, "1.0", "2.00"], [LOOP, "2.0", "1.00"])
+    assert highway == ["highway_bp k=1", "4.0", "0.50"]
+
+
 def test_the_times_of_a_model_are_drawn_against_k():
     sweep = tuple(Row(f"highway_bp k={k}", "highway_bp", {"iterations": k}) for k in (0, 2))
     found = chart(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")

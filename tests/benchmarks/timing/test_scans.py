@@ -1,5 +1,7 @@
 """Timings of the reverse scan: what is run, and what becomes of the figures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from report_records import chart, lines, markdown, section_of, told
@@ -76,3 +78,12 @@ def test_the_section_shows_every_size_and_says_where_the_scan_is_slow():
     assert drawn.rules == {"3 copies": 3.0}
     assert told(section, row="gradfree", setting="(8, 1, 2), constant", unit="× copy") == (2.5, 2.0, 2.5, 0)
     assert section_of(PART, {}) is None
+
+
+def test_sizes_are_drawn_by_their_number_of_elements():
+    part = replace(PART, subjects=(Operands(6, 2, 3, True), Operands(8, 1, 2, True)))
+    larger, smaller = part.timing("cpu")
+    drawn = chart(
+        section_of(part, fake(larger, copy=1.0, gradfree=2.0) | fake(smaller, copy=1.0, gradfree=3.0)), "size"
+    )
+    assert lines(drawn) == {"gradfree": [["(8, 1, 2)", 3.0], ["(6, 2, 3)", 2.0]]}
