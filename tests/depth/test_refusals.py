@@ -95,8 +95,6 @@ def keep_gradient(model):
 
 
 ENGINES = {name: gradfree.create_engine(name) for name in ("highway_bp", "fixed_point", "truncated")}
-
-
 ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
 
 
