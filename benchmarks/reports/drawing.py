@@ -49,7 +49,8 @@ def picture(charts: Sequence[Chart]) -> bytes:
 def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None = None) -> alt.LayerChart:
     drawing = _Drawing(chart, looks, shown)
     layers = drawing.stacks() if chart.stacked else drawing.layers()
-    return alt.layer(*layers).properties(title=alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start"))
+    title = alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start")
+    return alt.LayerChart(layer=list(layers), title=title)
 
 
 class _Drawing:

@@ -36,7 +36,7 @@ def page(report: Report) -> str:
 @cache
 def _libraries() -> Markup:
     """Return Vega, Vega-Lite and Vega-Embed in one script."""
-    return Markup(vl_convert.javascript_bundle(None))
+    return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def _kind(text: str, is_label: bool) -> str:

@@ -173,9 +173,10 @@ class Summary:
             return ""
         others = [label for label in self._differences if label in self._ratios and label != self.baseline]
         kept = [label for label in others if self._is_kept(label)]
+        name = f"{self.task.name}, {self.task.budget}"
         if not kept:
-            return ""
-        best, name = min(kept, key=lambda label: self._ratios[label].value), f"{self.task.name}, {self.task.budget}"
+            return f"{name}: no row comes up to {self.baseline} in {self.task.score.name}." if others else ""
+        best = min(kept, key=lambda label: self._ratios[label].value)
         worse = f"no worse {self.task.score.name} seen"
         if self._ratios[best].high < 1:
             return f"{name}: {best} is the fastest row with {worse}: {self.verdict(best)}."
