@@ -173,11 +173,13 @@ class Summary:
         kept = [label for label in others if self._is_kept(label)]
         if not kept:
             return ""
-        best, score = min(kept, key=lambda label: self._ratios[label].value), self.task.score.name
-        rows = f"rows whose {score} is not seen to be worse than {self.baseline}'s"
+        best, name = min(kept, key=lambda label: self._ratios[label].value), self.task.name
+        worse = f"no worse {self.task.score.name} seen"
         if self._ratios[best].high < 1:
-            return f"{self.task.name}: of the {rows}, {best} is the fastest: {self.verdict(best)}."
-        return f"{self.task.name}: none of the {rows} is faster; the nearest is {best}: {self.verdict(best)}."
+            return f"{name}: {best} is the fastest row with {worse}: {self.verdict(best)}."
+        return (
+            f"{name}: no row is faster than {self.baseline} with {worse}; the nearest is {best}: {self.verdict(best)}."
+        )
 
     def _is_kept(self, label: str) -> bool:
         """Tell whether a row is compared with the baseline and not seen to be worse."""
