@@ -16,7 +16,7 @@ from gradfree.benchmarks.tables.chart import Axis, Chart, stacks
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.ranges import Range, recorded, seconds_inside
+from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, Layer, LayerCase, Pass
 from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
 from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now

@@ -11,7 +11,7 @@ from torch.utils.benchmark import Timer
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.memory import peak_memory
+from gradfree.benchmarks.timing.profiles import peak_memory
 
 _WARM_UP = 3
 
