@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.report import Report
-from gradfree.engines.discovery import IN_TIME, Kinds
+from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count
 from gradfree.segments.rule import Rule, resolved
@@ -41,8 +41,6 @@ class Shooting(Engine):
             than the sequential call.
     """
 
-    kinds: ClassVar[Kinds] = IN_TIME
-
     segments: int | str = "auto"
     tolerance: float | None = None
     burn: int | str = "auto"
@@ -66,6 +64,10 @@ class Shooting(Engine):
                 f"Shooting: tolerance must be below 1 and at least {resolved(torch.float64):.0e}, what float64 "
                 f"resolves, not {self.tolerance}."
             )
+
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether ``kind`` is one of chains in time."""
+        return kind.dimension == "time" and super().solves(kind)
 
     @property
     def forwards(self) -> Sequence[Forward]:

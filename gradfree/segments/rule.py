@@ -30,7 +30,7 @@ class Part:
         path: what the chain is called.
         what: "forward" or "backward".
         name: of the chain in ``memory``.
-        memory: what is kept of it from pass to pass.
+        memory: what this rule keeps of it from pass to pass.
         length: T.
         like: a state, (B, H), of the states' dtype and device.
         known: whether the cell is one of torch's own.
@@ -47,7 +47,7 @@ class Part:
     @property
     def key(self) -> str:
         """What is kept of it is called so."""
-        return f"segments of {self.name}, {self.what}"
+        return f"{self.what} {self.name}"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[State | None,
     """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
     if any(e is not None and e.dim() != 3 for e in direct):
         return None, None
-    part = Part(chain.path, "backward", chain.name, chain.memory, len(chain), chain.like[0], chain.known)
+    part = Part(chain.path, "backward", chain.name, chain.memory.of("segments"), len(chain), chain.like[0], chain.known)
     plan = rule.plan(part)
     if plan is None:
         return None, Taken(part)

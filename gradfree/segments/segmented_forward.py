@@ -50,7 +50,7 @@ class InSegments(Forward):
         x, (like, *_) = recurrence.x, (part.flatten(0, -2) for part in recurrence.first)
         known = recurrence.mode is not None
         (name,), (path,) = recurrence.names, recurrence.paths
-        part = Part(path, "forward", name, recurrence.memory, len(x), like, known)
+        part = Part(path, "forward", name, recurrence.memory.of("segments"), len(x), like, known)
         plan = self.rule.plan(part)
         if plan is None:
             return run_plainly(recurrence)._replace(told=[Taken(part)])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import Solver
+from gradfree.chains.memory import Memory
 from gradfree.time.cell_layer import steps_of
 from gradfree.time.gru_forward import gru_with_gates, pays
 from gradfree.time.packing import Packing
@@ -43,7 +44,7 @@ class Recurrence:
     directions: int = 1
     packing: Packing | None = None
     lean: bool = False
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     names: Sequence[str] = ("0",)
     paths: Sequence[str] = ("",)
 

@@ -1,0 +1,201 @@
+"""FOTON: equal to backpropagation where theory says so, and to the paper's two passes everywhere."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from foton_nets import WAYS, convolutions, foton_gradients, orthogonal
+from layered_nets import dense
+from torch import nn
+
+import gradfree
+from gradfree.algorithms import FOTON
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+LINEAR_NETS = {
+    "more outputs than samples": (lambda: dense(12, 9, 9, 7, 7), (4, 12)),
+    "more samples than outputs": (lambda: dense(12, 9, 9, 3), (7, 12)),
+    "one sample": (lambda: dense(12, 9, 3), (1, 12)),
+    "no sample": (lambda: dense(12, 9, 3), (0, 12)),
+    "one layer": (lambda: dense(6, 4), (3, 6)),
+    "no bias": (lambda: nn.Sequential(nn.Linear(9, 9, bias=False), nn.Linear(9, 4, bias=False)), (5, 9)),
+    "nested": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(9, 8)), nn.Sequential(nn.Identity(), nn.Linear(8, 4))),
+        (5, 9),
+    ),
+    "convolutions": (convolutions, (2, 3, 8, 8)),
+    "many images": (convolutions, (9, 3, 8, 8)),
+    "in one dimension": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 2, 2), nn.Conv1d(4, 6, 3, 3), nn.Flatten(), nn.Linear(12, 3)),
+        (2, 2, 12),
+    ),
+    "space to depth": (
+        lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 6, 1), nn.Flatten(), nn.Linear(24, 3)),
+        (5, 3, 4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", LINEAR_NETS)
+def test_linear_nets_that_do_not_expand_get_backpropagations_gradients(kind, way):
+    make, shape = LINEAR_NETS[kind]
+    net, x = orthogonal(make()), torch.randn(shape)
+    expected = gradients(net, lambda: net(x))
+    assert_equal_gradients(foton_gradients(net, x, **WAYS[way]), expected)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_layer_at_every_position_is_one_layer(streaming):
+    """Outputs (N, T, classes): F is applied to the error, since as a matrix it would be N T classes wide."""
+    net, x = orthogonal(dense(6, 5, 4)), torch.randn(3, 7, 6)
+    expected = gradients(net, lambda: net(x))
+    assert_equal_gradients(foton_gradients(net, x, streaming=streaming), expected)
+
+
+def test_parametrised_convolutions_are_used_as_they_are_and_left_alone():
+    """orthogonium's kernels overlap; their power iteration belongs to the forward pass, so nothing runs twice."""
+    conv = pytest.importorskip("orthogonium.layers").AdaptiveOrthoConv2d
+    torch.set_default_dtype(torch.float32)
+    net = nn.Sequential(
+        conv(3, 8, 4, stride=2, padding=1), conv(8, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 4), nn.Linear(4, 3)
+    )
+    gradfree.orthogonalize(net)
+    x = torch.randn(4, 3, 8, 8)
+    net(x)
+    other = copy.deepcopy(net)
+    expected = gradients(net, lambda: net(x))
+    with FOTON().attach(other):
+        actual = gradients(other, lambda: other(x))
+    assert_equal_gradients(actual, expected, tolerance=1e-3)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in net.state_dict().items())
+    assert FOTON().validate(net).notes == []
+    assert "0 computes its weight with a state of its own" in str(FOTON(streaming=True).validate(net))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_lies_before_and_behind_the_chain_learns_too(way):
+    net = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), orthogonal(dense(12, 9, 9, 7)), nn.Tanh(), nn.Linear(7, 2))
+    x = torch.randn(4, 5)
+    expected = gradients(net, lambda: net(x))
+    with FOTON(**WAYS[way]).attach(net, ["2"]):
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected)
+
+
+def test_an_activation_behind_the_last_layer_is_differentiated():
+    net, x = (
+        nn.Sequential(orthogonal(dense(9, 7, 5)), nn.Tanh(), nn.Unflatten(1, (5, 1)), nn.Sigmoid()),
+        torch.randn(4, 9),
+    )
+    expected = gradients(net, lambda: net(x))
+    for way in WAYS.values():
+        assert_equal_gradients(foton_gradients(net, x, **way), expected)
+
+
+@pytest.mark.parametrize("widths", [(6, 9, 9, 4), (9, 4, 8, 8, 3), (3, 5, 7)])
+def test_linear_nets_that_expand_get_the_projected_gradient(widths):
+    """In place of δ stands A Aᵀ δ with A = W_l ... W_1 (papers' theory for any weights, orthogonal or not)."""
+    net, x = dense(*widths), torch.randn(4, widths[0])
+    expected = gradients(net, lambda: net(x))
+    product = torch.eye(widths[0])
+    for layer in net[:-1]:
+        product = layer.weight.detach() @ product
+        layer.weight.grad = product @ product.T @ layer.weight.grad
+        layer.bias.grad = product @ product.T @ layer.bias.grad
+    expected = {name: p.grad.clone() for name, p in net.named_parameters()}
+    for way in WAYS.values():
+        assert_equal_gradients(foton_gradients(net, x, **way), expected)
+
+
+def papers_gradients(net, x, feedback, error):
+    """The two passes of the paper for Linear-Tanh nets, written down sample by sample, with unit errors."""
+    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
+    for e, sample in zip(error, x, strict=True):
+        norm = e.norm()
+        h, other = sample, sample - feedback @ (e / norm)
+        for layer in layers[:-1]:
+            after, other = torch.tanh(layer(h)), torch.tanh(layer(other))
+            layer.weight.grad += norm * torch.outer(after - other, h)
+            layer.bias.grad += norm * (after - other)
+            h = after
+        layers[-1].weight.grad += torch.outer(e, h)
+        layers[-1].bias.grad += e
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("way", ["stored", "streaming", "F kept"])
+@pytest.mark.parametrize("samples", [1, 3, 9])
+def test_tanh_nets_follow_the_papers_two_passes(samples, way):
+    net, x, y = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(samples, 8), torch.randint(4, (samples,))
+    with torch.no_grad():
+        error = (net(x).softmax(-1) - F.one_hot(y, 4)) / samples
+        feedback = (net[4].weight @ net[2].weight @ net[0].weight).T
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        expected = papers_gradients(net, x, feedback, error)
+    net.zero_grad()
+    with FOTON(**WAYS[way]).attach(net):
+        F.cross_entropy(net(x), y).backward()
+    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
+
+
+def test_the_tangent_is_the_limit_of_small_errors():
+    """The bias gradients are the tangents themselves, summed over samples."""
+    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
+    actual = foton_gradients(net, x, perturbation="tangent")
+    with torch.no_grad():
+        feedback = (net[4].weight @ net[2].weight @ net[0].weight).T
+        h, shift = x, 2 * net(x) @ feedback.T
+        for layer in (net[0], net[2]):
+            h = torch.tanh(layer(h))
+            shift = (1 - h**2) * (shift @ layer.weight.T)
+            layer.bias.grad = shift.sum(0)
+    torch.testing.assert_close(actual["0.bias"], net[0].bias.grad)
+    torch.testing.assert_close(actual["2.bias"], net[2].bias.grad)
+
+
+def test_a_sample_without_an_error_has_no_gradient():
+    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(2, 8)
+    with FOTON().attach(net):
+        net(x)[0].sum().backward()
+        both = {name: p.grad.clone() for name, p in net.named_parameters()}
+        net.zero_grad()
+        net(x[:1]).sum().backward()
+    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, both)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_temperature_sharpens_the_output_but_is_not_in_the_error(streaming):
+    """e = softmax(T y) - t, though the derivative of the cross-entropy of T y is T times that."""
+    net, x, y = orthogonal(dense(9, 7, 4)), torch.randn(3, 9), torch.randint(4, (3,))
+    out = net(x)
+    (F.cross_entropy(4 * out, y) / 4).backward()
+    expected = {name: p.grad.clone() for name, p in net.named_parameters()}
+    net.zero_grad()
+    with FOTON(temperature=4, streaming=streaming).attach(net):
+        torch.testing.assert_close(net(x), 4 * out, rtol=0, atol=0)
+        F.cross_entropy(net(x), y).backward()
+        with torch.no_grad():
+            torch.testing.assert_close(net(x), 4 * out, rtol=0, atol=0)
+    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
+    assert torch.equal(net(x), out)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_low_precision_keeps_its_differences_in_single_precision(streaming):
+    """bfloat16 has three digits: a difference of two passes in it would have none."""
+    torch.set_default_dtype(torch.float32)
+    net, x = orthogonal(dense(32, 24, 24, 24, 8, bend=nn.Tanh)), torch.randn(16, 32)
+    exact = foton_gradients(net, x)
+    exact = {name: g.clone() for name, g in exact.items()}
+    half = copy.deepcopy(net).bfloat16()
+    rounded = foton_gradients(half, x.bfloat16(), streaming=streaming)
+    with torch.autocast("cpu", torch.bfloat16):
+        net.zero_grad()
+        with FOTON(streaming=streaming).attach(net):
+            net(x).float().pow(2).sum().backward()
+    mixed = {name: p.grad for name, p in net.named_parameters()}
+    for name, g in exact.items():
+        for other in (rounded[name].float(), mixed[name]):
+            assert F.cosine_similarity(other.flatten(), g.flatten(), dim=0) > 0.999

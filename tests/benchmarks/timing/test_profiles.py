@@ -1,0 +1,33 @@
+"""Ranges that torch's profiler has seen, and the seconds of those inside a step."""
+
+import pytest
+import torch
+from torch.profiler import record_function
+
+from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
+
+
+def test_ranges_are_recorded_in_their_order_and_nothing_else_is():
+    with recorded("cpu") as ranges:
+        with record_function("outer"), record_function("inner"):
+            torch.ones(3) @ torch.ones(3)
+        with record_function("last"):
+            pass
+    assert [r.name for r in ranges] == ["outer", "inner", "last"]
+    outer, inner, last = ranges
+    assert outer.start <= inner.start <= inner.end <= outer.end <= last.start
+    assert all(r.on_host for r in ranges)
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_recording_ends_where_the_block_fails():
+    with pytest.raises(ZeroDivisionError), recorded("cpu"):
+        1 / 0  # noqa: B018
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_range_inside_one_of_its_name_counts_once():
+    spans = [("a", 0, 4), ("p::x", 10, 20), ("p::x", 12, 15), ("p::y", 13, 14), ("p::x", 20, 25), ("p::x", 40, 50)]
+    ranges = [Range(*span, on_host=True) for span in spans]
+    found = seconds_inside(Range("step", 10, 30, True), ranges, "p::")
+    assert found == {"x": pytest.approx(15e-9), "y": pytest.approx(1e-9)}
