@@ -1,0 +1,250 @@
+"""Trains models sharded by FSDP2 with every engine, and as one process does; writes what the last functions return."""
+
+import logging
+import os
+import sys
+import warnings
+from itertools import islice
+
+import lightning.fabric
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from plain_modules import KINDS, Net, samples
+from rank_scripts import QUIET, SAMPLES, Module, create_net, leave, loader, optimizer
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import gradfree
+import gradfree.lightning
+
+STEPS = 5
+OPTIONS = {
+    "backprop": {"plain": False},
+    "foton": {"orthogonalize_every": 2},
+    "highway_bp": {"iterations": 1},
+    "pepita": {"mirror_every": 2},
+}
+
+
+def create_engine(name):
+    return gradfree.create_engine(name, **OPTIONS.get(name, {}))
+
+
+def kinds(name):
+    return [kind for kind in KINDS if create_engine(name).validate(Net(kind)).ok]
+
+
+def trained(model, batches):
+    """Return all weights after some steps."""
+    stepper = optimizer(model)
+    for x, y in batches:
+        stepper.zero_grad()
+        nn.functional.cross_entropy(model(x.double()), y).backward()
+        stepper.step()
+    return weights(model)
+
+
+def weights(model):
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in whole])
+
+
+def mine():
+    """Return this rank's share of the batches."""
+    return islice(loader(dist.get_world_size()), STEPS)
+
+
+def one_process(name, kind):
+    model = create_net(kind)
+    with create_engine(name).attach(model):
+        return trained(model, zip(*(x[: STEPS * SAMPLES].split(SAMPLES) for x in samples().tensors), strict=True))
+
+
+def attached_and_sharded(name, kind):
+    model = create_net(kind)
+    with create_engine(name).attach(model):
+        fully_shard(model, mesh=mesh())
+        return trained(model, mine())
+
+
+def sharded_and_attached(name, kind):
+    model = fully_shard(create_net(kind), mesh=mesh(), reshard_after_forward=True)
+    with create_engine(name).attach(model):
+        return trained(model, mine())
+
+
+def sharded_in_parts(name, kind):
+    """The chain as a whole, and what lies around it."""
+    model = create_net(kind)
+    for part in (model.net.stem, model.net.middle):
+        fully_shard(part, mesh=mesh())
+    fully_shard(model, mesh=mesh())
+    with create_engine(name).attach(model):
+        return trained(model, mine())
+
+
+class Sharded(Module):
+    """Shards its net, in float64, where Lightning asks for it; its strategy knows no such precision."""
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return super().training_step((x.double(), y), index)
+
+    def configure_model(self):
+        if not isinstance(self.net, torch.distributed.fsdp.FSDPModule):
+            fully_shard(self.net.double(), mesh=self.device_mesh["data_parallel"])
+
+
+def strategy(name, base, **options):
+    return gradfree.lightning.engine_strategy(
+        create_engine(name), base=base, data_parallel_size=dist.get_world_size(), tensor_parallel_size=1, **options
+    )
+
+
+def trainer(name, **options):
+    return pl.Trainer(
+        strategy=strategy(name, pl.strategies.ModelParallelStrategy),
+        devices=dist.get_world_size(),
+        accelerator="cpu",
+        **(QUIET | {"max_epochs": 1, "limit_train_batches": STEPS, "enable_checkpointing": False} | options),
+    )
+
+
+def in_lightning(name, kind):
+    torch.manual_seed(0)
+    module = Sharded(kind)
+    trainer(name).fit(module, loader(dist.get_world_size()))
+    return weights(module)
+
+
+def in_fabric(name, kind):
+    fabric = lightning.fabric.Fabric(
+        accelerator="cpu",
+        devices=dist.get_world_size(),
+        strategy=strategy(
+            name,
+            lightning.fabric.strategies.ModelParallelStrategy,
+            parallelize_fn=lambda model, mesh: fully_shard(model, mesh=mesh["data_parallel"]),
+        ),
+    )
+    fabric.launch()
+    model = fabric.setup_module(create_net(kind))
+    stepper = fabric.setup_optimizers(optimizer(model))
+    for x, y in mine():
+        stepper.zero_grad()
+        fabric.backward(nn.functional.cross_entropy(model(x.double()), y))
+        stepper.step()
+    return weights(model)
+
+
+PLAIN_LOOPS = (attached_and_sharded, sharded_and_attached, sharded_in_parts)
+FRAMEWORKS = (in_lightning, in_fabric)
+
+
+def mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def all_runs():
+    """Return the weights after training by engine, kind of net and name of the run."""
+    return {
+        (name, kind): {run.__name__: run(name, kind) for run in (one_process, *PLAIN_LOOPS, *frameworks)}
+        for name in gradfree.list_engines()
+        for kind, frameworks in zip(kinds(name), (FRAMEWORKS, (), ()), strict=False)
+    }
+
+
+def sharded_block_by_block():
+    """Return the weights after training with what leaves the blocks to autograd, and those of one process."""
+    model = create_net("blocks")
+    for block in model.net.middle:
+        fully_shard(block, mesh=mesh())
+    fully_shard(model, mesh=mesh())
+    with gradfree.create_engine("backprop").attach(model):
+        return trained(model, mine()), one_process("backprop", "blocks")
+
+
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.middle = gradfree.CellLayer(nn.GRUCell(6, 8))
+
+    def forward(self, x):
+        return self.middle(x.unsqueeze(0))[0]
+
+
+def refusals():
+    """Return the messages where something inside a chain is sharded, before attaching and after."""
+    makes = {
+        "a block": (lambda: create_net("blocks"), lambda model: model.net.middle[1]),
+        "a part of a block": (lambda: create_net("blocks"), lambda model: model.net.middle[2].branch),
+        "a cell": (lambda: Cells().double(), lambda model: model.middle.cell),
+    }
+    found = {}
+    for what, (make, part) in makes.items():
+        engine = gradfree.create_engine("fixed_point")
+        model = make()
+        fully_shard(part(model), mesh=mesh())
+        found[what, "before"] = "\n".join(engine.validate(model).problems)
+        model = make()
+        with engine.attach(model):
+            fully_shard(part(model), mesh=mesh())
+            try:
+                model(torch.randn(2, 6, dtype=torch.float64))
+            except gradfree.ChainError as error:
+                found[what, "after"] = str(error)
+    return found
+
+
+def comparisons():
+    """Return the cosines that the callback logs, and the message where parameters are taken away in between."""
+    logged = []
+
+    class Logged(pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            logged.append(trainer.callback_metrics["fidelity/cosine"].item())
+
+    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=1), Logged()]
+    torch.manual_seed(0)
+    trainer("highway_bp", callbacks=callbacks).fit(Sharded("blocks"), loader(dist.get_world_size()))
+    model = fully_shard(create_net("blocks"), mesh=mesh(), reshard_after_forward=True)
+    batch = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
+    try:
+        gradfree.gradient_fidelity(create_engine("highway_bp"), model, nn.functional.cross_entropy, batch)
+    except gradfree.ChainError as error:
+        return logged, str(error)
+
+
+def remembered(folder):
+    """Return what the engine remembers at the end of a fit, and when another one goes on from its checkpoint."""
+    OPTIONS["dsf"] = {"feedback": "gate"}
+    states = []
+
+    class Remembered(pl.Callback):
+        def on_train_start(self, trainer, module):
+            states.append(trainer.strategy.handle.state_dict())
+
+    first = trainer("dsf", default_root_dir=folder)
+    first.fit(Sharded("time"), loader(dist.get_world_size()))
+    first.save_checkpoint(f"{folder}/checkpoint")
+    second = trainer("dsf", default_root_dir=folder, max_epochs=2, callbacks=[Remembered()])
+    second.fit(Sharded("time"), loader(dist.get_world_size()), ckpt_path=f"{folder}/checkpoint")
+    return first.strategy.handle.state_dict(), *states
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    dist.init_process_group("gloo")
+    found = {
+        "runs": all_runs(),
+        "block by block": sharded_block_by_block(),
+        "refusals": refusals(),
+        "comparisons": comparisons(),
+        "remembered": remembered(sys.argv[1]),
+    }
+    torch.save(found, f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+    leave()
