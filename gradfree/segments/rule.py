@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from math import inf, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,11 +60,15 @@ class Plan:
 
 
 class Taken(NamedTuple):
-    """A pass that has run: by which plan, and how it went; neither if sequentially from the start."""
+    """A pass that has run: by which plan, and how it went; neither if sequentially from the start.
+
+    A forward pass may leave a graph for the backward pass, a ``Replay``.
+    """
 
     part: Part
     plan: Plan | None = None
     outcome: Outcome | None = None
+    replay: Any = None
 
     def figures(self) -> dict[str, float]:
         """Return what :func:`gradfree.engine_figures` tells of it."""
@@ -103,8 +107,13 @@ class Rule:
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
         return pays(length, batch, rows_for_free(device, units, known), burn)
 
-    def plan(self, part: Part) -> Plan | None:
-        """Return how to solve ``part``, or ``None``: sequentially; changes nothing."""
+    def plan(self, part: Part, count: int | None = None) -> Plan | None:
+        """Return how to solve ``part``, or ``None``: sequentially; changes nothing.
+
+        Args:
+            part: the pass.
+            count: of segments, if that is given already.
+        """
         (batch, units), device = part.like.shape, part.like.device
         if not self.cuts(part.length, batch, units, device, part.known):
             return None
@@ -113,7 +122,8 @@ class Rule:
             return None
         free = rows_for_free(device, units, part.known)
         burn = self.burn if isinstance(self.burn, int) else kept.burn
-        count = self.segments if isinstance(self.segments, int) else best_count(part.length, batch, free, burn)
+        if count is None:
+            count = self.segments if isinstance(self.segments, int) else best_count(part.length, batch, free, burn)
         count = min(count, part.length)
         if self.max_sweeps is None:
             patience = Patience(self.within(part.like.dtype), count - 1, worth(count, batch, free))
@@ -126,7 +136,7 @@ class Rule:
 
         Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
         """
-        part, plan, outcome = taken
+        part, plan, outcome = taken[:3]
         kept = _Kept.of(part)
         if plan is None or outcome is None:
             if kept.wait:

@@ -11,9 +11,11 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.segments.layout import cut, joined
+from gradfree.segments.replay import ReplayPieces
 from gradfree.segments.rule import Part, Plan, Rule, Taken
 from gradfree.segments.settling import Run, largest, settle
 from gradfree.time.chain import TimeChain
+from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 
 
@@ -25,35 +27,41 @@ def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
         direct: the direct cotangents of its states.
         rule: the engine's options.
     """
-    delta, backward = _settled(chain, direct, rule)
+    found, backward = _settled(chain, direct, rule)
     for taken in (chain.told, backward):
         if taken is None:
             continue
         rule.learn(taken)
         for name, figure in taken.figures().items():
             chain.offer(name, lambda figure=figure: torch.tensor(figure))  # type: ignore[misc]
-    return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
+    return chain.backpropagate(direct) if found is None else found
 
 
-def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[State | None, Taken | None]:
-    """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
+def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradients | None, Taken | None]:
+    """Return the gradients, or ``None`` if δ does not settle, and how it went, if states are vectors."""
     if any(e is not None and e.dim() != 3 for e in direct):
         return None, None
     part = Part(chain.path, "backward", chain.name, chain.memory.of("segments"), len(chain), chain.like[0], chain.known)
-    plan = rule.plan(part)
+    replay = chain.told.replay if chain.told else None
+    plan = rule.plan(part, replay.count if replay else None)
     if plan is None:
         return None, Taken(part)
-    pieces = _Pieces(chain, direct, plan)
+    pieces: _Pieces | ReplayPieces
+    if replay is not None:
+        assert isinstance(chain, CellChain)
+        pieces = ReplayPieces(replay, chain, direct)
+    else:
+        pieces = _Pieces(chain, direct, plan)
     reach = pieces.reach if rule.corrector else None
-    delta, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
-    return pieces.whole(delta) if outcome.settled else None, Taken(part, plan, outcome)
+    result, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
+    return pieces.gradients(result) if outcome.settled else None, Taken(part, plan, outcome)
 
 
 class _Pieces:
     """The links of a chain in segments, and the direct cotangents."""
 
     def __init__(self, chain: TimeChain, direct: State, plan: Plan):
-        self.length, self.count, self.burn = len(chain), plan.count, plan.burn
+        self.chain, self.length, self.count, self.burn = chain, len(chain), plan.count, plan.burn
         self.links = chain.regrouped(lambda x: cut(x, self.count))
         given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]
         if missing := -self.length % self.count:
@@ -87,9 +95,9 @@ class _Pieces:
         """Return the products over each segment of what the gates carry."""
         return [d.unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in self.links.reach()]
 
-    def whole(self, delta: State) -> State:
-        """Return δ of all steps."""
-        return tuple(joined(d, self.count, self.length) for d in delta)
+    def gradients(self, delta: State) -> ChainGradients:
+        """Return the chain's for δ of all segments."""
+        return self.chain.gradients(tuple(joined(d, self.count, self.length) for d in delta))
 
     def _leaving(self, delta: State) -> list[Tensor]:
         return self._parts(self.links.leaving(delta))

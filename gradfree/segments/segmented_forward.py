@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.segments.layout import cut, joined
+from gradfree.segments.replay import Replay, replays
 from gradfree.segments.rule import Part, Plan, Rule, Taken
 from gradfree.segments.settling import Run, largest, settle
 from gradfree.time.closed_forms import linearise
@@ -54,22 +55,25 @@ class InSegments(Forward):
         plan = self.rule.plan(part)
         if plan is None:
             return run_plainly(recurrence)._replace(told=[Taken(part)])
-        pieces = _Pieces(recurrence, plan)
+        behind = self.rule.plan(replace(part, what="backward"), plan.count)
+        pieces = _Pieces(recurrence, plan, plan.burn if behind is None else behind.burn)
         reach = pieces.reach if self.rule.corrector and known else None
         found, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach)
         whole = pieces.whole(found) if outcome.settled else run_plainly(recurrence)
-        return whole._replace(told=[Taken(part, plan, outcome)])
+        return whole._replace(told=[Taken(part, plan, outcome, pieces.replay if outcome.settled else None)])
 
 
 class _Pieces:
-    """A recurrence in segments, and the steps that are left over."""
+    """A recurrence in segments, and the steps that are left over; the backward pass starts by ``burn_behind`` steps."""
 
-    def __init__(self, recurrence: Recurrence, plan: Plan):
-        self.recurrence, self.plan = recurrence, plan
+    def __init__(self, recurrence: Recurrence, plan: Plan, burn_behind: int):
+        self.recurrence, self.plan, self.burn_behind = recurrence, plan, burn_behind
         self.count = plan.count
         self.steps = len(recurrence.x) // self.count
         self.x = cut(recurrence.x[: self.steps * self.count], self.count)
+        self.left = self.steps * self.count < len(recurrence.x)
         self.first = [part.flatten(0, -2) for part in recurrence.first]
+        self.replay: Replay | None = None
 
     def guess(self) -> list[Tensor]:
         """Return the states that the last steps of each segment lead to from zero."""
@@ -82,8 +86,11 @@ class _Pieces:
         """Run all segments from what enters them."""
         self.entering = entering
         # What only some steps keep is of no use.
-        left = self.steps * self.count < len(self.recurrence.x)
-        self.found = found = self._call(self.x, entering, lean=left or self.recurrence.lean)
+        if replays(self.recurrence) and not self.left:
+            self.replay = Replay(self.recurrence, self.x, entering, self.count, self.burn_behind)
+            self.found = found = self.replay.trajectory()
+        else:
+            self.found = found = self._call(self.x, entering, lean=self.left or self.recurrence.lean)
         leaving = self._parts(found.finals)
         return Run(found, leaving, [largest(found.out), *map(largest, leaving[1:])])
 
@@ -102,7 +109,7 @@ class _Pieces:
         done = self.steps * self.count
         finals: Sequence[Tensor] = [part[-1] for part in self._parts(found.finals)]
         parts = [joined(part, self.count, done) for part in (found.out, *found.kept)]
-        if done < len(self.recurrence.x):
+        if self.left:
             finals = [final.view_as(part) for final, part in zip(finals, self.recurrence.first, strict=True)]
             rest = run_plainly(replace(self.recurrence, x=self.recurrence.x[done:], first=finals, lean=True))
             finals = rest.finals

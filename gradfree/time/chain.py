@@ -50,9 +50,6 @@ class Links(Protocol):
 class TimeChain(Chain):
     """T links with shared parameters, B sequences at once. Cotangents are one (T, B, H) tensor for each part."""
 
-    diagonal: Sequence[Factor]
-    """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
-
     parameters: Sequence[Tensor]
     """What the links share, in the order of :meth:`gradients`."""
 
@@ -67,6 +64,11 @@ class TimeChain(Chain):
 
     def __init__(self, length: int, like: Tensor, memory: Memory, name: str):
         self.length, self.like, self.memory, self.name = length, like, memory, name
+
+    @property
+    @abstractmethod
+    def diagonal(self) -> Sequence[Factor]:
+        """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
 
     def __len__(self) -> int:
         """T, the number of steps."""

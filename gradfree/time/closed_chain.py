@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ class CellChain(TimeChain):
         inside: see :attr:`TimeChain.inside`.
     """
 
-    @phase("local derivatives")
     def __init__(
         self,
         mode: str,
@@ -51,9 +51,25 @@ class CellChain(TimeChain):
         self.inside = inside
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
-        self.before = torch.cat([first[0].unsqueeze(0), out[:-1]])
-        self.cell = linearise(mode, x, out, self.before, first, weights, gates)
-        self.diagonal = self.cell.diagonal
+        self._given = mode, out, first, gates
+
+    @cached_property
+    def before(self) -> Tensor:
+        """h_0 to h_{T-1}, (T, B, H)."""
+        _, out, first, _ = self._given
+        return torch.cat([first[0].unsqueeze(0), out[:-1]])
+
+    @cached_property
+    @phase("local derivatives")
+    def cell(self) -> Linearised:
+        """The Jacobians of all steps."""
+        mode, out, first, gates = self._given
+        return linearise(mode, self.x, out, self.before, first, self.parameters, gates)
+
+    @property
+    def diagonal(self) -> Sequence[Factor]:
+        """The gates."""
+        return self.cell.diagonal
 
     @phase("scan")
     def scan(self, terms: State, factors: Split) -> State:

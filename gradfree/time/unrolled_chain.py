@@ -48,7 +48,6 @@ class UnrolledChain(TimeChain):
         where: str,
     ):
         super().__init__(len(x), before[0], memory, "0")
-        self.diagonal = [0.0] * len(before)
         self.cell, self.parameters, self.shape = cell, parameters, x.shape[:2]
         # Autograd passes over parameters that have been frozen since the forward pass.
         self.trained = [p for p, want in zip(parameters, wanted, strict=True) if want and p.requires_grad]
@@ -71,6 +70,11 @@ class UnrolledChain(TimeChain):
                 "parameters. Register it on the cell."
             )
         self._writes = may_write(graph.nodes)
+
+    @property
+    def diagonal(self) -> Sequence[Factor]:
+        """Nothing is known of the cell's gates."""
+        return [0.0] * len(self.before)
 
     def crossed(self, delta: State, factors: Split) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""

@@ -11,6 +11,7 @@ import torch
 from pairwise import pairwise
 from recurrent_tasks import CELLS, LAYOUTS, Task
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
@@ -280,3 +281,29 @@ def test_a_cell_that_draws_random_numbers_is_refused():
     with shooting(segments=4).attach(layer), pytest.raises(ChainError, match="gives other states"):
         layer(torch.randn(40, 2, 3), torch.zeros(2, 3))[0].sum().backward()
     assert all(p.grad is None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("options", [{"bias": False}, {"num_layers": 2, "bidirectional": True}])
+@pytest.mark.parametrize(("length", "burn"), [(512, "auto"), (512, 0), (513, 40), (4, "auto")])
+def test_an_lstm_goes_back_through_torchs_own_kernel(options, length, burn):
+    """In float32 on a CPU; also under a checkpoint, with other sweeps in the pass that runs again."""
+    lstm = nn.LSTM(3, 8, **options).float()
+    x = torch.randn(length, 2, 3, dtype=torch.float32, requires_grad=True)
+    layers = lstm.num_layers * (1 + lstm.bidirectional)
+    states = tuple(torch.randn(layers, 2, 8, dtype=torch.float32, requires_grad=True) for _ in range(2))
+
+    def found(run=lstm):
+        out, (h, c) = run(x, states)
+        loss = out.pow(2).sum() + h.sum() + 3 * c.sum()
+        return [out, h, c, *torch.autograd.grad(loss, [x, *states, *lstm.parameters()])]
+
+    expected = found()
+    with shooting(segments=4, burn=burn).attach(lstm), gradfree.engine_figures() as figures:
+        for _ in range(2):
+            assert off_by(found(), expected) < 1e-4
+        assert off_by(found(lambda *given: checkpoint(lstm, *given, use_reentrant=False)), expected) < 1e-4
+        assert figures["l0"]["sequential"] == 0
+    lstm.weight_ih_l0.requires_grad_(False)
+    with shooting(segments=4).attach(lstm):
+        lstm(x, states)[0].sum().backward()
+    assert lstm.weight_ih_l0.grad is None

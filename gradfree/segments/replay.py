@@ -1,0 +1,105 @@
+"""An LSTM in segments by oneDNN, forward with a graph: its own backward kernel is the fastest there is on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from gradfree.chains.chain import ChainGradients
+from gradfree.segments.layout import cut, joined
+from gradfree.segments.settling import Run, largest
+from gradfree.time.closed_chain import CellChain
+from gradfree.time.closed_forms import State
+from gradfree.time.forward import Recurrence, Trajectory
+
+
+def replays(recurrence: Recurrence) -> bool:
+    """Tell whether torch has oneDNN's kernel for ``recurrence``, and a graph of it may be kept."""
+    x = recurrence.x
+    whole = recurrence.mode == "LSTM" and recurrence.cell is None and not recurrence.lean
+    on_cpu = x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return whole and on_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+class Replay:
+    """One run of all segments: what it gave, and the graph behind it.
+
+    Two calls, of each segment's first steps and of the others, so that cotangents can go through the first alone.
+
+    Args:
+        recurrence: in one direction.
+        x: its input in segments, (S, C · B, I).
+        entering: the states that enter them, h and c, (C, B, H) each.
+        count: C.
+        burn: the number of first steps.
+    """
+
+    def __init__(self, recurrence: Recurrence, x: Tensor, entering: Sequence[Tensor], count: int, burn: int):
+        self.count = count
+        self.first = [_leaf(part.flatten(0, 1)[None]) for part in entering]
+        self.weights = [_leaf(w) for w in recurrence.weights]
+        self.x = [_leaf(part) for part in x.split([burn, len(x) - burn]) if len(part)]
+        self.outs: list[Tensor] = []
+        finals: Sequence[Tensor] = self.first
+        biased = len(self.weights) > 2
+        # Hooks of a checkpoint would count what is saved here, which is another number after other sweeps.
+        with torch.enable_grad(), saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+            for part in self.x:
+                out, *finals = torch._VF.lstm(part, finals, self.weights, biased, 1, 0.0, False, False, False)
+                self.outs.append(out)
+        self.finals = finals
+
+    def trajectory(self) -> Trajectory:
+        """Return what it gave, without the graph."""
+        outs = [out.detach() for out in self.outs]
+        return Trajectory(torch.cat(outs), [final.detach() for final in self.finals])
+
+
+class ReplayPieces:
+    """A chain whose forward pass has left a graph, and the direct cotangents."""
+
+    def __init__(self, replay: Replay, chain: CellChain, direct: State):
+        self.replay, self.chain, self.count = replay, chain, replay.count
+        self.e = cut(direct[0], self.count)
+        self.outs = self.e.split([len(out) for out in replay.outs])
+        batch, units = direct[0].shape[1:]
+        # That of the final h is among those of the outputs.
+        of_c = self.e.new_zeros(batch, units) if direct[1] is None else direct[1][-1]
+        self.last = [self.e.new_zeros(batch, units), of_c]
+
+    def guess(self) -> list[Tensor]:
+        """Return the cotangents that the first steps of each segment lead to from zero."""
+        replay = self.replay
+        leaving = torch.autograd.grad(replay.outs[0], replay.first, self.outs[0], retain_graph=True)
+        return [torch.cat([v[1:], own[None]]) for v, own in zip(self._parts(leaving), self.last, strict=True)]
+
+    def run(self, entering: Sequence[Tensor]) -> Run:
+        """Go back through all segments from what enters them."""
+        replay = self.replay
+        ends = [part.flatten(0, 1)[None] for part in entering]
+        found = torch.autograd.grad(
+            [*replay.outs, *replay.finals],
+            [*replay.first, *replay.x, *replay.weights],
+            [*self.outs, *ends],
+            retain_graph=True,
+        )
+        leaving = self._parts(found[:2])
+        sizes = [torch.maximum(largest(v), largest(self.e)) for v in leaving]
+        return Run(found, leaving, sizes)
+
+    def gradients(self, found: Sequence[Tensor]) -> ChainGradients:
+        """Return what the last run gave."""
+        parts, rest = len(self.replay.x), found[2:]
+        of_x = joined(torch.cat(rest[:parts]), self.count, len(self.chain))
+        wanted = [g if want else None for g, want in zip((of_x, *rest[parts:]), self.chain.wanted, strict=True)]
+        return ChainGradients(tuple(v[0] for v in self._parts(found[:2])), wanted[:1], wanted[1:])
+
+    def _parts(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        return [v[0].unflatten(0, (self.count, -1)) for v in rows]
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().contiguous().requires_grad_()
