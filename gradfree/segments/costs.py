@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 
 # What segments must promise to win, for the copies into segments that the model leaves out.
 _MARGIN = 1.5
+
+ROWS_FOR_ONEDNN = 1.0
+"""As :func:`rows_for_free`, of oneDNN's LSTM, whose steps start at once: measured."""
 
 
 def rows_for_free(device: torch.device, units: int, known: bool) -> float:
@@ -27,7 +31,7 @@ def rows_for_free(device: torch.device, units: int, known: bool) -> float:
 
 
 @cache
-def best_count(length: int, batch: int, free: float, burn: int) -> int:
+def best_count(length: int, batch: int, free: float, burn: int, whole: bool = False) -> int:
     """Return the number of segments, at least 2, in which ``length`` steps run fastest by the model.
 
     Args:
@@ -35,8 +39,11 @@ def best_count(length: int, batch: int, free: float, burn: int) -> int:
         batch: B.
         free: as of :func:`rows_for_free`.
         burn: the steps that the first guess takes.
+        whole: whether only numbers that leave no step over will do, if there are any.
     """
-    counts = range(2, max(3, min(1024, length // 8)))
+    counts: Sequence[int] = range(2, max(3, min(1024, length // 8)))
+    if whole:
+        counts = [count for count in counts if length % count == 0] or counts
     return min(counts, key=lambda count: _steps(length, batch, free, count, burn))
 
 

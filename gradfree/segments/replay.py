@@ -39,11 +39,11 @@ class Replay:
 
     def __init__(self, recurrence: Recurrence, x: Tensor, entering: Sequence[Tensor], count: int, burn: int):
         self.count = count
-        self.first = [_leaf(part.flatten(0, 1)[None]) for part in entering]
+        self.first: list[Tensor] = [_leaf(part.flatten(0, 1)[None]) for part in entering]
         self.weights = [_leaf(w) for w in recurrence.weights]
         self.x = [_leaf(part) for part in x.split([burn, len(x) - burn]) if len(part)]
         self.outs: list[Tensor] = []
-        finals: Sequence[Tensor] = self.first
+        finals = self.first
         biased = len(self.weights) > 2
         # Hooks of a checkpoint would count what is saved here, which is another number after other sweeps.
         with torch.enable_grad(), saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
@@ -93,7 +93,7 @@ class ReplayPieces:
     def gradients(self, found: Sequence[Tensor]) -> ChainGradients:
         """Return what the last run gave."""
         parts, rest = len(self.replay.x), found[2:]
-        of_x = joined(torch.cat(rest[:parts]), self.count, len(self.chain))
+        of_x = joined(torch.cat([*rest[:parts]]), self.count, len(self.chain))
         wanted = [g if want else None for g, want in zip((of_x, *rest[parts:]), self.chain.wanted, strict=True)]
         return ChainGradients(tuple(v[0] for v in self._parts(found[:2])), wanted[:1], wanted[1:])
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradfree.segments.costs import best_count, pays, rows_for_free, worth
+from gradfree.segments.costs import ROWS_FOR_ONEDNN, best_count, pays, rows_for_free, worth
 from gradfree.segments.settling import Outcome, Patience
 
 _FIRST_BURN = 32
@@ -34,6 +34,7 @@ class Part:
         length: T.
         like: a state, (B, H), of the states' dtype and device.
         known: whether the cell is one of torch's own.
+        replays: whether it runs by oneDNN's LSTM, forward and backward.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Part:
     length: int
     like: Tensor
     known: bool
+    replays: bool = False
 
     @property
     def key(self) -> str:
@@ -123,7 +125,10 @@ class Rule:
         free = rows_for_free(device, units, part.known)
         burn = self.burn if isinstance(self.burn, int) else kept.burn
         if count is None:
-            count = self.segments if isinstance(self.segments, int) else best_count(part.length, batch, free, burn)
+            # What goes back through the kernel leaves no step over.
+            rows, whole = (ROWS_FOR_ONEDNN, True) if part.replays else (free, False)
+            best = best_count(part.length, batch, rows, burn, whole)
+            count = self.segments if isinstance(self.segments, int) else best
         count = min(count, part.length)
         if self.max_sweeps is None:
             patience = Patience(self.within(part.like.dtype), count - 1, worth(count, batch, free))

@@ -52,7 +52,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
         pieces = ReplayPieces(replay, chain, direct)
     else:
         pieces = _Pieces(chain, direct, plan)
-    reach = pieces.reach if rule.corrector else None
+    reach = pieces.reach if rule.corrector and isinstance(pieces, _Pieces) else None
     result, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
     return pieces.gradients(result) if outcome.settled else None, Taken(part, plan, outcome)
 

@@ -51,12 +51,13 @@ class InSegments(Forward):
         x, (like, *_) = recurrence.x, (part.flatten(0, -2) for part in recurrence.first)
         known = recurrence.mode is not None
         (name,), (path,) = recurrence.names, recurrence.paths
-        part = Part(path, "forward", name, recurrence.memory.of("segments"), len(x), like, known)
+        graph = replays(recurrence) and self.rule.corrector is None
+        part = Part(path, "forward", name, recurrence.memory.of("segments"), len(x), like, known, graph)
         plan = self.rule.plan(part)
         if plan is None:
             return run_plainly(recurrence)._replace(told=[Taken(part)])
         behind = self.rule.plan(replace(part, what="backward"), plan.count)
-        pieces = _Pieces(recurrence, plan, plan.burn if behind is None else behind.burn)
+        pieces = _Pieces(recurrence, plan, graph, plan.burn if behind is None else behind.burn)
         reach = pieces.reach if self.rule.corrector and known else None
         found, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach)
         whole = pieces.whole(found) if outcome.settled else run_plainly(recurrence)
@@ -66,8 +67,8 @@ class InSegments(Forward):
 class _Pieces:
     """A recurrence in segments, and the steps that are left over; the backward pass starts by ``burn_behind`` steps."""
 
-    def __init__(self, recurrence: Recurrence, plan: Plan, burn_behind: int):
-        self.recurrence, self.plan, self.burn_behind = recurrence, plan, burn_behind
+    def __init__(self, recurrence: Recurrence, plan: Plan, graph: bool, burn_behind: int):
+        self.recurrence, self.plan, self.leaves_graph, self.burn_behind = recurrence, plan, graph, burn_behind
         self.count = plan.count
         self.steps = len(recurrence.x) // self.count
         self.x = cut(recurrence.x[: self.steps * self.count], self.count)
@@ -86,7 +87,7 @@ class _Pieces:
         """Run all segments from what enters them."""
         self.entering = entering
         # What only some steps keep is of no use.
-        if replays(self.recurrence) and not self.left:
+        if self.leaves_graph and not self.left:
             self.replay = Replay(self.recurrence, self.x, entering, self.count, self.burn_behind)
             self.found = found = self.replay.trajectory()
         else:

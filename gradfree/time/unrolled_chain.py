@@ -130,11 +130,11 @@ class _Steps:
 
     @phase("δ step by step")
     def unroll(self, direct: State) -> State:
-        delta = [torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True)]
+        delta = tuple(torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True))
         for t in range(len(delta[0]) - 1, 0, -1):
             for part, v in zip(delta, self._pulled(delta, t), strict=True):
                 part[t - 1] += v
-        return tuple(delta)
+        return delta
 
     def leaving(self, delta: State) -> Sequence[Tensor]:
         return self._pulled(delta, 0)
