@@ -10,7 +10,7 @@ from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
-from gradfree.engines.discovery import IN_DEPTH, IN_TIME, KINDS, validate
+from gradfree.engines.discovery import validate
 from gradfree.engines.engine import Engine
 
 
@@ -38,6 +38,7 @@ class Backprop(Engine):
         """Tell what the engine attaches to; what it leaves to autograd is one only with another engine on it."""
         if self.plain is False:
             return super().validate(model, chains)
-        report = validate(model, chains, () if self.plain else IN_TIME, left=KINDS if self.plain else IN_DEPTH)
+        left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]
+        report = validate(model, chains, [kind for kind in self.kinds if kind not in left], left)
         notes = [] if report.chains or report.problems else ["nothing is attached: autograd computes all gradients"]
         return replace(report, notes=notes)

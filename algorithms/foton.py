@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
@@ -22,7 +23,6 @@ from gradfree.torchside.optimizer_steps import AfterStep
 from gradfree.torchside.phases import phase
 
 _PERTURBATIONS = ("difference", "tangent")
-_FEEDBACK = "F to "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,12 @@ class FOTONRule(LayerEngine):
         """Return ``streaming``."""
         return self.streaming
 
-    def after_step(self, memory: dict[str, Tensor]) -> AfterStep:
+    def after_step(self, memory: Memory) -> AfterStep:
         """Return what forgets the feedback matrix when it is due."""
 
         def forget_if_due(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.refresh_feedback_every == 0:
-                for key in [key for key in memory if key.startswith(_FEEDBACK)]:
-                    del memory[key]
+                memory.of("foton").clear()
 
         return forget_if_due
 
@@ -103,13 +102,13 @@ class FOTONRule(LayerEngine):
             )
         if not keeps and classes >= samples:
             return chain.transposed(error)
-        key = _FEEDBACK + chain.links[chain.last].path
-        matrix = chain.memory.get(key)
+        kept, key = chain.memory.of("foton"), f"F to {chain.links[chain.last].path}"
+        matrix = kept.get(key)
         if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
             matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
         matrix = matrix.to(error)  # From a checkpoint it may still be elsewhere.
         if keeps:
-            chain.memory[key] = matrix
+            kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain, normalised, scaled
@@ -69,7 +70,7 @@ class PEPITA(FeedbackEngine):
         """Whether layers run once more: always, their gradients are taken at the second pass's inputs."""
         return True
 
-    def after_step(self, memory: dict[str, Tensor]) -> AfterStep | None:
+    def after_step(self, memory: Memory) -> AfterStep | None:
         """Return what mirrors the weights as often as asked."""
         if not self.mirror_every:
             return None
@@ -102,7 +103,7 @@ class PEPITA(FeedbackEngine):
         return _SCALE * chain.transposed(error, factors)
 
     @torch.no_grad()
-    def _mirror(self, blocks: Mapping[str, nn.Module], memory: dict[str, Tensor], steps: int) -> None:
+    def _mirror(self, blocks: Mapping[str, nn.Module], memory: Memory, steps: int) -> None:
         """Lead every B_l towards its layer's weight, which noise tells it; of a convolution for a single window."""
         for path, layer in blocks.items():
             if role_of(layer) is Role.WEIGHTS:
@@ -113,4 +114,4 @@ class PEPITA(FeedbackEngine):
                 noise = noise.to(matrix, non_blocking=True)
                 answer = noise @ weight.flatten(1).mT.to(matrix)
                 moved = matrix + self.mirror_rate / _SAMPLES * (answer.mT @ noise).view_as(matrix)
-                memory[matrix_key(path, weight.shape)] = moved * (matrix.norm() / moved.norm())
+                memory.of("feedback")[matrix_key(path, weight.shape)] = moved * (matrix.norm() / moved.norm())

@@ -6,6 +6,7 @@ from types import ModuleType
 from gradfree import checkout
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
+from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
 from gradfree.depth.ports import Port, register_port
@@ -13,6 +14,7 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.fidelity import Fidelity, gradient_fidelity
+from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
@@ -48,5 +50,7 @@ __all__ = [
     "list_engines",
     "list_models",
     "orthogonalize",
+    "register_chain",
+    "register_layer",
     "register_port",
 ]

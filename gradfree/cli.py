@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradfree import __doc__ as description
+from gradfree.entries import entries
 from gradfree.extras import MissingExtra, needs_extra
-from gradfree.registry import ENGINES, MODELS, entries
+from gradfree.registry import ENGINES, MODELS
 
 COMMANDS = "gradfree.commands"
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.chains.solving import exactly
 from gradfree.depth.recording import refuse_entries
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
@@ -101,7 +100,7 @@ def gradient_fidelity(
     with engine.attach(model, chains) as handle:
         approximate = gradients()
         _refuse_bypassed(model, handle, trained, approximate)
-        with exactly():
+        with handle.exactly():
             exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
 
@@ -133,7 +132,7 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     approximate = gradients()
     handle.load_state_dict(remembered)
     _refuse_bypassed(model, handle, trained, approximate)
-    with exactly():
+    with handle.exactly():
         exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
 

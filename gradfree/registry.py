@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from importlib import metadata
 from typing import Any
 
 from torch import nn
 
-from gradfree import checkout
 from gradfree.engines.engine import Engine
-from gradfree.wording import no_such
+from gradfree.entries import entries, lookup
 
 ENGINES = "gradfree.engines"
 MODELS = "gradfree.models"
-
-
-def entries(group: str) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points of ``group`` by name; an installed package's beat a checkout's."""
-    found = [*checkout.entry_points(group), *metadata.entry_points(group=group)]
-    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
-
-
-def lookup(group: str, name: str) -> Any:
-    """Load what is registered as ``name``.
-
-    Raises:
-        ValueError: nothing is; the message names what is.
-    """
-    known = entries(group)
-    if name not in known:
-        what = group.removeprefix("gradfree.").removesuffix("s")
-        raise ValueError(no_such(what, name, known))
-    return known[name].load()
 
 
 def list_engines() -> list[str]:

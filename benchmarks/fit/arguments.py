@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradfree.cli import UsageError
-from gradfree.registry import MODELS, entries
+from gradfree.entries import entries
+from gradfree.registry import MODELS
 
 CONFIGS = {path.stem: path for path in sorted((Path(__file__).parent / "configs").glob("*.yaml"))}
 """The configurations that come with gradfree, by name."""

@@ -18,7 +18,8 @@ from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.imported import Builder
 from gradfree.chains.handle import Handle
-from gradfree.registry import MODELS, lookup
+from gradfree.entries import lookup
+from gradfree.registry import MODELS
 
 _CHUNK = 32
 """Examples scored at a time: the logits of a word model are large."""

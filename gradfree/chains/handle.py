@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from gradfree.chains.bypass import Watch
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 
 
 class Handle:
@@ -23,13 +25,13 @@ class Handle:
         self,
         parts: Sequence[Removable] = (),
         chains: Mapping[str, Site] | None = None,
-        memory: Mapping[str, dict[str, Tensor]] | None = None,
+        attachments: Mapping[str, Attachment] | None = None,
         means: Sequence[KeptMean] = (),
         watch: Watch | None = None,
     ):
         self._parts = parts
         self.chains = chains or {}
-        self._memory = memory or {}
+        self._attachments = attachments or {}
         self._means = means
         self._watch = watch
 
@@ -59,9 +61,22 @@ class Handle:
         if self._watch is not None:
             self._watch.look()
 
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Let backpropagation solve this handle's chains in the backward passes inside the block, not the engine."""
+        before = {attachment: attachment.exactly for attachment in self._attachments.values()}
+        for attachment in before:
+            attachment.exactly = True
+        try:
+            yield
+        finally:
+            for attachment, exactly in before.items():
+                attachment.exactly = exactly
+
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
-        return {path: dict(kept) for path, kept in self._memory.items() if kept}
+        kept = {path: attachment.memory.state_dict() for path, attachment in self._attachments.items()}
+        return {path: state for path, state in kept.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take up where another run left off.
@@ -69,14 +84,13 @@ class Handle:
         Raises:
             ValueError: a chain that this handle does not have; nothing is loaded then.
         """
-        if unknown := state.keys() - self._memory.keys():
+        if unknown := state.keys() - self._attachments.keys():
             raise ValueError(
-                f"no chains {sorted(unknown)} here; there are {sorted(self._memory)}. Attach the engine that the state "
-                "was saved of, to the same chains, or load the model's weights alone."
+                f"no chains {sorted(unknown)} here; there are {sorted(self._attachments)}. Attach the engine that the "
+                "state was saved of, to the same chains, or load the model's weights alone."
             )
-        for path, kept in self._memory.items():
-            kept.clear()
-            kept.update(state.get(path, {}))
+        for path, attachment in self._attachments.items():
+            attachment.memory.load_state_dict(state.get(path, {}))
 
     def average_over_ranks(self) -> None:
         """Replace the running means that the engine keeps by those over all ranks of ``torch.distributed``.

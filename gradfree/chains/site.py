@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
-from gradfree.chains.chain import Solver
+from gradfree.chains.solving import Attachment
+
+
+def enclosing(path: str) -> list[str]:
+    """Return ``path`` and the paths of all modules that it lies in, but for the model's own."""
+    return [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)]
 
 
 class Removable(Protocol):
@@ -24,12 +29,25 @@ class Site(ABC):
     Attributes:
         path: module path of the container or layer; the model's own is ``""``.
         blocks: the modules whose parameters the chain trains, by module path.
-        inside: everything in the container or layer, by module path.
+        inside: everything in the container or layer that takes part in the chain, by module path.
         solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
     """
 
+    dimension: ClassVar[Literal["depth", "time"]] = "depth"
+    """Whether links are blocks, whose graphs tell of their residual paths, or steps of one layer. Of a block with
+    layers in it that are chains in time, those are found."""
+
+    of_layers: ClassVar[bool] = False
+    """Whether links are single layers whose roles are known, for engines that take them apart, and for these alone."""
+
+    several: ClassVar[bool] = False
+    """Whether all evident chains of a model are found, rather than one of them or, of several, none."""
+
     looks_like: ClassVar[str]
     """What is such a chain beyond doubt, for messages."""
+
+    may_be: ClassVar[str] = ""
+    """What may be named as one, for messages, if that is more."""
 
     path: str
     blocks: dict[str, nn.Module]
@@ -50,19 +68,19 @@ class Site(ABC):
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the running means that ``mean_residual`` keeps of the chain, by name."""
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def accepts(module: nn.Module) -> bool:
+    def accepts(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` may be named as such a chain."""
 
-    @staticmethod
-    @abstractmethod
-    def is_evident(module: nn.Module) -> bool:
+    @classmethod
+    def is_evident(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` is such a chain beyond doubt, so that it need not be named."""
+        return cls.accepts(module)
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def holds_engine(module: nn.Module) -> bool:
+    def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether an engine is on ``module``, as such a chain or as a block of one."""
 
     def __init__(self, path: str, module: nn.Module):
@@ -77,14 +95,8 @@ class Site(ABC):
         """Yield what must be changed before an engine can be attached."""
 
     @abstractmethod
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
-        """Let ``engine`` compute the gradients of this chain from now on.
-
-        Args:
-            engine: the engine.
-            memory: what the chain keeps from pass to pass; belongs into checkpoints.
-            lean: whether to keep nothing of a forward pass but the states.
-        """
+    def record(self, attachment: Attachment) -> Sequence[Removable]:
+        """Let ``attachment`` solve this chain from now on; return what to take off again."""
 
     @abstractmethod
     def __str__(self) -> str:

@@ -9,44 +9,52 @@ from typing import Any
 from torch import Tensor
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
+from gradfree.chains.memory import Memory
 
 Figures = dict[str, dict[str, Tensor]]
 
-# Not context variables: autograd solves chains on a GPU in threads of its own.
-_exactly = False
-_figures: Figures | None = None
+_asking: list[Figures] = []
+"""Those who ask for figures at the moment. Not a context variable: autograd solves chains on a GPU in other threads."""
 
 
-def solve(engine: Solver, chain: Chain, direct: Any, path: str) -> ChainGradients:
-    """Return the gradients of ``chain``: the engine's, or inside :func:`exactly` backpropagation's.
+class Attachment:
+    """An engine on one chain of a model: what every recording of the chain needs of it.
 
-    Args:
-        engine: the engine.
-        chain: the chain.
-        direct: the direct cotangents of its states.
-        path: what the chain is called in :func:`engine_figures`.
+    Attributes:
+        engine: solves for the gradients.
+        path: module path of the chain.
+        solved: the paths of the blocks that it has computed gradients of: the chain's own set.
+        memory: what is kept of the chain from pass to pass.
+        lean: whether nothing of a forward pass is kept but the states.
+        exactly: whether backpropagation solves the chain in the engine's place.
     """
-    if _exactly:
-        return chain.backpropagate(direct)
-    if _figures is not None:
-        chain.figures = _figures.setdefault(path, {})
-    return engine.gradients(chain, direct)
 
+    def __init__(self, engine: Solver, path: str, solved: set[str], lean: bool):
+        self.engine, self.path, self.solved, self.lean = engine, path, solved, lean
+        self.memory = Memory()
+        self.exactly = False
 
-@contextmanager
-def exactly() -> Iterator[None]:
-    """Let backpropagation solve every chain in the backward passes inside the block, whatever engine is attached."""
-    global _exactly
-    before, _exactly = _exactly, True
-    try:
-        yield
-    finally:
-        _exactly = before
+    def solve(self, chain: Chain, direct: Any, name: str | None = None) -> ChainGradients:
+        """Return the gradients of ``chain``: the engine's, or backpropagation's.
+
+        Args:
+            chain: the chain.
+            direct: the direct cotangents of its states.
+            name: what the chain is called in :func:`engine_figures`; its path, if left out.
+        """
+        if self.exactly:
+            return chain.backpropagate(direct)
+        asking = tuple(_asking)
+        chain.figures = {} if asking else None
+        gradients = self.engine.gradients(chain, direct)
+        for figures in asking:
+            figures[self.path if name is None else name] = dict(chain.figures or {})
+        return gradients
 
 
 @contextmanager
 def engine_figures() -> Iterator[Figures]:
-    """Ask engines how they solve their chains in the backward passes inside the block.
+    """Ask engines how they solve their chains in the backward passes inside the block, of whatever model.
 
     Costs one more sweep a chain; the gradients are bit for bit the same as without. What there is depends on the
     engine: "sweeps", their number; "residual", the norm of what one more sweep would change in the cotangents of all
@@ -57,9 +65,10 @@ def engine_figures() -> Iterator[Figures]:
         path of the chain and name of the figure. A recurrent module has a chain for each layer and direction, named
         like its weights: "rnn.l0", "rnn.l0_reverse".
     """
-    global _figures
-    before, _figures = _figures, {}
+    figures: Figures = {}
+    _asking.append(figures)
     try:
-        yield _figures
+        yield figures
     finally:
-        _figures = before
+        # By identity: two that are empty are equal.
+        _asking[:] = [asking for asking in _asking if asking is not figures]

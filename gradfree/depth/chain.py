@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.memory import running_mean
+from gradfree.chains.memory import Memory, running_mean
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
@@ -67,7 +67,7 @@ class DepthChain(Chain):
         parameters: Sequence[Tensor],
         inputs: int,
         keep_graph: bool,
-        memory: dict[str, Tensor],
+        memory: Memory,
     ):
         self.like = links[-1].out
         self.links = links

@@ -23,10 +23,9 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent
-from gradfree.chains.chain import Solver
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Site
-from gradfree.chains.solving import solve
+from gradfree.chains.solving import Attachment
 from gradfree.depth.chain import DepthChain, Link
 from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError, refuse
@@ -96,15 +95,15 @@ class Recording:
         if last is None:
             return (None,) * (1 + len(self.inputs) + len(self.parameters))
         links, keep = self.links[: last + 1], _keep_graph()
-        gradients = solve(self.chain.engine, self.linearise(links, keep), direct[: last + 1], self.chain.path)
-        self.chain.solved.update(link.path for link in links)
+        gradients = self.chain.attachment.solve(self.linearise(links, keep), direct[: last + 1])
+        self.chain.attachment.solved.update(link.path for link in links)
         if not keep:
             self.links, self.freed = [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
-        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain.memory)
+        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain.attachment.memory)
 
 
 class _Context(FunctionCtx):
@@ -185,15 +184,13 @@ class RecordedChain:
     """One chain of a model with an engine attached.
 
     Args:
-        engine: solves for the gradients.
+        attachment: solves for the gradients.
         site: the chain.
-        memory: what is kept of this chain from pass to pass.
     """
 
-    def __init__(self, engine: Solver, site: Site, memory: dict[str, Tensor]):
-        self.engine = engine
-        self.memory = memory
-        self.path, self.blocks, self.inside, self.solved = site.path, site.blocks, site.inside, site.solved
+    def __init__(self, attachment: Attachment, site: Site):
+        self.attachment = attachment
+        self.blocks, self.inside = site.blocks, site.inside
         self._modules = list(dict.fromkeys(m for block in self.blocks.values() for m in block.modules()))
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:

@@ -1,48 +1,48 @@
-"""Chains in depth: the blocks of an ``nn.Sequential`` or ``nn.ModuleList``."""
+"""Chains in depth, as a model has them: blocks, such as those of an ``nn.Sequential`` or ``nn.ModuleList``."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from gradfree.chains.chain import Solver
 from gradfree.chains.refusals import attached, hooked
-from gradfree.chains.site import Site
+from gradfree.chains.site import Site, enclosing
+from gradfree.chains.solving import Attachment
 from gradfree.depth.recording import BlockRecorder, RecordedChain
 from gradfree.torchside.sharding import own_class, sharded
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
-class Container(Site):
-    """The blocks of a container, run one after the other by it or by the model."""
+class Blocks(Site):
+    """Some of a module's inner modules, run one after the other by it or by the model around it.
 
-    looks_like = "an nn.Sequential or nn.ModuleList of at least two blocks, every class of block at least twice"
+    Other kinds of chains in depth derive from it: they say which blocks (:meth:`blocks_of`), of which modules
+    (:meth:`accepts`), and what these look like (``looks_like``).
+    """
 
     def __init__(self, path: str, module: nn.Module):
         super().__init__(path, module)
-        self.blocks = {
-            f"{path}.{name}" if path else name: block for name, block in module._modules.items() if block is not None
+        self.blocks = {f"{path}.{name}" if path else name: block for name, block in self.blocks_of(module).items()}
+        around = {outer for block in self.blocks for outer in enclosing(block)}
+        self.inside = {
+            where: inner
+            for where, inner in self.inside.items()
+            if where in around or not self.blocks.keys().isdisjoint(enclosing(where))
         }
 
-    @staticmethod
-    def accepts(module: nn.Module) -> bool:
-        """Tell whether ``module`` is a container."""
-        return isinstance(module, _CONTAINERS)
+    @classmethod
+    @abstractmethod
+    def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return the blocks of ``module`` in the order in which they run, by their paths inside it."""
 
-    @staticmethod
-    def is_evident(module: nn.Module) -> bool:
-        """Tell whether it holds two or more composite blocks and every class of them more than once."""
-        blocks = list(module.children())
-        classes = Counter(map(own_class, blocks))
-        return isinstance(module, _CONTAINERS) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
-
-    @staticmethod
-    def holds_engine(module: nn.Module) -> bool:
+    @classmethod
+    def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` is a block with recording hooks."""
         return any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values())
 
@@ -70,12 +70,36 @@ class Container(Site):
         """Never: the blocks keep what autograd keeps of them."""
         return False
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
+    def record(self, attachment: Attachment) -> list[RemovableHandle]:
         """Put the recording hooks on the blocks."""
-        return RecordedChain(engine, self, memory).record()
+        return RecordedChain(attachment, self).record()
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"
+
+
+class Container(Blocks):
+    """All that an ``nn.Sequential`` or ``nn.ModuleList`` holds."""
+
+    looks_like = "an nn.Sequential or nn.ModuleList of at least two blocks, every class of block at least twice"
+    may_be = "an nn.Sequential or nn.ModuleList"
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Tell whether ``module`` is a container."""
+        return isinstance(module, _CONTAINERS)
+
+    @classmethod
+    def is_evident(cls, module: nn.Module) -> bool:
+        """Tell whether it holds two or more composite blocks and every class of them more than once."""
+        blocks = list(module.children())
+        classes = Counter(map(own_class, blocks))
+        return cls.accepts(module) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
+
+    @classmethod
+    def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return the children, each as often as it is one."""
+        return {name: block for name, block in module._modules.items() if block is not None}
 
 
 def _composite(module: nn.Module) -> bool:

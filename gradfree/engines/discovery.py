@@ -10,16 +10,9 @@ from torch import nn
 
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
-from gradfree.chains.site import Site
-from gradfree.depth.site import Container
-from gradfree.time.fused import Recurrent
-from gradfree.time.unrolled import Unrolled
+from gradfree.chains.site import Site, enclosing
 
-Kinds = tuple[type[Site], ...]
-IN_TIME: Kinds = (Recurrent, Unrolled)
-IN_DEPTH: Kinds = (Container,)
-KINDS: Kinds = (*IN_TIME, *IN_DEPTH)
-"""What engines for any links can solve."""
+Kinds = Sequence[type[Site]]
 
 
 def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left: Kinds = ()) -> Report:
@@ -36,25 +29,25 @@ def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left:
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
         named = [""]
-        chains = list(_find(model, kinds))
-        problems = _choice_problems(chains, modules, kinds) if chains or not left else []
+        sites = {path: kind(path, modules[path]) for path, kind in _find(model, kinds)}
+        problems = _choice_problems(sites, kinds) if sites or not left else []
     else:
         named = [path for path in chains if path in modules]
         problems = list(_path_problems(modules, chains, (*kinds, *left)))
-        chains = [path for path in named if not _site(path, modules[path], left)]
+        mine = {path: modules[path] for path in named if not _kind(modules[path], left)}
+        sites = {path: kind(path, module) for path, module in mine.items() if (kind := _kind(module, kinds))}
     if left:
         # Where another engine is on what this one leaves alone, autograd would not compute the gradients.
         problems += [problem for path in named for problem in attached(path, modules[path], left)]
-    sites = {path: site for path in chains if (site := _site(path, modules[path], kinds))}
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)
 
 
-def compiled_around_blocks(model: nn.Module, path: str, site: Site) -> str | None:
-    """Return the name, for messages, of a compiled module that whole blocks of the container at ``path`` lie in."""
-    if isinstance(site, Container):
-        around = {"", *site.blocks, *(path.rsplit(".", n)[0] for n in range(path.count(".") + 1))}
+def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
+    """Return the name, for messages, of a compiled module that whole blocks of a chain in depth lie in."""
+    if site.dimension == "depth":
+        around = {"", *(outer for path in site.blocks for outer in enclosing(path))}
         for where, module in model.named_modules():
             compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
             if compiled and where in around:
@@ -62,38 +55,38 @@ def compiled_around_blocks(model: nn.Module, path: str, site: Site) -> str | Non
     return None
 
 
-def _site(path: str, module: nn.Module, kinds: Kinds) -> Site | None:
-    return next((kind(path, module) for kind in kinds if kind.accepts(module)), None)
+def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
+    return next((kind for kind in kinds if kind.accepts(module)), None)
 
 
-def _find(module: nn.Module, kinds: Kinds, path: str = "") -> Iterator[str]:
+def _find(module: nn.Module, kinds: Kinds, path: str = "") -> Iterator[tuple[str, type[Site]]]:
     """Yield the outermost modules that are chains beyond doubt; of blocks with recurrent layers, the layers."""
-    in_time = [kind for kind in kinds if not issubclass(kind, Container)]
+    in_time = [kind for kind in kinds if kind.dimension == "time"]
     holds_layers = any(kind.is_evident(m) for kind in in_time for m in module.modules() if m is not module)
-    if any(kind.is_evident(module) for kind in kinds) and not holds_layers:
-        yield path
+    evident = next((kind for kind in kinds if kind.is_evident(module)), None)
+    if evident and not holds_layers:
+        yield path, evident
         return
     for name, child in module.named_children():
         yield from _find(child, kinds, f"{path}.{name}" if path else name)
 
 
-def _choice_problems(found: Sequence[str], modules: Mapping[str, nn.Module], kinds: Kinds) -> list[str]:
+def _choice_problems(found: Mapping[str, Site], kinds: Kinds) -> list[str]:
     if not found:
         return [
             f"the model has no chain that can be found without help: {', or '.join(k.looks_like for k in kinds)}. Put "
             "its parts into a container of their own, or name it: chains=['path.to.blocks']."
         ]
-    containers = [path for path in found if Container.accepts(modules[path])]
-    if len(containers) < 2:
+    rivals = [path for path, site in found.items() if not site.several]
+    if len(rivals) < 2:
         return []
-    which = ", ".join(map(path_name, containers))
-    return [f"{len(containers)} containers look like chains: {which}. Say which: chains={list(found)!r}, or fewer."]
+    which = ", ".join(map(path_name, rivals))
+    return [f"{len(rivals)} modules look like chains: {which}. Say which: chains={list(found)!r}, or fewer."]
 
 
 def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds) -> Iterator[str]:
-    candidates = [path for path, module in modules.items() if _site(path, module, kinds)]
-    in_time = any(not issubclass(kind, Container) for kind in kinds)
-    chain = f"an nn.Sequential or nn.ModuleList{', or a recurrent layer' if in_time else ''}"
+    candidates = [path for path, module in modules.items() if _kind(module, kinds)]
+    chain = ", or ".join(kind.may_be or kind.looks_like for kind in kinds)
     if not chains:
         yield "chains=[] names no chain; leave it out to have the chain found."
     for path, times in Counter(chains).items():

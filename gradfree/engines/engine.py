@@ -6,18 +6,21 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
+from gradfree.chains.kinds import known_kinds
+from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
-from gradfree.engines.discovery import KINDS, compiled_around_blocks, validate
+from gradfree.chains.solving import Attachment
+from gradfree.engines.discovery import compiled_around_blocks, validate
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
@@ -44,8 +47,14 @@ class Engine(ABC):
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
-    kinds: ClassVar[tuple[type[Site], ...]] = KINDS
-    """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
+        return not kind.of_layers
+
+    @property
+    def kinds(self) -> list[type[Site]]:
+        """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+        return [kind for kind in known_kinds() if self.solves(kind)]
 
     @property
     def needs_residual(self) -> bool:
@@ -80,8 +89,9 @@ class Engine(ABC):
 
         Args:
             model: any module.
-            chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, or
-                recurrent layers. By default all recurrent layers, and the container if only one looks like a chain.
+            chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
+                layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
+                the container if only one looks like a chain.
         """
         return self.judge(model, validate(model, chains, self.kinds))
 
@@ -104,27 +114,28 @@ class Engine(ABC):
             f"{where} is compiled, which hides the residual path of the blocks in {path!r} that {self} needs. Compile "
             "what lies inside the blocks, or use the engine 'fixed_point' or 'truncated'."
             for path, site in report.chains.items()
-            if (where := compiled_around_blocks(model, path, site))
+            if (where := compiled_around_blocks(model, site))
         ]
         return Report(report.chains, [*report.problems, *problems])
 
-    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain; return what to take off again.
 
         Args:
             site: the chain.
-            memory: what is kept of it from pass to pass; goes into checkpoints.
-            lean: as in :meth:`attach`.
+            attachment: the engine on it, with what is kept of it from pass to pass.
         """
-        parts = site.record(self, memory, lean)
-        after_step = self.after_step(memory)
-        return parts if after_step is None else [*parts, OptimizerSteps(site.blocks, memory, after_step)]
+        parts = site.record(attachment)
+        after_step = self.after_step(attachment.memory)
+        if after_step is None:
+            return parts
+        return [*parts, OptimizerSteps(site.blocks, attachment.memory.of("steps"), after_step)]
 
-    def after_step(self, memory: dict[str, Tensor]) -> AfterStep | None:
+    def after_step(self, memory: Memory) -> AfterStep | None:
         """Return what is to be done on one chain after each step of its optimizer; ``None``: nothing.
 
         Args:
-            memory: as in :meth:`parts`.
+            memory: what is kept of the chain from pass to pass.
         """
         return None
 
@@ -149,12 +160,12 @@ class Engine(ABC):
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.
             torch.compiler.reset()
-        memory: dict[str, dict[str, Tensor]] = {path: {} for path in report.chains}
-        parts = [part for path, site in report.chains.items() for part in self.parts(site, memory[path], lean)]
+        on = {path: Attachment(self, path, site.solved, lean) for path, site in report.chains.items()}
+        parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
-        means = [(memory[path], name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, memory, means, Watch(model, report.chains))
+        means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
+        return Handle(parts, report.chains, on, means, Watch(model, report.chains))
 
 
 def _lean_problems(report: Report, lean: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
+from gradfree.chains.memory import Memory
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
@@ -37,7 +38,7 @@ class FeedbackEngine(LayerEngine):
         """Return a generator of the engine's own, on the CPU, that always begins with the same numbers."""
         return torch.Generator("cpu").manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
-    def matrix(self, memory: dict[str, Tensor], path: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    def matrix(self, memory: Memory, path: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return B for the layer at ``path``.
 
         Args:
@@ -46,13 +47,13 @@ class FeedbackEngine(LayerEngine):
             shape: (outputs, inputs...).
             like: on whose device B is wanted, and in whose precision, but single at least.
         """
-        key = matrix_key(path, shape)
-        matrix = memory.get(key)
+        kept, key = memory.of("feedback"), matrix_key(path, shape)
+        matrix = kept.get(key)
         if matrix is None:
             bound = sqrt(3.0 / prod(shape[1:]))
             matrix = torch.empty(*shape, dtype=torch.float32, device="cpu")
             matrix.uniform_(-bound, bound, generator=self.generator(key))
-        memory[key] = matrix = matrix.to(like.device, torch.promote_types(like.dtype, torch.float32))
+        kept[key] = matrix = matrix.to(like.device, torch.promote_types(like.dtype, torch.float32))
         return matrix
 
     def sent(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:

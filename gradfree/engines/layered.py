@@ -11,17 +11,19 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
+from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.roles import keeps_state
-from gradfree.layers.site import Layered
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEngine(Engine):
     """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
 
-    kinds = (Layered,)
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether ``kind`` is of layers that can be taken apart."""
+        return kind.of_layers
 
     @property
     def runs_again(self) -> bool:

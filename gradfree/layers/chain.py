@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.depth.chain import DepthChain, Link
 from gradfree.errors import ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, linear_part, role_of
@@ -34,7 +35,7 @@ class Replay(Protocol):
     inputs: list[tuple[Tensor, GradientEdge]]
 
     @property
-    def memory(self) -> dict[str, Tensor]:
+    def memory(self) -> Memory:
         """What the chain keeps from pass to pass."""
 
     def check_parameters(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from gradfree.chains.memory import Memory
 from gradfree.depth.chain import Link
 from gradfree.depth.recording import BlockRecorder, RecordedChain, Recording
 from gradfree.errors import ChainError
@@ -40,9 +41,9 @@ class LayerRecording(Recording):
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
     @property
-    def memory(self) -> dict[str, Tensor]:
+    def memory(self) -> Memory:
         """What the chain keeps from pass to pass."""
-        return self.chain.memory
+        return self.chain.attachment.memory
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Remember the random state that a dropout mask is drawn from, to draw it again.
@@ -61,12 +62,22 @@ class LayerRecording(Recording):
                 f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
                 "tensor in a layer of its own, or leave the layers from there on out of the chain."
             )
-        if self.chain.engine.streams and role_of(block) is Role.DROPOUT and block.training:
+        if self.chain.attachment.engine.streams and role_of(block) is Role.DROPOUT and block.training:
             self._random[path] = RandomState.of(self.initial.device)
 
     def add(self, link: Link) -> None:
-        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights."""
-        if self.chain.engine.streams and role_of(link.block) is Role.WEIGHTS:
+        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights.
+
+        Raises:
+            ChainError: a layer without weights, by its role, has used parameters, which would get no gradient.
+        """
+        role = role_of(link.block)
+        if role is not Role.WEIGHTS and link.parameters:
+            raise ChainError(
+                f"{link.path} is a {type(link.block).__name__}, registered as without weights, but trains parameters, "
+                "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
+            )
+        if self.chain.attachment.engine.streams and role is Role.WEIGHTS:
             self.links = [_released(link) for link in self.links]
         super().add(link)
         self._version = link.out._version

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradfree.chains.chain import Solver
+from gradfree.chains.solving import Attachment
 from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
@@ -16,17 +16,19 @@ from gradfree.layers.roles import Role, known_layers, role_of
 class Layered(Container):
     """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
 
+    of_layers = True
     looks_like = "an nn.Sequential of layers that can be taken apart, two of them or more with weights"
 
-    def __init__(self, path: str, module: nn.Module):
-        super().__init__(path, module)
-        self.blocks = dict(_leaves(path, module))
-
-    @staticmethod
-    def is_evident(module: nn.Module) -> bool:
+    @classmethod
+    def is_evident(cls, module: nn.Module) -> bool:
         """Tell whether it is a Sequential of known layers alone, two or more of them with weights."""
         roles = [role_of(leaf) for _, leaf in _leaves("", module)]
         return isinstance(module, nn.Sequential) and None not in roles and roles.count(Role.WEIGHTS) > 1
+
+    @classmethod
+    def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return what is no container itself."""
+        return dict(_leaves("", module))
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the layers."""
@@ -35,12 +37,13 @@ class Layered(Container):
             if role_of(layer) is None:
                 yield (
                     f"{path} is a {type(layer).__name__}, which this engine cannot take apart into linear maps and "
-                    f"functions of single elements. It knows, in their plain forms: {known_layers()}."
+                    f"functions of single elements. It knows, in their plain forms: {known_layers()}. Tell it of a "
+                    "layer of your own by gradfree.register_layer."
                 )
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[RemovableHandle]:
+    def record(self, attachment: Attachment) -> list[RemovableHandle]:
         """Put the recording hooks on the layers."""
-        return RecordedLayers(engine, self, memory).record()
+        return RecordedLayers(attachment, self).record()
 
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())

@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count
 from gradfree.layers.chain import LayerChain
@@ -41,8 +43,6 @@ class OrthogonalEngine(Engine):
         TypeError: an option of another type, or a rule that does not take layers or has parts of its own.
         ValueError: an option out of range.
     """
-
-    kinds = (Layered,)
 
     orthogonalize_every: int | None = None
     orthogonalize_steps: int = 1
@@ -99,9 +99,9 @@ class OrthogonalEngine(Engine):
             direct = [None if e is None else e / self.temperature for e in direct]
         return self.rule.gradients(chain, direct)
 
-    def after_step(self, memory: dict[str, Tensor]) -> AfterStep:
+    def after_step(self, memory: Memory) -> AfterStep:
         """Return what leads the weights back, and then does what is due for :attr:`rule`."""
-        retraction = Retraction(memory, self.orthogonalize_every, self.orthogonalize_steps)
+        retraction = Retraction(memory.of("retraction"), self.orthogonalize_every, self.orthogonalize_steps)
         then = self.rule.after_step(memory)
 
         def retract(blocks: Mapping[str, nn.Module], steps: int) -> None:
@@ -111,9 +111,13 @@ class OrthogonalEngine(Engine):
 
         return retract
 
-    def parts(self, site: Site, memory: dict[str, Tensor], lean: bool) -> Sequence[Removable]:
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether ``kind`` is of layers that can be taken apart."""
+        return kind.of_layers
+
+    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain, and the temperature behind its last layer."""
-        parts = super().parts(site, memory, lean)
+        parts = super().parts(site, attachment)
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()

@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from gradfree.layers.roles import Convolution, Role, has_own_weight, role_of
+from gradfree.layers.roles import Convolution, Role, has_own_weight, is_isometric, role_of, weight_of
 from gradfree.orthogonal.weights import drift, is_matrix
 
 _TOLERANCE = 1e-3
@@ -59,9 +59,11 @@ def _of_weights(layer: nn.Module) -> str | None:
 def _of_rest(layer: nn.Module) -> str | None:
     if role_of(layer) is Role.MAX:
         return "chooses elements: the feedback takes the mean in its place. Use average pooling or strides."
-    if "Pool" in type(layer).__name__ or isinstance(layer, nn.ZeroPad1d | nn.ZeroPad2d | nn.ZeroPad3d):
+    if is_isometric(layer):
+        return None
+    if role_of(layer) is Role.LINEAR:
         return "is no isometry: it changes the norm of later layers' gradients, not their direction."
-    if role_of(layer) is Role.POINTWISE and not isinstance(layer, nn.Tanh | nn.Hardtanh | nn.Softsign):
+    if role_of(layer) is Role.POINTWISE:
         return (
             "is far from linear at zero: each such layer takes some of the gradients' alignment with it, and in deep "
             "chains all. Use Tanh."
@@ -73,7 +75,8 @@ def _features(layer: nn.Module) -> tuple[int, int]:
     """Return the numbers of inputs and outputs, of convolutions for the window of one step."""
     if isinstance(layer, Convolution):
         return layer.in_channels * prod(layer.stride), layer.out_channels
-    return layer.in_features, layer.out_features  # type: ignore[return-value]
+    weight = weight_of(layer)
+    return weight[0].numel(), len(weight)
 
 
 def _padding(layer: Convolution) -> tuple[int, ...]:

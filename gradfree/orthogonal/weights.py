@@ -27,7 +27,9 @@ def is_matrix(layer: nn.Module) -> bool:
     """
     if role_of(layer) is not Role.WEIGHTS or not has_own_weight(layer):
         return False
-    return not isinstance(layer, Convolution) or (
+    if not isinstance(layer, Convolution):
+        return layer.weight.dim() == 2  # type: ignore[operator]
+    return (
         layer.kernel_size == layer.stride
         and (layer.padding == "valid" or not any(layer.padding))
         and set(layer.dilation) == {1}

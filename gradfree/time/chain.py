@@ -12,7 +12,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.algebra.time_scan import scan
 from gradfree.chains.chain import Chain
-from gradfree.chains.memory import running_mean
+from gradfree.chains.memory import Memory, running_mean
 from gradfree.errors import ChainError
 from gradfree.time.closed_forms import State
 from gradfree.torchside.phases import phase
@@ -45,7 +45,7 @@ class TimeChain(Chain):
     inside: Tensor | None = None
     """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""
 
-    def __init__(self, length: int, like: Tensor, memory: dict[str, Tensor], name: str):
+    def __init__(self, length: int, like: Tensor, memory: Memory, name: str):
         self.length, self.like, self.memory, self.name = length, like, memory, name
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import plus, times
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.time.chain import Split, TimeChain, scan_steps, shifted_sum
 from gradfree.time.closed_forms import State, linearise
 from gradfree.time.gru_forward import Gates
@@ -41,7 +42,7 @@ class CellChain(TimeChain):
         first: Sequence[Tensor],
         weights: Sequence[Tensor],
         wanted: Sequence[bool],
-        memory: dict[str, Tensor],
+        memory: Memory,
         name: str,
         gates: Gates | None = None,
         inside: Tensor | None = None,

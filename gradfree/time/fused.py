@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gradfree.chains.chain import Solver
 from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.time.fused_layer import Layer, LayerFunction
 from gradfree.time.packing import Packing
 from gradfree.torchside.unsaved import Unsaved
@@ -24,14 +24,14 @@ from gradfree.torchside.unsaved import Unsaved
 class Recurrent(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
+    dimension = "time"
+    several = True
     looks_like = "an nn.RNN, nn.GRU or nn.LSTM"
 
-    @staticmethod
-    def accepts(module: nn.Module) -> bool:
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` is one of torch's recurrent modules."""
         return isinstance(module, nn.RNNBase)
-
-    is_evident = accepts
 
     @property
     def has_residual(self) -> bool:
@@ -44,8 +44,8 @@ class Recurrent(Site):
         layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
         return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
 
-    @staticmethod
-    def holds_engine(module: nn.Module) -> bool:
+    @classmethod
+    def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether the module's forward is a recorder's."""
         return isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder)
 
@@ -61,9 +61,9 @@ class Recurrent(Site):
         if module.proj_size:
             yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the module's forward."""
-        recorder = RecurrentRecorder(engine, self, self._module, memory, lean)
+        recorder = RecurrentRecorder(attachment, self._module)
         self._module.forward = recorder.forward
         return [recorder, Unsaved(self._module, {"forward"})]
 
@@ -79,9 +79,8 @@ class Recurrent(Site):
 class RecurrentRecorder:
     """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
-    def __init__(self, engine: Solver, site: Site, module: nn.RNNBase, memory: dict[str, Tensor], lean: bool):
-        self.engine, self.module, self.memory, self.lean = engine, module, memory, lean
-        self.path, self.solved = site.path, site.solved
+    def __init__(self, attachment: Attachment, module: nn.RNNBase):
+        self.attachment, self.module = attachment, module
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -141,8 +140,7 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            options = self.memory, self.lean, self.solved
-            layer = Layer(self.path, number, self.engine, module.mode, directions, packing, *options)
+            layer = Layer(self.attachment, number, module.mode, directions, packing)
             x, *final = LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:

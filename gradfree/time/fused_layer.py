@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from gradfree.algebra.cotangents import plus
-from gradfree.chains.chain import Solver
-from gradfree.chains.solving import solve
+from gradfree.chains.solving import Attachment
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory, run
@@ -25,32 +24,30 @@ from gradfree.torchside.phases import phase
 class Layer:
     """One layer of a recurrent module, in one direction or both."""
 
-    path: str
+    attachment: Attachment
     number: int
-    engine: Solver
     mode: str
     directions: int
     packing: Packing | None
-    memory: dict[str, Tensor]
-    lean: bool
-    solved: set[str]
 
     @phase("forward")
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
         """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
+        lean, engine = self.attachment.lean, self.attachment.engine
         recurrence = Recurrence(
-            x, states, weights, self.mode, directions=self.directions, packing=self.packing, lean=self.lean
+            x, states, weights, self.mode, directions=self.directions, packing=self.packing, lean=lean
         )
-        return run(self.engine, recurrence)
+        return run(engine, recurrence)
 
     @property
     def name(self) -> str:
         """Which layer of which module, for messages."""
-        return f"{self.path}, layer {self.number}" if self.path else f"layer {self.number}"
+        path = self.attachment.path
+        return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
     def chain_path(self, direction: int) -> str:
         """Name one of its chains as torch names its weights."""
-        return f"{self.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
+        return f"{self.attachment.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -125,15 +122,15 @@ class LayerFunction(torch.autograd.Function):
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
-            name = f"{layer.number}.{d}"
+            name, memory = f"{layer.number}.{d}", layer.attachment.memory
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
-                chain = CellChain(layer.mode, fed, outs, first, own, needs, layer.memory, name, gates, inside)
-                initial, inputs, parameters = solve(layer.engine, chain, direct, layer.chain_path(d))
+                chain = CellChain(layer.mode, fed, outs, first, own, needs, memory, name, gates, inside)
+                initial, inputs, parameters = layer.attachment.solve(chain, direct, layer.chain_path(d))
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
         check_made_finite(gradients, layer.name)
-        layer.solved.add(layer.path)
+        layer.attachment.solved.add(layer.attachment.path)
         return None, *gradients

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from gradfree.chains.chain import Solver
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
-from gradfree.chains.solving import solve
+from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
 from gradfree.time.cell_layer import CellLayer
 from gradfree.time.chain import TimeChain
@@ -28,14 +27,14 @@ from gradfree.torchside.unsaved import Unsaved
 class Unrolled(Site):
     """A :class:`CellLayer`."""
 
+    dimension = "time"
+    several = True
     looks_like = "a gradfree.CellLayer"
 
-    @staticmethod
-    def accepts(module: nn.Module) -> bool:
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
         """Tell whether ``module`` is a :class:`CellLayer`."""
         return isinstance(module, CellLayer)
-
-    is_evident = accepts
 
     @property
     def has_residual(self) -> bool:
@@ -47,8 +46,8 @@ class Unrolled(Site):
         part = int(_closed_form(self._layer.cell) == "LSTM")
         return {f"0.{part}": (self._layer.cell.hidden_size,)}  # type: ignore[dict-item]
 
-    @staticmethod
-    def holds_engine(module: nn.Module) -> bool:
+    @classmethod
+    def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether the layer's loop over steps is replaced."""
         return isinstance(module, CellLayer) and "unroll" in vars(module)
 
@@ -72,9 +71,9 @@ class Unrolled(Site):
                     "would draw other masks or count statistics twice. Put it outside the cell."
                 )
 
-    def record(self, engine: Solver, memory: dict[str, Tensor], lean: bool) -> list[Removable]:
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the layer's loop over steps, which keeps nothing but the states."""
-        recorder = CellRecorder(engine, self, self._layer, memory)
+        recorder = CellRecorder(attachment, self._layer, self.inside)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
         return [recorder, Unsaved(self._layer, {"unroll"})]
 
@@ -89,10 +88,9 @@ class Unrolled(Site):
 class CellRecorder:
     """Stands in for a :class:`CellLayer`'s loop over steps."""
 
-    def __init__(self, engine: Solver, site: Site, layer: CellLayer, memory: dict[str, Tensor]):
-        self.engine, self.layer, self.memory = engine, layer, memory
-        self.path, self.inside, self.solved = site.path, site.inside, site.solved
-        self.where = f"{site.path}.cell".removeprefix(".")
+    def __init__(self, attachment: Attachment, layer: CellLayer, inside: dict[str, nn.Module]):
+        self.attachment, self.layer, self.inside = attachment, layer, inside
+        self.where = f"{attachment.path}.cell".removeprefix(".")
         self.compared: Marks = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +137,7 @@ class CellRecorder:
             ChainError: the cell gives other states than in the pass.
         """
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-        chain = UnrolledChain(self.layer.cell, x, before, parameters, wanted, self.memory, self.where)
+        chain = UnrolledChain(self.layer.cell, x, before, parameters, wanted, self.attachment.memory, self.where)
         # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
         # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
         now = held_marks(self.layer.cell)
@@ -174,7 +172,7 @@ class _UnrollFunction(torch.autograd.Function):
         ctx.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         before = marks_of([x, *rest, *cell.buffers()])
         recurrence = Recurrence(x, rest[:parts], rest[parts:], ctx.mode, cell)
-        out, finals, others = run(recorder.engine, recurrence)
+        out, finals, others = run(recorder.attachment.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
@@ -190,8 +188,9 @@ class _UnrollFunction(torch.autograd.Function):
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         recorder, parts = ctx.recorder, ctx.parts
-        check_finite((cotangent, *finals), recorder.path)
-        x, *rest = saved(ctx, recorder.path or "the cell layer")
+        path, memory = recorder.attachment.path, recorder.attachment.memory
+        check_finite((cotangent, *finals), path)
+        x, *rest = saved(ctx, path or "the cell layer")
         autocast = ctx.autocast
         if ctx.mode is not None:
             # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
@@ -207,13 +206,13 @@ class _UnrollFunction(torch.autograd.Function):
         chain: TimeChain
         with autocast:
             if ctx.mode is not None:
-                chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], recorder.memory, "0")
+                chain = CellChain(ctx.mode, x, states[0], first, parameters, [True, *wanted], memory, "0")
             else:
                 chain = recorder.unrolled(x, states, first, parameters, wanted, ctx.held)
-            gradients = solve(recorder.engine, chain, direct, recorder.path)
+            gradients = recorder.attachment.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
-        check_made_finite(given, recorder.path or "the cell layer")
-        recorder.solved.add(recorder.path)
+        check_made_finite(given, path or "the cell layer")
+        recorder.attachment.solved.add(path)
         return None, None, *given
 
 

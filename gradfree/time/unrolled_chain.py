@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradfree.algebra.cotangents import plus, times
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.memory import Memory
 from gradfree.errors import ChainError
 from gradfree.time.cell_layer import apply_cell
 from gradfree.time.chain import Split, TimeChain
@@ -40,7 +41,7 @@ class UnrolledChain(TimeChain):
         before: Sequence[Tensor],
         parameters: Sequence[Tensor],
         wanted: Sequence[bool],
-        memory: dict[str, Tensor],
+        memory: Memory,
         where: str,
     ):
         super().__init__(len(x), before[0], memory, "0")

@@ -114,7 +114,7 @@ def test_a_model_without_a_chain():
 def test_several_possible_chains_are_ambiguous():
     model = plain_model()
     model.others = nn.ModuleList([Plain(), Plain()])
-    assert "2 containers look like chains: 'blocks', 'others'. Say which: chains=" in refused(HIGHWAY, model)
+    assert "2 modules look like chains: 'blocks', 'others'. Say which: chains=" in refused(HIGHWAY, model)
 
 
 def test_overlapping_chains():

@@ -8,7 +8,17 @@ import pytest
 import torch
 from places import ROOT
 
+from gradfree.chains import kinds
+from gradfree.layers import roles
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    """Leave no kind of chains or layers to other tests."""
+    monkeypatch.setattr(kinds, "_registered", {})
+    monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
 
 
 def examples(page):
@@ -56,6 +66,25 @@ def test_the_example_layer_engine_is_right():
     for of_the_stem in ("stem.weight", "stem.bias"):
         del actual[of_the_stem], expected[of_the_stem]
     assert_equal_gradients(actual, expected)
+
+
+def test_the_example_chain_kind_is_right():
+    """Its chain is found and exact at k = L - 1; without the kind there is none."""
+    import gradfree
+    from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+    names = {"__name__": "example"}
+    model_code, kind_code, *_ = examples(ROOT / "docs" / "adding-a-chain-kind.md")
+    exec(model_code, names)
+    model, x = names["Encoder"](6, depth=5), torch.randn(4, 8)
+    expected = gradients(model, lambda: model(x))
+    assert not gradfree.create_engine("highway_bp").validate(model).ok
+    exec(kind_code, names)
+    with gradfree.create_engine("highway_bp", iterations=4).attach(model) as handle:
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+    assert list(handle.chains[""].blocks) == ["b1", "b2", "b3", "b4", "b5"]
+    with gradfree.create_engine("truncated").attach(model), pytest.raises(AssertionError):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
 def test_links_between_pages_lead_somewhere():

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradfree.chains.solving import exactly
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.testing.cases.cases import Case, Task, attached
@@ -35,7 +34,8 @@ def forward_and_backward(engine: Engine, case: Case) -> None:
     behind = {name for name in exact if name.startswith("head")}
     kept = {name: g if name in behind else _shape_of(g) for name, g in actual.items()}
     assert_equal_gradients(kept, {name: g if name in behind else _shape_of(g) for name, g in exact.items()})
-    with attached(engine, case) as task, exactly():
+    task = Task(case)
+    with engine.attach(task.model, task.chains) as handle, handle.exactly():
         assert_equal_gradients(_pass(task)[1], exact)
 
 

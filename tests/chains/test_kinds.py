@@ -1,0 +1,216 @@
+"""Kinds of chains are open: one that is registered, or that another package declares, is like those of gradfree."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree.chains import kinds
+from gradfree.depth.site import Blocks
+from gradfree.testing.cases.cases import RESIDUAL, Case
+from gradfree.testing.cases.models import LayeredModel, Plain, assert_equal_gradients, gradients
+from gradfree.testing.features.registry import FEATURES
+
+
+class Loop(nn.Module):
+    """Runs what it holds as b1, b2, ..."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        for n, block in enumerate(blocks, start=1):
+            setattr(self, f"b{n}", block)
+
+    def forward(self, x):
+        for block in numbered(self).values():
+            x = block(x)
+        return x
+
+
+def numbered(module):
+    return {name: block for name, block in module.named_children() if name[0] == "b"}
+
+
+class Loops(Blocks):
+    looks_like = "a module with b1, b2, ..."
+
+    @classmethod
+    def accepts(cls, module):
+        return isinstance(module, Loop)
+
+    @classmethod
+    def blocks_of(cls, module):
+        return numbered(module)
+
+
+class LoopModel(LayeredModel):
+    def __init__(self, depth=5):
+        super().__init__()
+        self.blocks = Loop(*(Plain() for _ in range(depth)))
+
+
+def engine(name="highway_bp", **options):
+    return gradfree.create_engine(name, **options)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    """Leave no kind to other tests."""
+    monkeypatch.setattr(kinds, "_registered", {})
+
+
+@pytest.fixture
+def loops():
+    gradfree.register_chain("loops")(Loops)
+
+
+def test_what_nobody_has_registered_is_not_found():
+    report = engine().validate(LoopModel())
+    assert "no chain that can be found without help" in report.problems[0]
+    assert "b1" not in report.problems[0]
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_registered_kind_is_found_named_and_exact():
+    """With k = L - 1 sweeps; with fewer it is not, so it is the engine that solves the chain."""
+    model, x = LoopModel(), torch.randn(4, 6)
+    assert str(engine().validate(model)) == "chain 'blocks': 5 blocks"
+    assert engine().validate(model, ["blocks"]).ok
+    exact = gradients(model, lambda: model(x))
+    with engine(iterations=4).attach(model), gradfree.engine_figures() as figures:
+        assert_equal_gradients(gradients(model, lambda: model(x)), exact)
+    assert figures["blocks"]["sweeps"] == 4
+    with engine(iterations=1).attach(model), pytest.raises(AssertionError):
+        assert_equal_gradients(gradients(model, lambda: model(x)), exact)
+    fidelity = gradfree.gradient_fidelity(engine(iterations=4), model, lambda out, _: out.sum(), (x, None))
+    assert fidelity.chains.relative_error < 1e-10
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_registered_kind_keeps_its_means_in_checkpoints():
+    model, x = LoopModel(), torch.randn(4, 6)
+    with engine("dsf", feedback="gate").attach(model) as handle:
+        model(x).sum().backward()
+        state = handle.state_dict()
+        assert list(state["blocks"]) == ["mean of residual"]
+    with engine("dsf", feedback="gate").attach(model) as handle:
+        handle.load_state_dict(state)
+        assert handle.state_dict() == state
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("name", [f.name for f in FEATURES.values() if RESIDUAL in f.families and not f.slow])
+def test_a_registered_kind_has_the_features_of_other_blocks(name):
+    """What is refused, is refused for a container, too."""
+    case = Case("loop", RESIDUAL, LoopModel, (8, 6))
+    container = Case("container", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6))
+    of_loop, of_container = (FEATURES[name].refusal(engine(), c) for c in (case, container))
+    assert (of_loop is None) == (of_container is None), of_loop or of_container
+
+
+@pytest.mark.usefixtures("loops")
+def test_engines_take_kinds_by_what_these_say_of_themselves():
+    """Backpropagation leaves it to autograd, as all chains in depth; those for layers say what they know instead."""
+    assert engine("backprop").validate(LoopModel()).notes == ["nothing is attached: autograd computes all gradients"]
+    assert list(engine("backprop", plain=False).validate(LoopModel()).chains) == ["blocks"]
+    assert Loops not in engine("dfa").kinds
+    with pytest.raises(gradfree.ChainError, match=r"engine is an nn.Sequential or nn.ModuleList. What"):
+        engine("dfa").attach(LoopModel(), ["blocks"])
+    with pytest.raises(gradfree.ChainError, match=r"engine is a module with b1, b2, ..., or an nn.Seq"):
+        engine().attach(LoopModel(), ["stem"])
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("several", [False, True])
+def test_a_kind_says_whether_several_are_too_many(several, monkeypatch):
+    monkeypatch.setattr(Loops, "several", several)
+    model = nn.ModuleDict({"0": LoopModel(), "1": LoopModel()})
+    report = engine().validate(model)
+    if several:
+        assert report.ok
+        assert list(report.chains) == ["0.blocks", "1.blocks"]
+    else:
+        assert "2 modules look like chains: '0.blocks', '1.blocks'" in report.problems[0]
+
+
+class Unit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.loop = Loop(Plain())
+
+    def forward(self, x):
+        return self.loop(x)
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("dimension", ["depth", "time"])
+def test_of_blocks_with_chains_in_time_in_them_these_are_found(dimension, monkeypatch):
+    monkeypatch.setattr(Loops, "dimension", dimension)
+    monkeypatch.setattr(Loops, "several", True)
+    found = engine("fixed_point").validate(nn.Sequential(Unit(), Unit())).chains
+    assert list(found) == ([""] if dimension == "depth" else ["0.loop", "1.loop"])
+
+
+@pytest.mark.usefixtures("loops")
+def test_what_does_not_take_part_may_have_hooks():
+    """Other than a container, the module that holds the blocks may hold much else."""
+    model = Loop(nn.Sequential(Plain()), Plain())
+    model.head = nn.Linear(6, 6)
+    model.head.register_full_backward_hook(lambda *_: None)
+    assert engine().validate(model).ok
+    handle = model.b1[0].register_full_backward_hook(lambda *_: None)
+    assert "b1.0 has full backward hooks" in engine().validate(model).problems[0]
+    handle.remove()
+    model.compile()
+    assert "the model itself) is compiled, which hides" in engine().validate(model).problems[0]
+
+
+def test_of_several_kinds_the_last_one_registered_counts():
+    """And one that is registered again is replaced: so it is when a cell of a notebook runs again."""
+
+    class Two(Loops):
+        @classmethod
+        def blocks_of(cls, module):
+            return dict(list(super().blocks_of(module).items())[:2])
+
+    gradfree.register_chain("loops")(Loops)
+    gradfree.register_chain("two")(Two)
+    assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"
+    gradfree.register_chain("loops")(Loops)
+    assert str(engine().validate(LoopModel()).chains["blocks"]) == "5 blocks"
+    gradfree.register_chain("loops")(Two)
+    assert kinds.known_kinds().count(Loops) == 0
+    assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"
+
+
+def test_what_is_no_kind_is_refused():
+    for wrong in (Loop, Loops("", Loop()), "Loops"):
+        with pytest.raises(TypeError, match=r"'wrong' must be a subclass of gradfree.chains.site.Site"):
+            gradfree.register_chain("wrong")(wrong)
+    assert not kinds._registered
+
+
+@pytest.fixture
+def other_package(tmp_path, monkeypatch):
+    """Install a package with a kind of chains, until the end of the test."""
+    folder = tmp_path / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[gradfree.chains]\nzz = other_kinds:Reversed\n")
+    (tmp_path / "other_kinds.py").write_text(
+        "from gradfree.depth.site import Container\nclass Reversed(Container):\n    looks_like = 'other blocks'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds._declared.cache_clear()
+    yield
+    kinds._declared.cache_clear()
+    sys.modules.pop("other_kinds", None)
+
+
+@pytest.mark.usefixtures("other_package")
+def test_kinds_of_other_packages_are_found_and_asked_before_our_own():
+    model = LayeredModel(*(Plain() for _ in range(2)))
+    (site,) = engine().validate(model).chains.values()
+    assert type(site).__name__ == "Reversed"
+    assert "other blocks" in engine().validate(nn.Linear(2, 2)).problems[0]

@@ -1,0 +1,110 @@
+"""What chains keep from pass to pass: a namespace for each owner, and checkpoints as they always were."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree.chains.memory import Memory
+from gradfree.testing.cases.models import layered_model, plain_model
+
+MATRICES = [f"blocks.{n} (6, 6)" for n in (0, 2, 4)]
+SAVED = {
+    "dsf in time": ("dsf", {"feedback": "gate"}, "", {"mean of 0.0.1": (2,), "mean of 0.1.1": (2,)}),
+    "dsf in depth": ("dsf", {"feedback": "gate"}, "blocks", {"mean of residual": ()}),
+    "dfa": ("dfa", {}, "blocks", dict.fromkeys(MATRICES, (6, 6))),
+    "pepita": ("pepita", {"mirror_every": 2}, "blocks", dict.fromkeys(MATRICES, (6, 6)) | {"steps": ()}),
+    "foton": (
+        "foton",
+        {"refresh_feedback_every": 5},
+        "blocks",
+        {"F to blocks.4": (6, 6), "steps": (), "drifts": (3,)}
+        | {f"drift probe of blocks.{n}": (6, 1) for n in (0, 2, 4)},
+    ),
+}
+"""Engine, options, chain, and the keys and shapes that version 0.1.0 wrote into checkpoints."""
+
+
+def trained(name, options, model, x, state=None):
+    """Return what the engine keeps at once, and after three steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with gradfree.create_engine(name, **options).attach(model) as handle:
+        handle.load_state_dict(state or {})
+        before = handle.state_dict()
+        for _ in range(3):
+            out = model(x)
+            (out[0] if isinstance(out, tuple) else out).pow(2).sum().backward()
+            optimizer.step()
+        return before, handle.state_dict()
+
+
+def model_for(case):
+    if case == "dsf in time":
+        return nn.LSTM(3, 2, bidirectional=True), torch.randn(4, 2, 3)
+    return plain_model() if case == "dsf in depth" else layered_model(), torch.randn(4, 6)
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_checkpoints_have_the_keys_that_they_always_had(case):
+    name, options, path, shapes = SAVED[case]
+    _, kept = trained(name, options, *model_for(case))
+    assert {key: tuple(tensor.shape) for key, tensor in kept[path].items()} == shapes
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_an_old_checkpoint_loads_and_is_saved_again_as_it_was(case):
+    """And is what the engine goes on from: matrices stay, counts count on, means move from there."""
+    name, options, path, shapes = SAVED[case]
+    old = {key: torch.rand(shape) for key, shape in shapes.items()}
+    if "steps" in old:
+        old["steps"] = torch.tensor(6)
+    before, after = trained(name, options, *model_for(case), {path: old})
+    assert before[path].keys() == old.keys()
+    assert all(before[path][key] is tensor for key, tensor in old.items())
+    _, fresh = trained(name, options, *model_for(case))
+    assert after[path].keys() == old.keys()
+    if case == "dfa":
+        assert all(torch.equal(after[path][key], old[key]) for key in old)
+    else:
+        assert not any(torch.equal(after[path][key], fresh[path][key]) for key in old if key != "drifts")
+    if "steps" in old:
+        assert after[path]["steps"] == 9
+
+
+def test_each_owner_finds_its_own_in_an_old_checkpoint():
+    memory = Memory()
+    memory.load_state_dict({key: torch.zeros(shape) for *_, shapes in SAVED.values() for key, shape in shapes.items()})
+    probes = [f"drift probe of blocks.{n}" for n in (0, 2, 4)]
+    found = {
+        "feedback": MATRICES,
+        "means": ["mean of 0.0.1", "mean of 0.1.1", "mean of residual"],
+        "steps": ["steps"],
+        "retraction": [*probes, "drifts"],
+        "foton": ["F to blocks.4"],
+    }
+    assert {owner: sorted(own) for owner, own in memory._owners.items()} == found
+
+
+def test_owners_do_not_see_each_other():
+    """Also of two that use the same name; those that are new are told apart in checkpoints by theirs."""
+    memory = Memory()
+    one, other = torch.zeros(1), torch.ones(1)
+    memory.of("one")["x"], memory.of("other")["x"] = one, other
+    memory.of("means")["mean of x"] = one
+    assert memory.of("one") == {"x": one}
+    assert memory.of("retraction") == {}
+    state = memory.state_dict()
+    assert state == {"one: x": one, "other: x": other, "mean of x": one}
+    again = Memory()
+    held = again.of("other")
+    again.load_state_dict(state)
+    assert held == {"x": other}
+    assert again.state_dict() == state
+    again.load_state_dict({})
+    assert held == again.state_dict() == {}
+
+
+def test_what_nobody_is_known_to_own_is_kept_for_the_next_checkpoint():
+    memory = Memory()
+    memory.load_state_dict({"something": torch.ones(1)})
+    assert memory.state_dict() == {"something": torch.ones(1)}

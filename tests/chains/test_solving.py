@@ -1,0 +1,46 @@
+"""Who solves a chain, and who is told how: one attachment's affair, and that of everybody who asks."""
+
+import copy
+
+import pytest
+import torch
+
+import gradfree
+from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+
+
+def test_exactly_is_for_the_chains_of_its_handle_alone():
+    """Another model's engine goes on in between; behind the block, also behind an error in it, so does its own."""
+    engine = gradfree.create_engine("truncated")
+    one, x = plain_model(), torch.randn(4, 6)
+    other = copy.deepcopy(one)
+    exact = gradients(one, lambda: one(x))
+    with engine.attach(one) as handle, engine.attach(other):
+        approximate = gradients(one, lambda: one(x))
+        with handle.exactly():
+            assert_equal_gradients(gradients(one, lambda: one(x)), exact)
+            assert_equal_gradients(gradients(other, lambda: other(x)), approximate, tolerance=0.0)
+            with handle.exactly():
+                pass
+            assert_equal_gradients(gradients(one, lambda: one(x)), exact)
+        with pytest.raises(KeyError), handle.exactly():
+            raise KeyError
+        assert_equal_gradients(gradients(one, lambda: one(x)), approximate, tolerance=0.0)
+    with pytest.raises(AssertionError):
+        assert_equal_gradients(approximate, exact)
+
+
+def test_all_who_ask_for_figures_are_told():
+    """However their blocks lie: the second is still told when the first has left."""
+    model, x = plain_model(), torch.randn(4, 6)
+    first, second = gradfree.engine_figures(), gradfree.engine_figures()
+    with gradfree.create_engine("highway_bp").attach(model):
+        one, two = first.__enter__(), second.__enter__()
+        gradients(model, lambda: model(x))
+        first.__exit__(None, None, None)
+        assert one == two != {}
+        before = one["blocks"]["residual"]
+        gradients(model, lambda: model(2 * x))
+        second.__exit__(None, None, None)
+        gradients(model, lambda: model(3 * x))
+    assert one["blocks"]["residual"] == before != two["blocks"]["residual"]

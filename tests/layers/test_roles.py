@@ -1,0 +1,172 @@
+"""Roles of layers are open: a layer of one's own that is registered is treated as torch's own like it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gradfree
+from gradfree.layers import roles
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+ENGINES = ("foton", "dfa", "fa", "pepita", "orthogonal_backprop")
+
+
+class OwnLinear(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(outputs, inputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return torch.einsum("ni,oi->no", x, self.weight) + self.bias
+
+
+class OwnSoftsign(nn.Module):
+    def forward(self, x):
+        return x / (1 + x.abs())
+
+
+class OwnMaxPool(nn.Module):
+    def forward(self, x):
+        return F.max_pool2d(x, 2)
+
+
+class Half(nn.Linear):
+    """An ``nn.Linear`` of another kind: half of it, without the bias."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight) / 2
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch):
+    """Leave no layer to other tests."""
+    monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
+
+
+@pytest.fixture
+def own():
+    gradfree.register_layer(OwnLinear, "weights", linear=lambda _, x, weight: torch.einsum("ni,oi->no", x, weight))
+    gradfree.register_layer(OwnSoftsign, "pointwise", isometric=True)
+    gradfree.register_layer(OwnMaxPool, "max", linear=lambda _, x: F.avg_pool2d(x, 2))
+
+
+def model(linear, softsign, pool):
+    beginning = nn.Conv2d(1, 3, 3, padding=1), pool(), nn.Flatten()
+    return nn.Sequential(*beginning, linear(12, 8), softsign(), linear(8, 6), softsign(), linear(6, 3))
+
+
+def torchs():
+    return model(nn.Linear, nn.Softsign, lambda: nn.MaxPool2d(2))
+
+
+def owns():
+    return model(OwnLinear, OwnSoftsign, OwnMaxPool)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("name", ENGINES)
+def test_registered_layers_get_the_gradients_of_torchs_own_like_them(name):
+    """And are kept orthogonal, or get feedback, just so: over two steps of an optimizer."""
+    first, second, x = torchs(), owns(), torch.randn(5, 1, 4, 4)
+    second.load_state_dict(first.state_dict())
+    engine = gradfree.create_engine(name)
+    for net in (first, second):
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        with engine.attach(net):
+            for _ in range(2):
+                gradients(net, lambda net=net: net(x))
+                optimizer.step()
+    assert_equal_gradients(*({n: p.grad for n, p in net.named_parameters()} for net in (second, first)))
+    assert_equal_gradients(dict(second.named_parameters()), dict(first.named_parameters()))
+
+
+def test_layers_that_nobody_has_registered_are_refused_with_what_to_do():
+    problems = gradfree.create_engine("foton").validate(owns(), [""]).problems
+    assert [p.split(",")[0] for p in problems if "cannot take apart" in p][:2] == [
+        "1 is a OwnMaxPool",
+        "3 is a OwnLinear",
+    ]
+    assert "gradfree.register_layer" in problems[0]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_chain_of_registered_layers_is_found():
+    assert list(gradfree.create_engine("dfa").validate(owns()).chains) == [""]
+    assert "OwnLinear" in roles.known_layers()
+
+
+def test_a_subclass_counts_if_it_keeps_the_known_forward_and_may_be_registered_itself():
+    class Named(nn.Linear):
+        pass
+
+    assert roles.role_of(Named(2, 2)) is roles.Role.WEIGHTS
+    assert roles.role_of(Half(2, 2)) is None
+    gradfree.register_layer(Half, "weights", linear=lambda _, x, weight: F.linear(x, weight) / 2)
+    layer, x, e = Half(4, 3), torch.randn(2, 4), torch.randn(2, 3)
+    assert roles.role_of(layer) is roles.Role.WEIGHTS
+    assert torch.equal(roles.linear_part(layer, x), layer(x))
+    torch.testing.assert_close(roles.adjoint(layer, e, x.shape), e @ layer.weight / 2)
+    assert torch.equal(roles.linear_part(nn.Linear(4, 3), x, layer.weight), 2 * layer(x))
+
+
+@pytest.mark.usefixtures("own")
+def test_a_choice_of_elements_goes_by_its_stand_in():
+    x = torch.randn(2, 1, 4, 4)
+    assert torch.equal(roles.linear_part(OwnMaxPool(), x), F.avg_pool2d(x, 2))
+    e = torch.randn(2, 1, 2, 2)
+    expected = F.interpolate(e, scale_factor=2) / 4
+    torch.testing.assert_close(roles.adjoint(OwnMaxPool(), e, x.shape), expected)
+
+
+def test_an_adjoint_of_ones_own_is_used():
+    used = []
+
+    def adjoint(layer, cotangent, weight):
+        used.append(layer)
+        return cotangent @ weight
+
+    gradfree.register_layer(OwnLinear, "weights", linear=lambda _, x, w: F.linear(x, w), adjoint=adjoint)
+    layer, e = OwnLinear(4, 3), torch.randn(2, 3)
+    assert torch.equal(roles.adjoint(layer, e, torch.Size([2, 4])), e @ layer.weight)
+    assert used == [layer]
+
+
+@pytest.mark.usefixtures("own")
+def test_notes_tell_of_layers_that_are_no_isometries():
+    notes = gradfree.create_engine("foton").validate(owns()).notes
+    assert not [note for note in notes if "OwnSoftsign" in note]
+    assert any("(OwnMaxPool) chooses elements" in note for note in notes)
+    gradfree.register_layer(OwnSoftsign, "pointwise")
+    notes = gradfree.create_engine("foton").validate(owns()).notes
+    assert sum("(OwnSoftsign) is far from linear at zero" in note for note in notes) == 2
+    gradfree.register_layer(OwnMaxPool, "linear")
+    notes = gradfree.create_engine("foton").validate(owns()).notes
+    assert any("(OwnMaxPool) is no isometry" in note for note in notes)
+
+
+def test_parameters_that_would_get_no_gradient_are_refused():
+    gradfree.register_layer(nn.PReLU, "pointwise")
+    net = nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2))
+    with gradfree.create_engine("dfa").attach(net):
+        with pytest.raises(gradfree.ChainError, match=r"1 is a PReLU, .* but trains parameters"):
+            net(torch.randn(3, 4))
+        net[1].requires_grad_(False)
+        net(torch.randn(3, 4)).sum().backward()
+
+
+def test_what_cannot_be_registered_is_refused_and_changes_nothing():
+    before, linear = dict(roles._KNOWN), F.linear
+    with pytest.raises(ValueError, match=r"no role is called 'weight'; there are: weights, .* Did you mean 'weights'?"):
+        gradfree.register_layer(OwnLinear, "weight", linear=linear)
+    for role in ("weights", "max"):
+        with pytest.raises(TypeError, match=f"OwnLinear: the role '{role}' needs the function 'linear'"):
+            gradfree.register_layer(OwnLinear, role)
+    for role in ("linear", "pointwise", "dropout"):
+        with pytest.raises(TypeError, match=f"the role '{role}' has no use for a function 'linear'"):
+            gradfree.register_layer(OwnLinear, role, linear=linear)
+    with pytest.raises(TypeError, match="'max' has no use for a function 'adjoint'"):
+        gradfree.register_layer(OwnMaxPool, "max", linear=linear, adjoint=linear)
+    with pytest.raises(TypeError, match="a class of modules"):
+        gradfree.register_layer(OwnSoftsign(), "pointwise")
+    assert before == roles._KNOWN
