@@ -1,6 +1,7 @@
 """The engines, one file each."""
 
 from gradfree.algorithms.backprop import Backprop
+from gradfree.algorithms.deeppcr import DeepPCR
 from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF
 from gradfree.algorithms.fa import FA
@@ -19,6 +20,7 @@ __all__ = [
     "FOTON",
     "PEPITA",
     "Backprop",
+    "DeepPCR",
     "FOTONRule",
     "FixedPoint",
     "HighwayBP",

@@ -13,7 +13,8 @@ from torch.autograd.graph import GradientEdge
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.depth.chain import DepthChain, Link
+from gradfree.depth.chain import DepthChain
+from gradfree.depth.link import Link
 from gradfree.errors import ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, linear_part, role_of
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
-from gradfree.depth.chain import Link
+from gradfree.depth.link import Link
 from gradfree.depth.recording import BlockRecorder, RecordedChain, Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain
