@@ -18,8 +18,8 @@ class FixedPoint(IteratedEngine):
 
     Args:
         iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
-        tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small, relative
-            to them, L - 1 times at most. Waits for the device once a sweep.
+        tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
+            relative to them, L - 1 times at most. Waits for the device once a sweep.
     """
 
     def split(self, chain: Chain) -> Any:

@@ -56,8 +56,8 @@ class Attachment:
 def engine_figures() -> Iterator[Figures]:
     """Ask engines how they solve their chains in the backward passes inside the block, of whatever model.
 
-    Costs one more sweep a chain, but where an engine sweeps until a tolerance; the gradients are bit for bit the same as
-    without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
+    Costs one more sweep a chain, but where an engine sweeps until a tolerance; the gradients are bit for bit the same
+    as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
     would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
     changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal.
 

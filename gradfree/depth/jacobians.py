@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent

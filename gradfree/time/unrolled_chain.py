@@ -81,17 +81,13 @@ class UnrolledChain(TimeChain):
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state side by side."""
         widths = [part.shape[2:].numel() for part in self.after]
         identity = torch.eye(sum(widths), device=self.like.device)
-        rows = [
-            part.view(-1, 1, 1, n).expand(-1, *self.shape, -1) for part, n in zip(identity.split(widths, -1), widths)
-        ]
-        live = [(a, r.reshape(-1, *a.shape).to(a.dtype)) for a, r in zip(self.after, rows) if a.requires_grad]
-        after, cotangents = zip(*live, strict=True)
-        pulled = pull_many(after, self.before, cotangents, one_by_one=self._writes)
-        parts = [
-            identity.new_zeros(len(identity), *self.shape, n) if v is None else v.flatten(3)
-            for v, n in zip(pulled, widths, strict=True)
-        ]
-        return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(torch.promote_types(self.like.dtype, torch.float32))
+        rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
+        given = [row.reshape(-1, *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
+        live = [n for n, a in enumerate(self.after) if a.requires_grad]
+        pulled = pull_many([self.after[n] for n in live], self.before, [given[n] for n in live], self._writes)
+        parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, pulled, strict=True)]
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients."""

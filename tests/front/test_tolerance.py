@@ -89,9 +89,11 @@ def test_what_is_not_finite_ends_the_sweeps(name, kind):
 
 def test_a_chain_of_one_link_needs_no_sweep():
     model, x = nn.Sequential(nn.Sequential(nn.Linear(6, 6))), torch.randn(4, 6)
-    with gradfree.create_engine("fixed_point", tolerance=1e-3).attach(model, [""]):
-        with gradfree.engine_figures() as figures:
-            model(x).sum().backward()
+    with (
+        gradfree.create_engine("fixed_point", tolerance=1e-3).attach(model, [""]),
+        gradfree.engine_figures() as figures,
+    ):
+        model(x).sum().backward()
     assert figures[""]["sweeps"] == figures[""]["residual"] == 0.0
 
 
@@ -118,9 +120,9 @@ def test_values_that_are_refused(name, options, error, message):
 def test_a_tolerance_that_the_states_do_not_resolve_is_refused(kind):
     make, batch, _ = KINDS[kind]
     model, x = make().float(), batch().float()
-    with gradfree.create_engine("fixed_point", tolerance=1e-9).attach(model):
-        with pytest.raises(gradfree.ChainError, match=r"tolerance=1e-09 is finer than states in torch.float32 resolve"):
-            model(x).sum().backward()
+    finer = pytest.raises(gradfree.ChainError, match=r"tolerance=1e-09 is finer than states in torch.float32 resolve")
+    with gradfree.create_engine("fixed_point", tolerance=1e-9).attach(model), finer:
+        model(x).sum().backward()
     assert all(p.grad is None for p in model.get_submodule("blocks" if kind == "blocks" else "rnn").parameters())
 
 
