@@ -27,9 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".whl"
 NEEDED = ("torch", "numpy", "lightning", "torchmetrics", "pytest", "jsonargparse", "rich", "jinja2", "datasets")
 FILES = (
-    "front/test_conformance", "depth/test_exactness", "time/test_recurrent", "time/test_recurrent_input",
-    "time/test_cell_layer", "time/test_lean", "depth/test_attaching", "front/test_precision", "algebra/test_time_scan",
-    "algebra/test_triton_scan", "layers/test_layers", "layers/test_foton", "layers/test_baselines",
+    "front/test_conformance", "depth/test_exactness", "time/test_recurrent", "time/test_recurrent_in_models",
+    "time/test_recurrent_refusals", "time/test_gate_mean", "time/test_recurrent_input", "time/cells/test_cell_layer",
+    "time/cells/test_cell_refusals", "time/test_lean", "depth/attaching/test_attaching",
+    "depth/attaching/test_trained_parameters", "depth/attaching/test_traces", "depth/attaching/test_plain_backprop",
+    "front/test_precision", "algebra/test_time_scan", "algebra/test_triton_scan", "layers/test_layers",
+    "algorithms/test_foton", "algorithms/test_foton_second_pass", "algorithms/test_foton_refusals",
+    "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
+    "algorithms/test_orthogonal_backprop", "algorithms/test_layered_engines",
 )  # fmt: skip
 SUITES = ("scan", "quick", "lightning", "rnn")
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")

@@ -5,10 +5,15 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from unchanged import assert_unchanged, snapshot
 
 import gradfree
+from gradfree import ChainError
 from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+
+HIGHWAY = gradfree.create_engine("highway_bp")
 
 
 def train(model, optimizer, x, steps, scheduler=None):
@@ -133,3 +138,31 @@ def test_step_hooks_run_once_a_step():
     model(torch.randn(4, 6)).sum().backward()
     optimizer.step()
     assert calls == ["pre", "post"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1), m),
+            "none of the param",
+        ),
+        (lambda m: gradfree.EngineOptimizer(m, m), "optimizer must be a torch.optim.Optimizer"),
+        (lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, "sgd"), "no engine is called"),
+        (
+            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, HIGHWAY, gamma=0.2),
+            "has its options already; gamma would be ignored",
+        ),
+        (
+            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, chains=["x"]),
+            "the model has no module 'x'",
+        ),
+    ],
+)
+def test_engine_optimizer(call, message):
+    model = plain_model()
+    before = snapshot(model)
+    with pytest.raises((TypeError, ValueError, ChainError)) as error:
+        call(model)
+    assert message in str(error.value)
+    assert_unchanged(model, before)

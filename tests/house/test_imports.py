@@ -14,7 +14,6 @@ from places import PACKAGES, ROOT
 
 from gradfree.checkout import tomllib
 
-TESTS = pytest.param("tests", marks=pytest.mark.xfail(strict=True, reason="some are longer and to be split"))
 # What the core may import besides itself and the standard library. Triton comes with torch's builds for GPUs.
 ALLOWED = {"gradfree", "numpy", "tomli", "torch", "triton"}
 # The doors to what the extras bring.
@@ -76,7 +75,7 @@ def test_every_room_is_installed():
     assert listed == sorted(rooms)
 
 
-@pytest.mark.parametrize("folder", [*PACKAGES, TESTS])
+@pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
 def test_no_file_is_long(folder):
     """A file has one subject; none needs more than 400 lines for it."""
     lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}

@@ -4,13 +4,11 @@ import pickle
 import subprocess
 import sys
 
-import lightning.fabric
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning_runs import is_bare
+from classifier_runs import ResidualClassifier, fit, loader, trainer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import gradfree
 import gradfree.lightning
@@ -20,49 +18,6 @@ pytestmark = [
         "ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
     )
 ]
-
-
-class ResidualClassifier(pl.LightningModule):
-    """Knows nothing of gradfree."""
-
-    def __init__(self, dropout=0.5):
-        super().__init__()
-        self.net = gradfree.create_model(
-            "residual_mlp", in_features=8, num_classes=3, depth=4, width=16, dropout=dropout
-        )
-        self.attached = []
-
-    def training_step(self, batch, index):
-        self.attached.append(bool(self.net.blocks[0]._forward_hooks))
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        self.log("loss", loss)
-        return loss
-
-    def validation_step(self, batch, index):
-        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), 1e-2)
-
-
-def loader():
-    torch.manual_seed(3)
-    return DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(3, (64,))), 16)
-
-
-def trainer(tmp_path, **options):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(default_root_dir=tmp_path, **(quiet | {"max_epochs": 2, "enable_checkpointing": False} | options))
-
-
-def fit(tmp_path, strategy, **options):
-    """Return the weights after two epochs."""
-    torch.manual_seed(0)
-    model = ResidualClassifier()
-    trainer(tmp_path, strategy=strategy, **options).fit(model, loader(), loader())
-    assert all(model.attached) == (strategy not in ("auto", "backprop"))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.net.modules())
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def exact():
@@ -160,65 +115,6 @@ def test_wrong_options_name_the_right_ones():
         gradfree.lightning.EngineStrategy("highway")
     with pytest.raises(TypeError, match="base must be a strategy class of Lightning or Fabric"):
         gradfree.lightning.engine_strategy("highway_bp", base=dict)
-
-
-def gate_fabric():
-    base = lightning.fabric.strategies.SingleDeviceStrategy
-    strategy = gradfree.lightning.engine_strategy("dsf", base=base, feedback="gate")
-    return lightning.fabric.Fabric(accelerator="cpu", strategy=strategy)
-
-
-def set_up(fabric, units):
-    """A GRU, and itself as Fabric wraps it."""
-    model = nn.GRU(3, units)
-    return model, fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))[0]
-
-
-def means(fabric):
-    return [handle.state_dict().get("", {}).get("mean of 0.0.0") for handle in fabric.strategy.handles]
-
-
-def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
-    """Of each module that it has set up, whether they are there when the checkpoint is loaded or come later."""
-    fabric = gate_fabric()
-    models = [set_up(fabric, units)[1] for units in (5, 7)]
-
-    def pass_through():
-        for model in models:
-            fabric.backward(model(torch.randn(4, 2, 3))[0].sum())
-
-    pass_through()
-    fabric.save(tmp_path / "state.pt", dict(zip("ab", models, strict=True)))
-    kept = means(fabric)
-    assert [len(mean) for mean in kept] == [5, 7]
-    pass_through()
-    assert not any(map(torch.equal, means(fabric), kept))
-    assert fabric.load(tmp_path / "state.pt", dict(zip("ab", models, strict=True))) == {}
-    assert all(map(torch.equal, means(fabric), kept))
-
-    late = gate_fabric()
-    _, first = set_up(late, 5)
-    late.load(tmp_path / "state.pt", {"a": first})
-    set_up(late, 7)
-    assert all(map(torch.equal, means(late), kept))
-    set_up(late, 9)
-    assert means(late)[2] is None
-
-
-def test_fabric_takes_the_engine_off_all_modules():
-    fabric = gate_fabric()
-    models = [set_up(fabric, units)[0] for units in (5, 7)]
-    assert not any(map(is_bare, models))
-    fabric.strategy.teardown()
-    assert all(map(is_bare, models))
-
-
-def test_fabric_takes_up_what_a_trainer_has_saved(tmp_path):
-    torch.save({"gradfree": {"": {"mean of 0.0.0": torch.ones(5)}}}, tmp_path / "state.pt")
-    fabric = gate_fabric()
-    set_up(fabric, 5)
-    fabric.load(tmp_path / "state.pt")
-    assert torch.equal(means(fabric)[0], torch.ones(5))
 
 
 @pytest.mark.parametrize(
@@ -340,76 +236,3 @@ def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
     with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
         trainer(tmp_path, strategy=strategy).fit(ResidualClassifier(), loader())
     fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
-
-
-class Logged(pl.Callback):
-    """Keeps what is logged at every step."""
-
-    def __init__(self):
-        self.steps = []
-
-    def on_train_batch_end(self, trainer, *args):
-        wanted = ("fidelity", "engine")
-        self.steps.append({k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith(wanted)})
-
-
-@pytest.mark.parametrize("engine", ["highway_bp", "truncated"])
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
-def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, options):
-    logged = Logged()
-    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=2), logged]
-    watched = fit(tmp_path, engine, callbacks=callbacks, **options)
-    assert torch.equal(watched, fit(tmp_path, engine, **options))
-    first = logged.steps[0]
-    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.blocks.0.branch.1"} <= first.keys()
-    assert 0.2 < first["fidelity/cosine"] < 0.9999
-    assert len({step["fidelity/cosine"] for step in logged.steps}) == (2 if options else 4)
-
-
-CALLBACKS = [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigures]
-
-
-@pytest.mark.parametrize("callback", CALLBACKS)
-def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
-    with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
-        trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
-    with pytest.raises(ValueError, match=f"{callback.__name__}: every_n_steps must be at least 1, not 0"):
-        callback(every_n_steps=0)
-
-
-@pytest.mark.parametrize("prog_bar", [False, True])
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
-def test_engine_figures_are_logged_now_and_then_and_change_nothing(tmp_path, options, prog_bar):
-    """Any logger gets them, the progress bar on request; between two looks engines compute none."""
-    logged, asked = Logged(), []
-
-    class Asked(pl.Callback):
-        def on_before_zero_grad(self, trainer, *args):
-            asked.append("engine/residual/net.blocks" in trainer.progress_bar_metrics)
-
-    callbacks = [gradfree.lightning.EngineFigures(every_n_steps=3, prog_bar=prog_bar), logged, Asked()]
-    logger = pl.loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
-    watched = fit(tmp_path, "highway_bp", callbacks=callbacks, logger=logger, log_every_n_steps=1, **options)
-    assert torch.equal(watched, fit(tmp_path, "highway_bp", **options))
-    assert {"engine/sweeps/net.blocks", "engine/residual/net.blocks"} == logged.steps[0].keys()
-    residuals = [step["engine/residual/net.blocks"] for step in logged.steps]
-    assert all(0.0 < residual < 1.0 for residual in residuals)
-    assert len(set(residuals)) == (2 if options else 3)
-    assert asked[-1] == prog_bar
-    (table,) = tmp_path.rglob("metrics.csv")
-    header, *rows = (line.split(",") for line in table.read_text().splitlines())
-    column = header.index("engine/residual/net.blocks")
-    assert {float(row[column]) for row in rows if row[column]} == set(residuals)
-
-
-def test_engine_figures_stop_asking_when_the_backward_pass_fails(tmp_path):
-    class Failing(ResidualClassifier):
-        def training_step(self, batch, index):
-            loss = super().training_step(batch, index)
-            loss.register_hook(lambda grad: 1 / 0)
-            return loss
-
-    callback = gradfree.lightning.EngineFigures()
-    with pytest.raises(ZeroDivisionError):
-        trainer(tmp_path, strategy="highway_bp", callbacks=[callback]).fit(Failing(), loader())
-    assert not gradfree.chains.solving._asking

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_recurrent import LanguageModel, assert_close
+from recurrent_tasks import LanguageModel, assert_close
 from torch import nn
 
 import gradfree

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pairwise import pairwise
-from test_recurrent import CELLS, assert_close
+from recurrent_tasks import CELLS, assert_close
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 

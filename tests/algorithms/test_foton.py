@@ -1,50 +1,17 @@
 """FOTON: equal to backpropagation where theory says so, and to the paper's two passes everywhere."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
+from foton_nets import WAYS, convolutions, foton_gradients, orthogonal
+from layered_nets import dense
 from torch import nn
 
 import gradfree
-from gradfree import ChainError
 from gradfree.algorithms import FOTON
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
-
-WAYS = {
-    "stored": {},
-    "streaming": {"streaming": True},
-    "tangent": {"perturbation": "tangent"},
-    "streaming, tangent": {"streaming": True, "perturbation": "tangent"},
-    "F kept": {"refresh_feedback_every": 3},
-}
-
-
-def dense(*widths, bend=None):
-    """Linear layers of ``widths``, with ``bend`` between them."""
-    layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
-    if bend is None:
-        return nn.Sequential(*layers)
-    return nn.Sequential(*[part for layer in layers[:-1] for part in (layer, bend())], layers[-1])
-
-
-def convolutions(bend=nn.Identity):
-    """Kernel = stride and non-expanding, from (N, 3, 8, 8) to (N, 5)."""
-    first, second = nn.Conv2d(3, 12, 2, stride=2), nn.Conv2d(12, 20, 2, 2)
-    return nn.Sequential(first, bend(), second, bend(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(20, 5))
-
-
-def orthogonal(net):
-    gradfree.orthogonalize(net)
-    return net
-
-
-def foton_gradients(net, x, **options):
-    with FOTON(**options).attach(net, [""]):
-        return gradients(net, lambda: net(x))
-
 
 LINEAR_NETS = {
     "more outputs than samples": (lambda: dense(12, 9, 9, 7, 7), (4, 12)),
@@ -188,62 +155,6 @@ def test_the_tangent_is_the_limit_of_small_errors():
     torch.testing.assert_close(actual["2.bias"], net[2].bias.grad)
 
 
-BENT_NETS = {
-    "tanh": (lambda: dense(8, 8, 6, 4, bend=nn.Tanh), (5, 8)),
-    "GELU, dropout behind": (lambda: dense(8, 8, 6, 4, bend=lambda: nn.Sequential(nn.GELU(), nn.Dropout(0.4))), (5, 8)),
-    "ReLU, dropout before": (lambda: dense(8, 8, 6, 4, bend=lambda: nn.Sequential(nn.Dropout(0.4), nn.ReLU())), (5, 8)),
-    "convolutions": (lambda: convolutions(nn.Tanh), (4, 3, 8, 8)),
-    "dropped channels": (lambda: convolutions(lambda: nn.Sequential(nn.Tanh(), nn.Dropout2d(0.4))), (4, 3, 8, 8)),
-    "max pool": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 2, 2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)),
-        (4, 1, 8, 8),
-    ),
-    "overlapping kernels": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)),
-        (4, 2, 4, 4),
-    ),
-    "circular, with a stride": (
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3, 2, 1, padding_mode="circular"), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)
-        ),
-        (4, 2, 4, 4),
-    ),
-}
-
-
-@pytest.mark.parametrize("perturbation", ["difference", "tangent"])
-@pytest.mark.parametrize("kind", BENT_NETS)
-def test_streaming_gives_the_stored_forms_gradients(kind, perturbation):
-    """The same dropout masks, too, drawn again; and what is random behind stays as without the engine."""
-    make, shape = BENT_NETS[kind]
-    net, x = make(), torch.randn(shape)
-    results = []
-    for streaming in (False, True):
-        torch.manual_seed(3)
-        results.append(foton_gradients(net, x, streaming=streaming, perturbation=perturbation))
-        results[-1]["what comes next"] = torch.rand(3)
-    assert_equal_gradients(results[1], results[0], tolerance=1e-14)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_dropout_masks_are_those_of_the_first_pass(way):
-    """With every weight the identity, the masks alone make h - h̃ = m₂ m₁ e, seen in the biases' gradients."""
-    net = nn.Sequential(*[part for _ in range(2) for part in (nn.Linear(50, 50), nn.Dropout(0.5))], nn.Linear(50, 50))
-    for layer in (net[0], net[2], net[4]):
-        nn.init.eye_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    masks = []
-    for layer in (net[1], net[3]):
-        layer.register_forward_hook(
-            lambda layer, args, out: masks.append((out.detach() / args[0].detach()).nan_to_num())
-        )
-    x = torch.rand(1, 50) + 1
-    with FOTON(**WAYS[way]).attach(net):
-        net(x).sum().backward()
-    torch.testing.assert_close(net[0].bias.grad, masks[0][0])
-    torch.testing.assert_close(net[2].bias.grad, (masks[0] * masks[1].bool() * 2)[0])
-
-
 def test_a_sample_without_an_error_has_no_gradient():
     net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(2, 8)
     with FOTON().attach(net):
@@ -271,41 +182,6 @@ def test_the_temperature_sharpens_the_output_but_is_not_in_the_error(streaming):
     assert torch.equal(net(x), out)
 
 
-def test_f_is_kept_for_as_many_optimizer_steps_as_asked():
-    net, x = orthogonal(dense(8, 6, 3)), torch.randn(5, 8)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    handle = FOTON(refresh_feedback_every=2).attach(net)
-    kept = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        net(x).pow(2).sum().backward()
-        kept.append(handle.state_dict()[""]["F to 1"])
-        optimizer.step()
-    assert kept[0] is kept[1]
-    assert kept[2] is kept[3]
-    assert not torch.equal(kept[1], kept[2])
-
-
-def test_a_kept_f_from_a_checkpoint_follows_the_error():
-    """Checkpoints load to the CPU; an F of another precision stands for one on another device."""
-    net, x = orthogonal(dense(8, 6, 3)), torch.randn(5, 8)
-    expected = foton_gradients(net, x)
-    with FOTON(refresh_feedback_every=2).attach(net) as handle:
-        gradients(net, lambda: net(x))
-        state = handle.state_dict()
-        handle.load_state_dict({"": {key: kept.float() for key, kept in state[""].items()}})
-        assert_equal_gradients(gradients(net, lambda: net(x)), expected, tolerance=1e-5)
-        assert handle.state_dict()[""]["F to 1"].dtype == x.dtype
-
-
-def test_a_kept_f_wants_one_row_of_classes_a_sample():
-    net = dense(6, 5, 4)
-    with FOTON(refresh_feedback_every=2).attach(net):
-        out = net(torch.randn(3, 7, 6))
-        with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but 1 returns \(3, 7, 4\)"):
-            out.sum().backward()
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_low_precision_keeps_its_differences_in_single_precision(streaming):
     """bfloat16 has three digits: a difference of two passes in it would have none."""
@@ -323,79 +199,3 @@ def test_low_precision_keeps_its_differences_in_single_precision(streaming):
     for name, g in exact.items():
         for other in (rounded[name].float(), mixed[name]):
             assert F.cosine_similarity(other.flatten(), g.flatten(), dim=0) > 0.999
-
-
-def test_states_inside_the_chain_are_refused_as_part_of_the_loss():
-    net, x, seen = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8), []
-    net[1].register_forward_hook(lambda layer, args, out: seen.append(out))
-    with FOTON().attach(net):
-        loss = net(x).sum() + seen[0].sum()
-        with pytest.raises(ChainError, match="the loss uses the output of 1, which lies inside the chain"):
-            loss.backward()
-    assert all(p.grad is None for p in net.parameters())
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("what", ["a weight", "the input"])
-def test_a_change_between_the_passes_is_refused(what, streaming):
-    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
-    with FOTON(streaming=streaming).attach(net):
-        out = net(x).sum()
-        with torch.no_grad():
-            (net[2].weight if what == "a weight" else x).mul_(2)
-        with pytest.raises(ChainError, match="was changed in place between the forward and the backward pass"):
-            out.backward()
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_second_backward_pass_wants_the_first_to_keep_the_graph(streaming):
-    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
-    with FOTON(streaming=streaming).attach(net):
-        out = net(x).sum()
-        out.backward(retain_graph=True)
-        once = {name: p.grad.clone() for name, p in net.named_parameters()}
-        out.backward()
-        assert_equal_gradients({name: p.grad / 2 for name, p in net.named_parameters()}, once, tolerance=1e-14)
-        with pytest.raises(ChainError, match="retain_graph=True"):
-            out.backward()
-
-
-def test_a_deep_copy_of_an_attached_model_has_the_engine_too():
-    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
-    with FOTON().attach(net):
-        expected = gradients(net, lambda: net(x))
-        other = copy.deepcopy(net)
-        assert_equal_gradients(gradients(other, lambda: other(x)), expected, tolerance=0.0)
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (nn.BatchNorm1d(6), "1 is a BatchNorm1d, which this engine cannot take apart"),
-        (nn.PReLU(), "1 is a PReLU, which this engine cannot take apart"),
-        (nn.GRU(6, 6), "1 is a GRU, which this engine cannot take apart"),
-        (nn.MaxPool1d(2, dilation=2), "1 is a MaxPool1d, which this engine cannot take apart"),
-    ],
-)
-def test_unknown_layers_are_refused(layer, message):
-    net = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 4))
-    report = FOTON().validate(net, [""])
-    assert len(report.problems) == 1
-    assert report.problems[0].startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"temperature": 0}, ValueError, "temperature must be positive and finite, not 0"),
-        ({"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
-        ({"streaming": 1}, TypeError, "streaming must be True or False, not 1"),
-        ({"perturbation": "jvp"}, ValueError, "perturbation must be 'difference' or 'tangent', not 'jvp'"),
-        ({"refresh_feedback_every": 0}, ValueError, "refresh_feedback_every must be at least 1"),
-        ({"orthogonalize_every": 0}, ValueError, "orthogonalize_every must be at least 1"),
-        ({"orthogonalize_steps": 2.5}, TypeError, "orthogonalize_steps must be an int"),
-    ],
-)
-def test_wrong_options_are_refused_at_once(options, error, message):
-    with pytest.raises(error, match=message):
-        FOTON(**options)

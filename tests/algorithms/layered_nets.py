@@ -1,0 +1,72 @@
+"""Small nets of layers, and gradients of them with what an engine keeps."""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gradfree.testing.cases.models import gradients
+
+
+def dense(*widths, bend=None):
+    """Linear layers of ``widths``, with ``bend`` between them."""
+    layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
+    if bend is None:
+        return nn.Sequential(*layers)
+    return nn.Sequential(*[part for layer in layers[:-1] for part in (layer, bend())], layers[-1])
+
+
+def convolutions(pool=nn.AvgPool2d):
+    """From (N, 2, 8, 8) to (N, 3): strides, circular padding, groups, a pool, tanh."""
+    return nn.Sequential(
+        *(nn.Conv2d(2, 4, 3, 2, padding=1, padding_mode="circular"), nn.Tanh(), nn.Dropout2d(0.3)),
+        *(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Tanh(), pool(2), nn.Flatten(), nn.Dropout(0.3)),
+        *(nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3)),
+    )
+
+
+NETS = {
+    "linear": (lambda: dense(8, 6, 5, 3), (4, 8)),
+    "tanh": (lambda: dense(8, 6, 5, 3, bend=nn.Tanh), (4, 8)),
+    "one sample": (lambda: dense(8, 6, 5, 3, bend=nn.Tanh), (1, 8)),
+    "dropout": (lambda: dense(8, 6, 5, 3, bend=lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.4))), (4, 8)),
+    "convolutions": (convolutions, (4, 2, 8, 8)),
+    "max pool": (lambda: convolutions(nn.MaxPool2d), (4, 2, 8, 8)),
+    "in one dimension": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding="same"), nn.GELU(), nn.Flatten(), nn.Linear(18, 3)),
+        (4, 2, 6),
+    ),
+}
+
+
+def run(net, x, engine=None, state=None):
+    """Return the gradients, always with the same dropout masks, and what the engine keeps."""
+    torch.manual_seed(3)
+    if engine is None:
+        return gradients(net, lambda: net(x)), {}
+    with engine.attach(net, [""]) as handle:
+        handle.load_state_dict({"": state or {}})
+        found = gradients(net, lambda: net(x))
+        return found, handle.state_dict().get("", {})
+
+
+def with_weights(net):
+    return {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)}
+
+
+def products(net):
+    """Return for a chain of linear layers alone W_L ... W_l by l: what leads from what enters l to the output."""
+    found, product = {}, torch.eye(net[-1].out_features)
+    for i in reversed(range(len(net))):
+        product = product @ net[i].weight.detach()
+        found[str(i)] = product
+    return found
+
+
+def kept(matrices):
+    return {f"{path} {tuple(matrix.shape)}": matrix for path, matrix in matrices.items()}
+
+
+def cosine(a, b):
+    return F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()

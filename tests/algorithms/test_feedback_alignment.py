@@ -1,0 +1,103 @@
+"""DFA and FA, each against the same written down by hand."""
+
+import pytest
+import torch
+from layered_nets import NETS, dense, kept, products, run, with_weights
+from torch import nn
+
+from gradfree.algorithms import DFA, FA
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+
+def test_dfa_with_the_products_of_later_weights_is_backpropagation():
+    net, x = nn.Sequential(nn.Linear(7, 8), nn.Tanh(), dense(8, 6, 9, 5, 3)), torch.randn(4, 7)
+    expected = gradients(net, lambda: net(x))
+    with DFA().attach(net, ["2"]) as handle:
+        handle.load_state_dict({"2": kept({f"2.{path}": matrix for path, matrix in products(net[2]).items()})})
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected)
+        assert len(handle.state_dict()["2"]) == 4
+
+
+def dfa_by_hand(net, x, matrices):
+    """Cut the net behind every activation, and give each piece B e by autograd: a pool or flattening is a piece."""
+    cut, found = [], {}
+    torch.manual_seed(3)
+    h = x
+    for path, layer in net.named_modules():
+        if isinstance(layer, nn.Sequential):
+            continue
+        if not isinstance(layer, nn.Tanh | nn.GELU | nn.Dropout | nn.Dropout2d):
+            cut.append((path, h))
+            h = h.detach().requires_grad_()
+        h = layer(h)
+    error = 2 * h.detach()
+    h.backward(error)
+    for path, out in cut:
+        key = next((key for key in matrices if key.startswith(f"{path} ")), None)
+        if key is not None and out.grad_fn is not None:
+            out.backward(torch.stack([sum(e[c] * matrices[key][c] for c in range(len(e))) for e in error]))
+            found[key] = True
+    assert found.keys() == matrices.keys()
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_dfa_pulls_each_layers_own_error_through_its_activation(kind):
+    make, shape = NETS[kind]
+    net, x = make(), torch.randn(shape)
+    actual, matrices = run(net, x, DFA())
+    assert len(matrices) == len(with_weights(net)) - 1
+    net.zero_grad()
+    assert_equal_gradients(actual, dfa_by_hand(net, x, matrices))
+
+
+def test_dfa_sends_what_lies_before_the_chain_its_own_error_through_a_leading_activation():
+    net, x = nn.Sequential(nn.Linear(7, 8), nn.Sequential(nn.Tanh(), *dense(8, 6, 3))), torch.randn(4, 7)
+    with DFA().attach(net, ["1"]) as handle:
+        found = gradients(net, lambda: net(x))
+        matrices = handle.state_dict()["1"]
+    h = net[0](x)
+    delta = 2 * net(x) @ matrices["1.1 (3, 8)"] * (1 - h.tanh() ** 2)
+    torch.testing.assert_close(found["0.weight"], delta.T @ x)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_fa_with_the_weights_themselves_is_backpropagation(kind):
+    make, shape = NETS[kind]
+    net, x = nn.Sequential(nn.Identity(), nn.Tanh(), make()), torch.randn(shape).requires_grad_()
+    expected, _ = run(net, x)
+    into, x.grad = x.grad, None
+    actual, _ = run(
+        net, x, FA(), kept({path: layer.weight.detach().clone() for path, layer in with_weights(net).items()})
+    )
+    assert_equal_gradients({**actual, "x": x.grad}, {**expected, "x": into})
+
+
+def test_fa_is_written_down_as_lillicrap_does():
+    net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
+    actual, matrices = run(net, x, FA())
+    assert list(matrices) == ["4 (3, 5)", "2 (5, 6)"]
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    with torch.no_grad():
+        for sample in x:
+            h1 = net[0](sample).tanh()
+            h2 = net[2](h1).tanh()
+            d3 = 2 * net[4](h2)
+            d2 = (matrices["4 (3, 5)"].T @ d3) * (1 - h2**2)
+            d1 = (matrices["2 (5, 6)"].T @ d2) * (1 - h1**2)
+            for layer, d, h in ((net[0], d1, sample), (net[2], d2, h1), (net[4], d3, h2)):
+                layer.weight.grad += torch.outer(d, h)
+                layer.bias.grad += d
+    assert_equal_gradients(actual, {name: p.grad for name, p in net.named_parameters()})
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
+def test_fa_with_weights_that_are_computed(norm):
+    net, x = dense(8, 6, 5, 3, bend=nn.Tanh).eval(), torch.randn(4, 8)
+    norm(net[2])
+    expected, _ = run(net, x)
+    assert_equal_gradients(
+        run(net, x, FA(), kept({path: net[int(path)].weight.detach() for path in "24"}))[0], expected
+    )

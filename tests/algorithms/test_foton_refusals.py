@@ -1,0 +1,72 @@
+"""What FOTON refuses: layers, losses, changes between its passes, options."""
+
+import pytest
+import torch
+from layered_nets import dense
+from torch import nn
+
+from gradfree import ChainError
+from gradfree.algorithms import FOTON
+
+
+def test_a_kept_f_wants_one_row_of_classes_a_sample():
+    net = dense(6, 5, 4)
+    with FOTON(refresh_feedback_every=2).attach(net):
+        out = net(torch.randn(3, 7, 6))
+        with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but 1 returns \(3, 7, 4\)"):
+            out.sum().backward()
+
+
+def test_states_inside_the_chain_are_refused_as_part_of_the_loss():
+    net, x, seen = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8), []
+    net[1].register_forward_hook(lambda layer, args, out: seen.append(out))
+    with FOTON().attach(net):
+        loss = net(x).sum() + seen[0].sum()
+        with pytest.raises(ChainError, match="the loss uses the output of 1, which lies inside the chain"):
+            loss.backward()
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("what", ["a weight", "the input"])
+def test_a_change_between_the_passes_is_refused(what, streaming):
+    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
+    with FOTON(streaming=streaming).attach(net):
+        out = net(x).sum()
+        with torch.no_grad():
+            (net[2].weight if what == "a weight" else x).mul_(2)
+        with pytest.raises(ChainError, match="was changed in place between the forward and the backward pass"):
+            out.backward()
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.BatchNorm1d(6), "1 is a BatchNorm1d, which this engine cannot take apart"),
+        (nn.PReLU(), "1 is a PReLU, which this engine cannot take apart"),
+        (nn.GRU(6, 6), "1 is a GRU, which this engine cannot take apart"),
+        (nn.MaxPool1d(2, dilation=2), "1 is a MaxPool1d, which this engine cannot take apart"),
+    ],
+)
+def test_unknown_layers_are_refused(layer, message):
+    net = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 4))
+    report = FOTON().validate(net, [""])
+    assert len(report.problems) == 1
+    assert report.problems[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"temperature": 0}, ValueError, "temperature must be positive and finite, not 0"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
+        ({"streaming": 1}, TypeError, "streaming must be True or False, not 1"),
+        ({"perturbation": "jvp"}, ValueError, "perturbation must be 'difference' or 'tangent', not 'jvp'"),
+        ({"refresh_feedback_every": 0}, ValueError, "refresh_feedback_every must be at least 1"),
+        ({"orthogonalize_every": 0}, ValueError, "orthogonalize_every must be at least 1"),
+        ({"orthogonalize_steps": 2.5}, TypeError, "orthogonalize_steps must be an int"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options, error, message):
+    with pytest.raises(error, match=message):
+        FOTON(**options)

@@ -1,0 +1,116 @@
+"""FOTON's second pass: streaming, dropout masks, the F that is kept, and backward passes that come again."""
+
+import copy
+
+import pytest
+import torch
+from foton_nets import WAYS, convolutions, foton_gradients, orthogonal
+from layered_nets import dense
+from torch import nn
+
+from gradfree import ChainError
+from gradfree.algorithms import FOTON
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+BENT_NETS = {
+    "tanh": (lambda: dense(8, 8, 6, 4, bend=nn.Tanh), (5, 8)),
+    "GELU, dropout behind": (lambda: dense(8, 8, 6, 4, bend=lambda: nn.Sequential(nn.GELU(), nn.Dropout(0.4))), (5, 8)),
+    "ReLU, dropout before": (lambda: dense(8, 8, 6, 4, bend=lambda: nn.Sequential(nn.Dropout(0.4), nn.ReLU())), (5, 8)),
+    "convolutions": (lambda: convolutions(nn.Tanh), (4, 3, 8, 8)),
+    "dropped channels": (lambda: convolutions(lambda: nn.Sequential(nn.Tanh(), nn.Dropout2d(0.4))), (4, 3, 8, 8)),
+    "max pool": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 2, 2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)),
+        (4, 1, 8, 8),
+    ),
+    "overlapping kernels": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)),
+        (4, 2, 4, 4),
+    ),
+    "circular, with a stride": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, 2, 1, padding_mode="circular"), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)
+        ),
+        (4, 2, 4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("perturbation", ["difference", "tangent"])
+@pytest.mark.parametrize("kind", BENT_NETS)
+def test_streaming_gives_the_stored_forms_gradients(kind, perturbation):
+    """The same dropout masks, too, drawn again; and what is random behind stays as without the engine."""
+    make, shape = BENT_NETS[kind]
+    net, x = make(), torch.randn(shape)
+    results = []
+    for streaming in (False, True):
+        torch.manual_seed(3)
+        results.append(foton_gradients(net, x, streaming=streaming, perturbation=perturbation))
+        results[-1]["what comes next"] = torch.rand(3)
+    assert_equal_gradients(results[1], results[0], tolerance=1e-14)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_masks_are_those_of_the_first_pass(way):
+    """With every weight the identity, the masks alone make h - h̃ = m₂ m₁ e, seen in the biases' gradients."""
+    net = nn.Sequential(*[part for _ in range(2) for part in (nn.Linear(50, 50), nn.Dropout(0.5))], nn.Linear(50, 50))
+    for layer in (net[0], net[2], net[4]):
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    masks = []
+    for layer in (net[1], net[3]):
+        layer.register_forward_hook(
+            lambda layer, args, out: masks.append((out.detach() / args[0].detach()).nan_to_num())
+        )
+    x = torch.rand(1, 50) + 1
+    with FOTON(**WAYS[way]).attach(net):
+        net(x).sum().backward()
+    torch.testing.assert_close(net[0].bias.grad, masks[0][0])
+    torch.testing.assert_close(net[2].bias.grad, (masks[0] * masks[1].bool() * 2)[0])
+
+
+def test_f_is_kept_for_as_many_optimizer_steps_as_asked():
+    net, x = orthogonal(dense(8, 6, 3)), torch.randn(5, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    handle = FOTON(refresh_feedback_every=2).attach(net)
+    kept = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(x).pow(2).sum().backward()
+        kept.append(handle.state_dict()[""]["F to 1"])
+        optimizer.step()
+    assert kept[0] is kept[1]
+    assert kept[2] is kept[3]
+    assert not torch.equal(kept[1], kept[2])
+
+
+def test_a_kept_f_from_a_checkpoint_follows_the_error():
+    """Checkpoints load to the CPU; an F of another precision stands for one on another device."""
+    net, x = orthogonal(dense(8, 6, 3)), torch.randn(5, 8)
+    expected = foton_gradients(net, x)
+    with FOTON(refresh_feedback_every=2).attach(net) as handle:
+        gradients(net, lambda: net(x))
+        state = handle.state_dict()
+        handle.load_state_dict({"": {key: kept.float() for key, kept in state[""].items()}})
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected, tolerance=1e-5)
+        assert handle.state_dict()[""]["F to 1"].dtype == x.dtype
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_second_backward_pass_wants_the_first_to_keep_the_graph(streaming):
+    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
+    with FOTON(streaming=streaming).attach(net):
+        out = net(x).sum()
+        out.backward(retain_graph=True)
+        once = {name: p.grad.clone() for name, p in net.named_parameters()}
+        out.backward()
+        assert_equal_gradients({name: p.grad / 2 for name, p in net.named_parameters()}, once, tolerance=1e-14)
+        with pytest.raises(ChainError, match="retain_graph=True"):
+            out.backward()
+
+
+def test_a_deep_copy_of_an_attached_model_has_the_engine_too():
+    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
+    with FOTON().attach(net):
+        expected = gradients(net, lambda: net(x))
+        other = copy.deepcopy(net)
+        assert_equal_gradients(gradients(other, lambda: other(x)), expected, tolerance=0.0)

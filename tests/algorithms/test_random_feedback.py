@@ -1,0 +1,136 @@
+"""What all engines with random feedback have in common."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layered_nets import NETS, cosine, dense, run
+from torch import nn
+
+import gradfree
+from gradfree import ChainError
+from gradfree.algorithms import DFA, FA, FOTON, PEPITA
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
+
+FEEDBACK = {"dfa": DFA(), "fa": FA(), "pepita": PEPITA(), "pepita, mirrored": PEPITA(mirror_every=1)}
+
+
+@pytest.fixture(params=FEEDBACK.values(), ids=FEEDBACK)
+def engine(request):
+    return request.param
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_gradients_are_linear_in_the_loss(engine, kind):
+    make, shape = NETS[kind]
+    net, x = make(), torch.randn(shape)
+    found = {}
+    with engine.attach(net, [""]):
+        for scale in (1e-4, 1.0, 65536.0):
+            torch.manual_seed(3)
+            net.zero_grad()
+            (scale * net(x).pow(2).sum()).backward()
+            found[scale] = {name: p.grad / scale for name, p in net.named_parameters()}
+    for scale in (1e-4, 65536.0):
+        assert_equal_gradients(found[scale], found[1.0], tolerance=1e-12)
+
+
+@pytest.mark.parametrize("engine", [*FEEDBACK.values(), FOTON()], ids=str)
+def test_a_short_batch_gets_the_mean_gradient_of_its_samples(engine):
+    net, x, y = dense(8, 6, 3, bend=nn.Tanh), torch.randn(5, 8), torch.randint(3, (5,))
+    with engine.attach(net):
+        F.cross_entropy(net(x), y).backward()
+        together = {name: p.grad.clone() for name, p in net.named_parameters()}
+        net.zero_grad()
+        for sample, target in zip(x, y, strict=True):
+            (F.cross_entropy(net(sample[None]), target[None]) / 5).backward()
+    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, together)
+
+
+def test_no_sample_no_gradient(engine):
+    net = dense(8, 6, 3, bend=nn.Tanh)
+    found, _ = run(net, torch.randn(0, 8), engine)
+    assert all((g == 0).all() for g in found.values())
+
+
+def test_the_feedback_is_drawn_from_the_seed_and_nothing_else(engine):
+    net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
+    _, first = run(net, x, engine)
+    torch.manual_seed(7)
+    with engine.attach(net) as handle:
+        out = net(x)
+        state = torch.get_rng_state()
+        out.sum().backward()
+        assert torch.equal(torch.get_rng_state(), state)
+        again = handle.state_dict()[""]
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    other = type(engine)(seed=1, **({"mirror_every": 1} if engine == FEEDBACK["pepita, mirrored"] else {}))
+    _, third = run(net, x, other)
+    assert not any(torch.equal(first[key], third[key]) for key in first)
+    assert len({matrix.flatten()[0].item() for matrix in first.values()}) == len(first)
+
+
+def test_steps_of_the_optimizer_leave_the_random_state_alone(engine):
+    net = dense(8, 6, 3, bend=nn.Tanh)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with engine.attach(net):
+        net(torch.randn(4, 8)).sum().backward()
+        state = torch.get_rng_state()
+        optimizer.step()
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_checkpoints_restore_the_feedback(engine):
+    net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
+    expected, state = run(net, x, engine)
+    expected = {name: g.clone() for name, g in expected.items()}
+    other = type(engine)(**{**vars(engine), "seed": 5})
+    assert_equal_gradients(run(net, x, other, copy.deepcopy(state))[0], expected, tolerance=0.0)
+
+
+def test_a_loss_on_an_earlier_state_has_feedback_of_its_own(engine):
+    """In between, and of another width; the whole chain's feedback stays."""
+    net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
+    with engine.attach(net) as handle:
+        expected = {name: g.clone() for name, g in gradients(net, lambda: net(x)).items()}
+        before = handle.state_dict()[""]
+        part = gradients(net, lambda: net[3](net[2](net[1](net[0](x)))))
+        assert part["4.weight"] is None or (part["4.weight"] == 0).all()
+        assert part["0.weight"].abs().max() > 0
+        assert before.items() <= handle.state_dict()[""].items()
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected, tolerance=0.0)
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "autocast"])
+def test_low_precision_computes_nearly_the_same(engine, way):
+    torch.set_default_dtype(torch.float32)
+    net, x = dense(32, 24, 24, 8, bend=nn.Tanh), torch.randn(16, 32)
+    exact, _ = run(net, x, engine)
+    exact = {name: g.clone() for name, g in exact.items()}
+    if way == "bfloat16":
+        rounded, _ = run(copy.deepcopy(net).bfloat16(), x.bfloat16(), engine)
+    else:
+        with torch.autocast("cpu", torch.bfloat16), engine.attach(net):
+            net.zero_grad()
+            net(x).float().pow(2).sum().backward()
+        rounded = {name: p.grad for name, p in net.named_parameters()}
+    for name, g in exact.items():
+        assert cosine(rounded[name].float(), g) > 0.999, name
+
+
+@pytest.mark.parametrize("name", ["dfa", "pepita"])
+def test_one_row_of_classes_a_sample_is_wanted(name):
+    net = dense(6, 5, 4)
+    with gradfree.create_engine(name).attach(net):
+        out = net(torch.randn(3, 7, 6))
+        with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but 1 returns \(3, 7, 4\)"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("engine", [FA(), PEPITA(mirror_every=1)])
+def test_fa_and_mirrored_pepita_take_outputs_of_any_shape(engine):
+    net = dense(6, 5, 4, bend=nn.Tanh)
+    found, _ = run(net, torch.randn(3, 7, 6), engine)
+    assert all(g.abs().max() > 0 for g in found.values())

@@ -1,0 +1,85 @@
+"""Backprop leaves chains in depth to autograd, and says so."""
+
+import pytest
+from exact_engines import EXACT
+from torch import nn
+
+import gradfree
+from gradfree.testing.cases.models import (
+    plain_model,
+)
+
+
+def hooked(model):
+    return [
+        path for path, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
+    ]
+
+
+@pytest.mark.parametrize("plain", [None, True])
+@pytest.mark.parametrize("chains", [None, ["blocks"]])
+def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
+    """Nothing is put on the model, so nothing is refused: here blocks with backward hooks, and one used twice."""
+    model = plain_model()
+    model.blocks[1].register_full_backward_hook(lambda *_: None)
+    model.blocks.append(model.blocks[0])
+    engine = gradfree.create_engine("backprop", plain=plain)
+    report = engine.validate(model, chains)
+    assert str(report) == "note: nothing is attached: autograd computes all gradients"
+    with engine.attach(model, chains) as handle:
+        assert not hooked(model)
+        assert not handle.chains
+    for other in (nn.Linear(3, 3), nn.ModuleList([plain_model(), plain_model()])):
+        engine.attach(other).detach()
+
+
+@pytest.mark.parametrize("make", [plain_model, lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
+def test_backprop_leaves_nothing_to_an_engine_that_is_there_already(make):
+    """With one on the model, autograd would not compute the gradients."""
+    model, plain = nn.ModuleDict({"net": make()}), gradfree.create_engine("backprop", plain=True)
+    with gradfree.create_engine("truncated", window=1).attach(model):
+        report = plain.validate(model)
+        assert "has an engine attached already: call detach()" in str(report)
+        assert "nothing is attached" not in str(report)
+        with pytest.raises(gradfree.ChainError, match="attached already"):
+            plain.attach(model)
+    assert plain.validate(model).ok
+
+
+def test_what_is_compiled_stays_where_nothing_is_attached(monkeypatch):
+    """Only a chain with hooks makes what was compiled wrong."""
+    import torch._dynamo
+
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
+    gradfree.create_engine("backprop").attach(plain_model()).detach()
+    assert not resets
+    EXACT["backprop"].attach(plain_model()).detach()
+    assert resets
+
+
+def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
+    model = nn.ModuleDict({"net": plain_model(), "rnn": nn.GRU(3, 4)})
+    engine = gradfree.create_engine("backprop")
+    for chains in (None, ["net.blocks", "rnn"]):
+        assert str(engine.validate(model, chains)) == "chain 'rnn': GRU, 1 layer, in time"
+        with engine.attach(model, chains):
+            assert hooked(model) == ["rnn"]
+    with gradfree.create_engine("backprop", plain=False).attach(model, ["net.blocks", "rnn"]) as handle:
+        assert list(handle.chains) == ["net.blocks", "rnn"]
+
+
+def test_backprop_refuses_what_it_would_do_nothing_about():
+    model, engine = plain_model(), gradfree.create_engine("backprop")
+    with pytest.raises(gradfree.ChainError, match=r"no module 'block'\. Did you mean 'blocks'"):
+        engine.attach(model, ["block"])
+    with pytest.raises(gradfree.ChainError, match="lean=True is for recurrent layers, of which there are none"):
+        engine.attach(model, lean=True)
+    for chains in (None, ["blocks"]):
+        with (
+            EXACT["highway_bp"].attach(model),
+            pytest.raises(gradfree.ChainError, match=r"blocks\.0 has an engine att"),
+        ):
+            engine.attach(model, chains)
+    with pytest.raises(TypeError, match="plain must be None, True or False, not 0"):
+        gradfree.create_engine("backprop", plain=0)

@@ -1,0 +1,139 @@
+"""Passes and attachments leave nothing behind: no memory, no hook, no broken state."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from exact_engines import EXACT
+
+import gradfree
+from gradfree.depth.recording import Recording
+from gradfree.testing.cases.models import (
+    Model,
+    Plain,
+    PostLN,
+    assert_equal_gradients,
+    gradients,
+    plain_model,
+)
+from gradfree.torchside.graph import walk
+
+
+def test_nothing_is_recorded_without_gradients():
+    model, x = plain_model(), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model):
+        with torch.no_grad():
+            assert not model(x).requires_grad
+        with torch.inference_mode():
+            assert model(x).is_inference()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
+    """No reference cycle through autograd's C++ nodes, which Python's collector could not see."""
+    seen = []
+    create = Recording.__init__
+
+    def remember(self, *args):
+        create(self, *args)
+        seen.append(weakref.ref(self))
+
+    monkeypatch.setattr(Recording, "__init__", remember)
+    model, x = plain_model(), torch.randn(4, 6)
+    gc.collect()
+    gc.disable()
+    try:
+        with EXACT["highway_bp"].attach(model):
+            out = model(x).sum()
+            assert seen[0]() is not None
+            if backward:
+                out.backward()
+            del out
+            assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
+    """On a GPU such tensors would hold memory until Python happens to collect."""
+    model, x = Model([PostLN(6) for _ in range(4)]), torch.randn(4, 6)
+    with engine.attach(model):
+        model(x).sum().backward()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            model(x).sum().backward()
+            gc.collect()
+            assert not [thing for thing in gc.garbage if isinstance(thing, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+
+def test_states_are_freed_after_backward_while_the_loss_lives():
+    model, x = plain_model(), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model):
+        states = model.states(x)
+        loss = states[-1].sum()
+        storages = [state.data_ptr() for state in states]
+        assert len(set(storages)) == 5
+        loss.backward()
+        (start,) = {n for n in walk([loss]).nodes if hasattr(n, "recording") and not hasattr(n, "index")}
+        assert start.recording.links == []
+
+
+def test_attach_and_detach_leave_no_trace(engine):
+    model = plain_model()
+    before = {path: {k: repr(v) for k, v in vars(m).items()} for path, m in model.named_modules()}
+    keys, classes = list(model.state_dict()), [type(m) for m in model.modules()]
+    handle = engine.attach(model)
+    assert list(model.state_dict()) == keys
+    assert [type(m) for m in model.modules()] == classes
+    handle.detach()
+    handle.detach()
+    assert {path: {k: repr(v) for k, v in vars(m).items()} for path, m in model.named_modules()} == before
+
+
+def test_a_pass_recorded_before_detach_keeps_the_engine():
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("truncated", window=1).attach(model):
+        expected = gradients(model, lambda: model(x))
+        model.zero_grad()
+        loss = model(x).pow(2).sum()
+    loss.backward()
+    assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
+
+
+def test_a_deep_copy_of_an_attached_model_has_the_engine_and_weights_of_its_own():
+    model, x = plain_model(), torch.randn(4, 6)
+    engine = gradfree.create_engine("truncated", window=1)
+    with engine.attach(model):
+        approximate = gradients(model, lambda: model(x))
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        assert_equal_gradients(gradients(other, lambda: other(x)), approximate)
+    assert_equal_gradients(gradients(other, lambda: other(x)), approximate)
+
+
+def test_an_exception_in_a_block_leaves_the_next_pass_whole(engine):
+    class Fragile(Plain):
+        fail = False
+
+        def forward(self, x):
+            if self.fail:
+                raise ArithmeticError("on purpose")
+            return super().forward(x)
+
+    model, x = Model([Fragile() for _ in range(3)]), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with engine.attach(model):
+        model.blocks[1].fail = True
+        with pytest.raises(ArithmeticError):
+            model(x)
+        model.blocks[1].fail = False
+        copy.deepcopy(model)
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)

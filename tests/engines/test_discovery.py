@@ -1,0 +1,121 @@
+"""What can be no chain is refused before anything is attached, with the module path and the remedy."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from unchanged import assert_unchanged, snapshot
+
+import gradfree
+from gradfree import ChainError
+from gradfree.testing.cases.models import Plain, plain_model
+
+HIGHWAY = gradfree.create_engine("highway_bp")
+
+
+def refused(engine, model, chains=None):
+    """Return what the engine's report and its attach() both say against ``model``."""
+    before = snapshot(model)
+    report = engine.validate(model, chains)
+    assert not report.ok
+    with pytest.raises(ChainError) as error:
+        engine.attach(model, chains)
+    assert all(problem in str(error.value) and problem in str(report) for problem in report.problems)
+    assert_unchanged(model, before)
+    return "\n".join(report.problems)
+
+
+def test_a_path_that_does_not_exist_is_met_with_the_nearest_one():
+    assert "the model has no module 'block'. Did you mean 'blocks'?" in refused(HIGHWAY, plain_model(), ["block"])
+
+
+def test_a_path_that_is_no_container():
+    message = refused(HIGHWAY, plain_model(), ["stem"])
+    assert "'stem' is of class Linear, but a chain for this engine is an nn.Sequential or nn.ModuleList, or" in message
+    assert "What can be one: ['blocks']" in message
+
+
+def test_a_recurrent_layer_is_no_chain_for_an_engine_for_layers():
+    message = refused(gradfree.create_engine("foton"), nn.Sequential(nn.GRU(3, 3)), ["0"])
+    assert "'0' is of class GRU, but a chain for this engine is an nn.Sequential or nn.ModuleList. What" in message
+
+
+@pytest.mark.parametrize("chains", [[], "blocks", ["blocks", "blocks"]])
+def test_chains_is_a_list_of_different_paths(chains):
+    assert "chains" in refused(HIGHWAY, plain_model(), chains)
+
+
+def test_an_empty_container():
+    model = plain_model()
+    model.extra = nn.ModuleList()
+    assert "'extra' has no blocks" in refused(HIGHWAY, model, ["extra"])
+
+
+def test_a_model_without_a_chain():
+    assert "no chain that can be found without help" in refused(HIGHWAY, nn.Linear(3, 3))
+    assert "chains=['path.to.blocks']" in refused(HIGHWAY, nn.Linear(3, 3))
+
+
+def test_several_possible_chains_are_ambiguous():
+    model = plain_model()
+    model.others = nn.ModuleList([Plain(), Plain()])
+    assert "2 modules look like chains: 'blocks', 'others'. Say which: chains=" in refused(HIGHWAY, model)
+
+
+def test_overlapping_chains():
+    inner = nn.Sequential(Plain(), Plain())
+    model = nn.Sequential(inner, Plain())
+    assert "the chains '' and '0' share a " in refused(HIGHWAY, model, ["", "0"])
+
+
+def test_one_module_in_two_places():
+    block = Plain()
+    message = refused(HIGHWAY, nn.Sequential(block, Plain(), block))
+    assert "0 and 2 are the same module" in message
+
+
+def test_attaching_twice():
+    model = plain_model()
+    with HIGHWAY.attach(model):
+        assert "blocks.0 has an engine attached already: call detach()" in refused(HIGHWAY, model)
+    HIGHWAY.attach(model).detach()
+
+
+def test_full_backward_hooks():
+    model = plain_model()
+    model.blocks[1].register_full_backward_hook(lambda module, before, after: None)
+    assert "blocks.1 has full backward hooks" in refused(HIGHWAY, model)
+
+
+def test_lazy_parameters():
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.LazyLinear(6)
+
+    model = nn.Sequential(Lazy(), Lazy())
+    report = HIGHWAY.validate(model)
+    assert "0 has uninitialised lazy parameters: run the model once" in str(report)
+
+
+def test_blocks_sharded_by_fsdp():
+    sharded = plain_model()
+    for block in sharded.blocks[2:]:
+        # As fully_shard does, which needs processes.
+        block.linear.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
+    inner = plain_model()
+    inner.blocks[1].linear.register_full_backward_hook(lambda module, before, after: None)
+    assert "blocks.1.linear has full backward hooks" in refused(HIGHWAY, inner)
+    for engine in (HIGHWAY, gradfree.create_engine("backprop", plain=False)):
+        message = refused(engine, sharded)
+        assert "blocks.2.linear is sharded by FSDP" in message
+        assert "fully_shard(model)" in message
+    gradfree.create_engine("backprop").attach(sharded).detach()
+
+
+def test_compiled_blocks_where_the_residual_path_must_be_seen():
+    model = plain_model()
+    compiled = torch.compile(model, backend="eager")
+    assert "'' (the model itself) is compiled, which hides the residual path" in refused(HIGHWAY, compiled)
+    model.blocks[1].compile(backend="eager")
+    assert "'blocks.1' is compiled, which hides the residual path of the blocks in 'blocks'" in refused(HIGHWAY, model)

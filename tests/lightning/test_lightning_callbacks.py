@@ -1,0 +1,88 @@
+"""Callbacks that look at an engine log what they see and change nothing."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from classifier_runs import ResidualClassifier, fit, loader, trainer
+
+import gradfree
+import gradfree.lightning
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+    )
+]
+
+
+class Logged(pl.Callback):
+    """Keeps what is logged at every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, *args):
+        wanted = ("fidelity", "engine")
+        self.steps.append({k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith(wanted)})
+
+
+@pytest.mark.parametrize("engine", ["highway_bp", "truncated"])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, options):
+    logged = Logged()
+    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=2), logged]
+    watched = fit(tmp_path, engine, callbacks=callbacks, **options)
+    assert torch.equal(watched, fit(tmp_path, engine, **options))
+    first = logged.steps[0]
+    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.blocks.0.branch.1"} <= first.keys()
+    assert 0.2 < first["fidelity/cosine"] < 0.9999
+    assert len({step["fidelity/cosine"] for step in logged.steps}) == (2 if options else 4)
+
+
+CALLBACKS = [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigures]
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
+    with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
+        trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
+    with pytest.raises(ValueError, match=f"{callback.__name__}: every_n_steps must be at least 1, not 0"):
+        callback(every_n_steps=0)
+
+
+@pytest.mark.parametrize("prog_bar", [False, True])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_engine_figures_are_logged_now_and_then_and_change_nothing(tmp_path, options, prog_bar):
+    """Any logger gets them, the progress bar on request; between two looks engines compute none."""
+    logged, asked = Logged(), []
+
+    class Asked(pl.Callback):
+        def on_before_zero_grad(self, trainer, *args):
+            asked.append("engine/residual/net.blocks" in trainer.progress_bar_metrics)
+
+    callbacks = [gradfree.lightning.EngineFigures(every_n_steps=3, prog_bar=prog_bar), logged, Asked()]
+    logger = pl.loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    watched = fit(tmp_path, "highway_bp", callbacks=callbacks, logger=logger, log_every_n_steps=1, **options)
+    assert torch.equal(watched, fit(tmp_path, "highway_bp", **options))
+    assert {"engine/sweeps/net.blocks", "engine/residual/net.blocks"} == logged.steps[0].keys()
+    residuals = [step["engine/residual/net.blocks"] for step in logged.steps]
+    assert all(0.0 < residual < 1.0 for residual in residuals)
+    assert len(set(residuals)) == (2 if options else 3)
+    assert asked[-1] == prog_bar
+    (table,) = tmp_path.rglob("metrics.csv")
+    header, *rows = (line.split(",") for line in table.read_text().splitlines())
+    column = header.index("engine/residual/net.blocks")
+    assert {float(row[column]) for row in rows if row[column]} == set(residuals)
+
+
+def test_engine_figures_stop_asking_when_the_backward_pass_fails(tmp_path):
+    class Failing(ResidualClassifier):
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            loss.register_hook(lambda grad: 1 / 0)
+            return loss
+
+    callback = gradfree.lightning.EngineFigures()
+    with pytest.raises(ZeroDivisionError):
+        trainer(tmp_path, strategy="highway_bp", callbacks=[callback]).fit(Failing(), loader())
+    assert not gradfree.chains.solving._asking

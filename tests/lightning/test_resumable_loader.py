@@ -1,0 +1,66 @@
+"""A loader that goes on with the next batch of its epoch."""
+
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from gradfree.lightning import ResumableLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def loader(epoch, state=None):
+    examples = TensorDataset(torch.arange(10))
+    sampler = DistributedSampler(examples, 1, 0, seed=3)
+    sampler.set_epoch(epoch)
+    loader = ResumableLoader(examples, 2, sampler=sampler)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def batches(loader):
+    return [batch[0].tolist() for batch in loader]
+
+
+def test_a_loader_goes_on_with_the_next_batch_of_its_epoch_only():
+    first = loader(4)
+    seen = [batch[0].tolist() for batch in islice(first, 3)]
+    state = first.state_dict()
+    resumed = loader(4, state)
+    assert seen + batches(resumed) == batches(loader(4))
+    assert batches(resumed) == batches(loader(4))
+    assert batches(loader(5, state)) == batches(loader(5))
+    assert batches(loader(4)) != batches(loader(5))
+
+
+def test_behind_the_last_batch_of_a_sampler_without_epochs_begins_the_next_epoch():
+    """The place (0, 5) of a sampler that counts no epochs is the end of one: nothing of the next may be left out."""
+    examples = TensorDataset(torch.arange(10))
+    first = ResumableLoader(examples, 2)
+    whole = batches(first)
+    for place in (5, 2):
+        resumed = ResumableLoader(examples, 2)
+        resumed.load_state_dict({"epoch": 0, "batches": place})
+        assert batches(resumed) == whole[place % 5 :]
+        assert batches(resumed) == whole
+
+
+def test_a_loader_draws_nothing_that_dropout_would_draw():
+    """Each iterator of a loader without a generator of its own moves torch's; it follows the seed nevertheless."""
+    before = torch.get_rng_state()
+    one, other = loader(4), loader(4)
+    batches(one)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.generator is not other.generator
+    torch.manual_seed(7)
+    assert loader(4).generator.initial_seed() == 7
+
+
+def test_a_place_that_was_loaded_is_saved_again_before_the_first_batch():
+    resumed = loader(4, {"epoch": 4, "batches": 3})
+    assert resumed.state_dict() == {"epoch": 4, "batches": 3}
+    next(iter(resumed))
+    assert resumed.state_dict() == {"epoch": 4, "batches": 4}

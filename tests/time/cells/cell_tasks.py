@@ -1,0 +1,96 @@
+"""Cells of torch's and a user's own, in tasks whose gradients are compared."""
+
+import pytest
+import torch
+from torch import nn
+
+from gradfree import CellLayer, ChainError
+
+INPUT, HIDDEN = 3, 4
+
+
+class Leaky(nn.Module):
+    """A user's cell with one state: leaky integration of a small network."""
+
+    hidden_size = HIDDEN
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Linear(INPUT + HIDDEN, HIDDEN)
+        self.leak = nn.Parameter(torch.rand(HIDDEN))
+
+    def forward(self, x, state):
+        return self.leak * state + torch.tanh(self.network(torch.cat([x, state], -1)))
+
+
+class Halving(torch.autograd.Function):
+    """Halves its cotangent where it lies, as it may in autograd where nothing else reads it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent.mul_(0.5)
+
+
+class Writing(Leaky):
+    """A user's cell whose state comes out of a function that writes to its cotangent."""
+
+    def forward(self, x, state):
+        return Halving.apply(super().forward(x, state))
+
+
+class TwoParts(Leaky):
+    """A user's cell whose state has two parts of different width."""
+
+    def forward(self, x, state):
+        h, slow = state
+        h = super().forward(x, h) + slow.mean(-1, keepdim=True)
+        return h, 0.9 * slow + h[:, :2]
+
+
+CELLS = {
+    "leaky": (Leaky, [HIDDEN]),
+    "writing to its cotangent": (Writing, [HIDDEN]),
+    "two parts": (TwoParts, [HIDDEN, 2]),
+    "rnn_tanh": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
+    "rnn_relu": (lambda: nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu"), [HIDDEN]),
+    "gru": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
+    "gru without bias": (lambda: nn.GRUCell(INPUT, HIDDEN, bias=False), [HIDDEN]),
+    "lstm": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),
+}
+
+
+class Task:
+    """A layer with an input and an initial state, and a loss on all it returns."""
+
+    def __init__(self, cell, length, batch_first=False):
+        make, widths = CELLS[cell]
+        self.layer = CellLayer(make(), batch_first)
+        self.x = torch.randn(length, 5, INPUT)
+        self.x = (self.x.transpose(0, 1) if batch_first else self.x).requires_grad_()
+        parts = tuple(torch.randn(5, width, requires_grad=True) for width in widths)
+        self.state = parts if len(parts) > 1 else parts[0]
+
+    def run(self):
+        out, final = self.layer(self.x, self.state)
+        return [out, *(final if isinstance(final, tuple) else [final])]
+
+    def gradients(self):
+        generator = torch.Generator(torch.get_default_device()).manual_seed(1)
+        loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
+        state = self.state if isinstance(self.state, tuple) else [self.state]
+        return torch.autograd.grad(loss, [self.x, *state, *self.layer.parameters()])
+
+
+def assert_close(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * e.abs().max().item())
+
+
+def refusal(call):
+    with pytest.raises((ChainError, ValueError)) as error:
+        call()
+    return str(error.value)

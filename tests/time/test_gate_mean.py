@@ -1,0 +1,84 @@
+"""The running mean of the gate that DSF keeps: in checkpoints, with padding, over ranks."""
+
+import pytest
+import torch
+from recurrent_tasks import HIDDEN, INPUT, Task, assert_close
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import gradfree
+
+
+def test_dsf_keeps_a_running_mean_of_the_gate_in_checkpoints():
+    task = Task("gru", 9, options={"num_layers": 2})
+    engine = gradfree.create_engine("dsf", feedback="gate")
+    with engine.attach(task.module) as handle:
+        assert handle.state_dict() == {}
+        first = task.gradients()
+        assert sorted(handle.state_dict()[""]) == ["mean of 0.0.0", "mean of 1.0.0"]
+        kept = {path: dict(values) for path, values in handle.state_dict().items()}
+        task.x = torch.randn_like(task.x, requires_grad=True)
+        second = task.gradients()
+    with engine.attach(task.module) as handle:
+        forgetful = task.gradients()
+    with engine.attach(task.module) as handle:
+        handle.load_state_dict(kept)
+        assert_close(task.gradients(), second)
+        with pytest.raises(ValueError, match=r"no chains \['x'\] here; there are \[''\]"):
+            handle.load_state_dict({"x": {}})
+    assert not torch.allclose(forgetful[1], second[1])
+    assert len(first) == len(second)
+
+
+def test_dsf_gate_ignores_padding_and_batches_that_are_not_finite_or_empty():
+    module = nn.GRU(INPUT, HIDDEN)
+    x = torch.randn(6, 2, INPUT)
+    lengths = torch.tensor([6, 2], device="cpu")
+    engine = gradfree.create_engine("dsf", feedback="gate")
+
+    def mean_after(*inputs):
+        with engine.attach(module) as handle:
+            for given in inputs:
+                out = module(given)[0]
+                (out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out).sum().backward()
+            return handle.state_dict()[""]["mean of 0.0.0"]
+
+    alone = mean_after(pack_padded_sequence(x, lengths))
+    other_padding = torch.where(torch.arange(6).view(-1, 1, 1) < lengths.view(1, -1, 1), x, 1e3)
+    torch.testing.assert_close(mean_after(pack_padded_sequence(other_padding, lengths)), alone)
+    whole = mean_after(x[:, :1])
+    assert not torch.allclose(whole, alone)
+    for broken in (x * float("nan"), x[:, :0]):
+        assert torch.equal(mean_after(x[:, :1], broken), whole)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+        lambda: nn.GRU(3, 4),
+        lambda: gradfree.CellLayer(nn.LSTMCell(3, 4)),
+        lambda: gradfree.CellLayer(nn.GRUCell(3, 4)),
+    ],
+)
+def test_a_rank_without_a_mean_joins_the_average_of_the_others(make, monkeypatch):
+    """One collective of one shape on each rank, also where a chain was unused: else the others would wait for ever."""
+    sent, engine = [], gradfree.create_engine("dsf", feedback="gate")
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda x: sent.append(x.clone()))
+    model, x = nn.ModuleDict({"used": make(), "unused": make()}), torch.randn(5, 2, 3)
+    with (
+        engine.attach(model) as first,
+        engine.attach(other := nn.ModuleDict({"used": make(), "unused": make()})) as late,
+    ):
+        model["used"](x)[0].sum().backward()
+        own = first.state_dict()["used"]
+        first.average_over_ranks()
+        monkeypatch.setattr("torch.distributed.all_reduce", lambda x: sent.append(x.clone()) or x.add_(sent[0]))
+        late.average_over_ranks()
+        assert [x.shape for x in sent] == [sent[0].shape] * 2
+        received = late.state_dict()
+        assert received["used"].keys() == own.keys()
+        assert all(torch.equal(received["used"][key], mean) for key, mean in own.items())
+        other["unused"](x)[0].sum().backward()
+        assert all(mean.isfinite().all() for mean in late.state_dict()["unused"].values())
