@@ -37,14 +37,21 @@ class Attending(nn.Module):
 
 
 class Rolling(Plain):
-    """Samples take from the one two places before them, and from no other."""
+    """Samples take from the one two places before them, and from no other: even ones from even ones."""
 
     def forward(self, x):
         return super().forward(x) + 1e-6 * x.roll(2, 0)
 
 
+class Taking(Plain):
+    """The first sample takes from the second."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6 * torch.cat([x[1:2], torch.zeros_like(x[1:])])
+
+
 @pytest.mark.parametrize(
-    ("block", "shape"), [(NormAndDropout, (8, 6)), (Attending, (5, 2, 6)), (Rolling, (9, 6)), (Rolling, (3, 6))]
+    ("block", "shape"), [(NormAndDropout, (8, 6)), (Attending, (5, 2, 6)), (Rolling, (8, 6)), (Taking, (2, 6))]
 )
 def test_blocks_that_mix_samples_are_refused(block, shape):
     model = Model([Plain(), Plain(), block(), Plain()])

@@ -16,7 +16,12 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             ValueError,
             "no engine is called 'highway'; there are: backprop, deeppcr, dfa, dsf, ",
         ),
-        ("highway_bp", {"iteration": 2}, TypeError, "no option 'iteration'; its options are: iterations, tolerance, gamma, block"),
+        (
+            "highway_bp",
+            {"iteration": 2},
+            TypeError,
+            "no option 'iteration'; its options are: iterations, tolerance, gamma, block",
+        ),
         ("highway_bp", {"block": 1}, TypeError, "block must be True or False, not 1"),
         ("highway_bp", {"iterations": -1}, ValueError, "iterations must be at least 0, not -1"),
         ("highway_bp", {"iterations": 2.5}, TypeError, "iterations must be an int of at least 0, not 2.5"),
