@@ -1,7 +1,6 @@
 """The engines, one file each."""
 
 from gradfree.algorithms.backprop import Backprop
-from gradfree.algorithms.deeppcr import DeepPCR
 from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF
 from gradfree.algorithms.fa import FA
@@ -10,6 +9,7 @@ from gradfree.algorithms.foton import FOTON, FOTONRule
 from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
+from gradfree.algorithms.parallel.deeppcr import DeepPCR
 from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.truncated import Truncated
 

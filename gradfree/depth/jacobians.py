@@ -93,7 +93,7 @@ class Mixing:
         chosen = torch.cat([chosen, ~chosen]).unsqueeze(-1)
         pulled = _pull(asked, [_unlike(link.out) * chosen for link in asked])
         mixed = [torch.zeros_like(digits).any() if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
-        for link, mixes in zip(asked, torch.stack(mixed).tolist(), strict=True):
+        for link, mixes in zip(asked, _looked_at(mixed), strict=True):
             if mixes:
                 raise ChainError(
                     f"{link.path} mixes the samples of a batch, as batch normalization does in training: it has no "
@@ -101,6 +101,10 @@ class Mixing:
                     "first dimension of the states if there is none, or the engine 'backprop'."
                 )
         self._asked.update((link.path, held[link.path]) for link in asked)
+
+
+def _looked_at(answers: Sequence[Tensor]) -> list[bool]:
+    return torch.stack(list(answers)).tolist()  # type: ignore[no-any-return]
 
 
 def _unlike(state: Tensor) -> Tensor:

@@ -42,15 +42,16 @@ class SweepEngine(Engine):
         Raises:
             ChainError: the tolerance is finer than the states' precision.
         """
-        refuse_unresolved(self, self.tolerance, chain.like.dtype)
+        tolerance = self.tolerance
+        refuse_unresolved(self, tolerance, chain.like.dtype)
         factors = self.split(chain)
         delta = chain.scan(direct, factors)
         change: torch.Tensor | None = None
-        sweeps = 0
-        # Not "change < tolerance": NaN ends it, too.
-        while sweeps < min(self.sweeps, len(chain) - 1) and (change is None or bool(change > self.tolerance)):
+        sweeps, most = 0, min(self.sweeps, len(chain) - 1)
+        # Not "change <= tolerance" to end it: NaN does, too.
+        while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
             before, delta = delta, chain.scan(chain.pull(direct, delta, factors), factors)
-            change = None if self.tolerance is None else relative_change(before, delta)
+            change = None if tolerance is None else relative_change(before, delta)
             sweeps += 1
 
         def residual() -> torch.Tensor:

@@ -114,11 +114,11 @@ def test_a_state_of_one_dimension_is_one_sample():
 
 @pytest.mark.parametrize("kind", ["depth", "time"])
 def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
-    """4 links, 3 samples, 6 x 6 numbers of 8 bytes, twice; an LSTM's state has h and c."""
+    """4 links, 3 samples, 6 x 6 numbers of 8 bytes, three times; an LSTM's state has h and c."""
     if kind == "depth":
-        model, x, size, path = plain_model(5), torch.randn(3, 6), 2 * 4 * 3 * 6 * 6 * 8, "blocks"
+        model, x, size, path = plain_model(5), torch.randn(3, 6), 3 * 4 * 3 * 6 * 6 * 8, "blocks"
     else:
-        model, x, size, path = nn.LSTM(6, 3), torch.randn(5, 3, 6), 2 * 4 * 3 * 6 * 6 * 8, "l0"
+        model, x, size, path = nn.LSTM(6, 3), torch.randn(5, 3, 6), 3 * 4 * 3 * 6 * 6 * 8, "l0"
 
     def run():
         out = model(x)
@@ -129,7 +129,7 @@ def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
         assert_equal_gradients(gradients(model, run), expected)
     model.zero_grad()
     words = (
-        rf"would need 6.44e-06 GiB for '{path}': 4 links of 3 samples with dense Jacobians of 6 x 6 in torch.float64"
+        rf"would need 9.66e-06 GiB for '{path}': 4 links of 3 samples with dense Jacobians of 6 x 6 in torch.float64"
     )
     smaller = gradfree.create_engine("deeppcr", memory_limit=0.99 * size / 2**30)
     with smaller.attach(model), pytest.raises(ChainError, match=words):

@@ -32,7 +32,7 @@ class DeepPCR(Engine):
     hook that clamps gradients, the gradients are NaN rather than wrong.
 
     Args:
-        memory_limit: in GiB, of what the Jacobians may take at most, their products included. A chain that needs more
+        memory_limit: in GiB, of what the Jacobians and their products may take at most. A chain that needs more
             is refused at its first backward pass. A number, not a share of what is free, so that a model that trains
             once trains everywhere.
     """
@@ -58,8 +58,8 @@ class DeepPCR(Engine):
 
     def _check_size(self, chain: Chain, terms: Tensor) -> None:
         links, (batch, width) = len(chain) - 1, terms.shape[1:]
-        # Those of one round and, half as many, their products in the next: from the second round on less.
-        size = 2 * links * batch * width * width * terms.element_size() / 2**30
+        # The Jacobians, what a round has made of them, and what the next makes of that: nearly as many each.
+        size = 3 * links * batch * width * width * terms.element_size() / 2**30
         if size > self.memory_limit:
             raise ChainError(
                 f"deeppcr would need {size:.3g} GiB for {chain.path!r}: {links} links of {batch} samples with dense "
