@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.tasks.imported import Reference
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.speed import interleaved, statistics
+from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
 from gradfree.benchmarks.timing.trainee import Trainee
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
@@ -107,13 +108,13 @@ def measure_rows(
         # What goes wrong in one engine's pass says nothing about the next.
         with _noted(failures, candidate.label):
             fidelity = gradient_fidelity(candidate.create_engine(), model, task.loss, batch, task.chains)
-            trainee = Trainee(task, candidate, device, 0)
-            trainee.step()
+            trainee = Trainee.of(task, candidate, device, 0)
+            trainee()
             started[candidate.label] = candidate, fidelity.total, trainee
     if BACKPROP.label in failures:
         raise UsageError(f"{task.model} cannot be trained on these data: {failures[BACKPROP.label]}")
     try:
-        times = interleaved([trainee.step for *_, trainee in started.values()])
+        times = in_turns([partial(clocked, trainee) for *_, trainee in started.values()])
     except Exception as error:
         raise UsageError(f"{task.model} fails after some steps: {type(error).__name__}: {error}") from error
     costs = [statistics(own, times[0]) for own in times]

@@ -15,9 +15,9 @@ from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.reports.publication import publish
-from gradfree.benchmarks.reports.record_diff import UnmatchedSection, environment_changes, read_records
+from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
-from gradfree.benchmarks.reports.report import Report, print_section
+from gradfree.benchmarks.reports.report import Report, print_section, sections
 from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.plan import Plan, Shard
 from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
@@ -25,7 +25,7 @@ from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
-from gradfree.benchmarks.tables.experiment import Suite, sections
+from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra
 from gradfree.wording import no_such
@@ -72,11 +72,13 @@ def run(
     if sweep.named and suite:
         raise UsageError(f"--suite {suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
     comparisons, folder = _open(suite or "quick", out) if not sweep.named else (suite_of(sweep, loader), out or _SWEEP)
-    there = tuple(part for part in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not part.optional)
+    there = tuple(
+        experiment for experiment in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not experiment.optional
+    )
     # Of a suite of stored sets alone, the check says which is missing.
     comparisons = there or comparisons
-    for part in comparisons:
-        part.check()
+    for experiment in comparisons:
+        experiment.check()
     _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner)
 
 
@@ -100,7 +102,7 @@ def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
-    if any(sections(plan.suite, known := file.read())):
+    if sections(plan.suite, known := file.read()):
         _show(plan.suite, file)
     _refuse_failures(list(plan.cases(known)), known)
 
@@ -157,7 +159,7 @@ def compare(a: Path, b: Path) -> None:
     console, before, after = Console(), read_records(a), read_records(b)
     console.print(Text(f"a: {a}\nb: {b}\n"))
     found = compare_records(before, after)
-    if all(isinstance(section, UnmatchedSection) for section in found):
+    if all(section.title == UNMATCHED for section in found):
         console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
     for section in found:
         print_section(section, console)

@@ -1,17 +1,17 @@
-"""A report as one HTML file that needs nothing else: no network, no fonts, no scripts."""
+"""A report as one HTML file that needs nothing else: no network, no fonts, and the scripts that draw are in it."""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from functools import partial
+from functools import cache
 from pathlib import Path
 
+import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from gradfree.benchmarks.reports.drawing import spec
+from gradfree.benchmarks.reports.looks import Looks
 from gradfree.benchmarks.reports.report import Report, is_prose
-from gradfree.benchmarks.tables.drawing import Styles
-from gradfree.benchmarks.tables.plot import svg
-from gradfree.benchmarks.tables.section import Draw
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -25,16 +25,22 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.get_template(_TEMPLATE.name)
-    return template.render(report=report, picture=partial(_picture, styles=Styles()), kind=_kind)
+    looks = Looks()
+    charts = [[spec(chart, looks) for chart in section.charts] for section in report.sections]
+    answers = [(section, report.sections.index(section)) for section in report.answers]
+    return environment.get_template(_TEMPLATE.name).render(
+        report=report, charts=charts, answers=answers, kind=_kind, libraries=_libraries() if any(charts) else ""
+    )
 
 
-def _picture(title: str, draw: Draw, styles: Styles) -> str:
-    return b64encode(svg(title, draw, styles)).decode()
+@cache
+def _libraries() -> Markup:
+    """Return Vega, Vega-Lite and Vega-Embed in one script."""
+    return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
-def _kind(cell: str, is_label: bool) -> str:
+def _kind(text: str, is_label: bool) -> str:
     """Return the style class of a table's cell."""
     if is_label:
         return "label"
-    return "words" if is_prose(cell) else "figure"
+    return "words" if is_prose(text) else "figure"

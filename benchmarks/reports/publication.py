@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradfree.benchmarks.reports.export import export
+from gradfree.benchmarks.reports.drawing import picture
 from gradfree.benchmarks.reports.page import page
 from gradfree.benchmarks.reports.report import Report
-from gradfree.benchmarks.tables.plot import save_plots
 
 
 def publish(report: Report, folder: Path) -> list[Path]:
-    """Write ``report`` to ``folder``, as a page, as Markdown with a picture, and its numbers; return the files."""
-    html, markdown, picture, csv, parquet = (
-        folder / f"report.{kind}" for kind in ("html", "md", "png", "csv", "parquet")
-    )
+    """Write ``report`` to ``folder``, as a page, as Markdown with a picture, and its facts; return the files.
+
+    Without a chart there is no picture.
+    """
+    html, markdown, png, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "png", "csv", "parquet"))
     html.write_text(page(report), encoding="utf-8")
     markdown.write_text(report.markdown(), encoding="utf-8")
-    save_plots(report.sections, picture)
-    export(report.sections, csv, parquet)
-    return [html, markdown, picture, csv, parquet]
+    charts = [chart for section in report.sections for chart in section.charts]
+    if charts:
+        png.write_bytes(picture(charts))
+    else:
+        png.unlink(missing_ok=True)
+    report.facts.write_csv(csv)
+    report.facts.write_parquet(parquet)
+    return [html, markdown, *([png] if charts else []), csv, parquet]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import polars as pl
 
 from gradfree.benchmarks.records.provenance import Provenance, described
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
-from gradfree.benchmarks.tables.estimates import Estimate, Spread, paired
+from gradfree.benchmarks.tables.column import column
+from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.facts import Fact, estimate_of, fact, select, table
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.tables.verdict import shift, signed
+from gradfree.benchmarks.tables.verdict import shift
 from gradfree.benchmarks.training.training import score_in
 from gradfree.cli import UsageError
 
@@ -21,7 +24,10 @@ Runs = Mapping[int, Record]
 Pair = tuple[Runs, Runs]
 """Those of both sets."""
 
-_MEMORY = 0.01
+UNMATCHED = "not in both"
+_DIFFERENCE, _RATIO, _MEMORY = "b − a", "b / a", "peak memory, b / a"
+_CASE = {"case": "task", "engine": "row"}
+_NOTED = 0.01
 """Share by which memory may differ unmentioned."""
 
 
@@ -42,17 +48,13 @@ def read_records(path: Path) -> list[Record]:
 def compare(a: Sequence[Record], b: Sequence[Record]) -> list[Section]:
     """Return what the records of both sets with the same configuration tell, and which have no match."""
     pairs = list(_pairs(a, b))
-    scores: defaultdict[str, list[ScoreChange]] = defaultdict(list)
-    times: defaultdict[str, list[TimeChange]] = defaultdict(list)
-    for pair in pairs:
-        for score in ScoreChange.of(pair):
-            scores[score.title].append(score)
-        for time in TimeChange.of(pair):
-            times[time.title].append(time)
-    sections: list[Section] = [ScoreSection(changes) for changes in scores.values()]
-    sections += [TimeSection(changes) for changes in times.values()]
+    scores, times = (table(fact for pair in pairs for fact in told(pair)) for told in (_score_facts, _time_facts))
+    groups = (
+        *(_score_section(found) for _, found in scores.group_by("setting", maintain_order=True)),
+        *(_time_section(found) for _, found in times.group_by("device", maintain_order=True)),
+    )
     unmatched = [pair for pair in pairs if _finished(pair[0]).keys() != _finished(pair[1]).keys()]
-    return [*sections, UnmatchedSection(unmatched)] if unmatched else sections
+    return [*groups, _unmatched_section(unmatched)] if unmatched else list(groups)
 
 
 def environment_changes(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
@@ -69,171 +71,120 @@ def environment_changes(a: Sequence[Record], b: Sequence[Record]) -> Iterator[st
             yield f"a and b differ, {field}: {values[0]} in a; {values[1]} in b."
 
 
-@dataclass(frozen=True)
-class ScoreChange:
-    """Test scores of one case in both sets, from the seeds that both have.
-
-    Attributes:
-        title: the score, and where it was reached.
-        topic: the task.
-        subject: the engine.
-        a: the one set's.
-        b: the other's.
-        difference: b's less a's, seed by seed.
-    """
-
-    title: str
-    topic: str
-    subject: str
-    a: Estimate
-    b: Estimate
-    difference: Estimate
-
-    @classmethod
-    def of(cls, pair: Pair) -> Iterator[ScoreChange]:
-        """Yield what two sets of training runs tell; nothing if they are none, or have no seed in common."""
-        a, b = (
-            {s: score_in(r["results"], "test") for s, r in _finished(runs).items() if "test" in r["results"]}
-            for runs in pair
-        )
-        common = a.keys() & b.keys()
-        if not common:
-            return
-        record = pair[0][min(common)]
-        score = record["config"]["task"]["score"]
-        title = f"test {score['name']} ({score['unit']}), device: {record['config']['device']}"
-        before, after = (Estimate.of([scores[seed] for seed in common]) for scores in (a, b))
-        yield cls(title, *_names(record), before, after, paired(b, a))
-
-
-@dataclass(frozen=True)
-class ScoreSection(Section):
-    """Test scores of both sets."""
-
-    changes: Sequence[ScoreChange]
-
-    legend = "b − a: mean of the differences, seed by seed, ± its 95 % confidence interval (Student's t)."
-    labels = 2
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return self.changes[0].title
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a case."""
-        yield ["case", "engine", "seeds", "a", "b", "b − a"]
-        for c in self.changes:
-            figures = [f"{c.a.mean:.2f}", f"{c.b.mean:.2f}", f"{signed(c.difference.mean)} ± {c.difference.margin:.2f}"]
-            yield [c.topic, c.subject, str(c.difference.count), *(figure.replace("nan", "–") for figure in figures)]
-
-    def remarks(self) -> Iterator[str]:
-        """Yield which scores differ."""
-        for words in ("higher", "lower"):
-            found = [c for c in self.changes if shift(c.difference) == words]
-            if found:
-                yield f"{words.capitalize()} in b: {_listed(found)}."
-        same = [c for c in self.changes if c.difference.mean == c.difference.margin == 0]
-        yield f"Exactly the same with every seed: {len(same)} of {len(self.changes)}."
-
-
-@dataclass(frozen=True)
-class TimeChange:
-    """Time and memory of one row of one case in both sets.
-
-    Attributes:
-        title: where it was timed.
-        topic: what was run, and how.
-        subject: the engine.
-        a: seconds in the one set.
-        b: seconds in the other.
-        memory: b's peak as a multiple of a's; 1 if not measured.
-    """
-
-    title: str
-    topic: str
-    subject: str
-    a: Spread
-    b: Spread
-    memory: float
-
-    @property
-    def ratio(self) -> Spread:
-        """The time in b as a multiple of that in a."""
-        return self.b / self.a
-
-    @classmethod
-    def of(cls, pair: Pair) -> Iterator[TimeChange]:
-        """Yield what two sets of timings tell, for each seed and row that both have."""
-        a, b = map(_finished, pair)
-        for seed in sorted(a.keys() & b.keys()):
-            topic, manner = _names(a[seed])
-            topic += manner.removeprefix("all rows")
-            title = f"times, device: {a[seed]['config']['device']}"
-            own, other = ({row["label"]: row for row in runs[seed]["results"].get("rows", [])} for runs in (a, b))
-            for label in own:
-                if label in other and "time" in own[label]:
-                    before, after = (Spread.recorded(rows[label], "time") for rows in (own, other))
-                    memory = other[label].get("peak_memory", 1) / own[label].get("peak_memory", 1)
-                    yield cls(title, topic, label, before, after, memory)
-
-
-@dataclass(frozen=True)
-class TimeSection(Section):
-    """Times of both sets."""
-
-    changes: Sequence[TimeChange]
-
-    legend = (
-        "Medians of a run's rounds. b / a: below 1, b is faster. Range: from b's lower quartile over a's upper one to "
-        "b's upper over a's lower. Rounds of one run are closer to each other than runs are."
+def _score_facts(pair: Pair) -> Iterator[Fact]:
+    """Yield the test scores of both sets and their difference, from the seeds that both have."""
+    a, b = (
+        {s: score_in(r["results"], "test") for s, r in _finished(runs).items() if "test" in r["results"]}
+        for runs in pair
     )
-    labels = 2
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return self.changes[0].title
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a case and engine."""
-        yield ["case", "engine", "a (ms)", "b (ms)", "b / a", "range"]
-        for change in self.changes:
-            times = [f"{1e3 * spread.median:#.3g}".rstrip(".") for spread in (change.a, change.b)]
-            ratio = change.ratio
-            yield [change.topic, change.subject, *times, f"{ratio.median:.2f}", f"{ratio.low:.2f}–{ratio.high:.2f}"]
-
-    def remarks(self) -> Iterator[str]:
-        """Yield which times and peaks of memory differ."""
-        faster = [c for c in self.changes if c.ratio.high < 1]
-        slower = [c for c in self.changes if c.ratio.low > 1]
-        for words, found in (("faster", faster), ("slower", slower)):
-            if found:
-                share = f"{len(found)} of {len(self.changes)}"
-                yield f"b is {words} beyond the quartiles in {share} rows: {_listed(found)}."
-        memory = [c for c in self.changes if abs(c.memory - 1) > _MEMORY]
-        if memory:
-            listed = ", ".join(f"{c.topic} {c.subject} ({c.memory:.2f}×)" for c in memory)
-            yield f"Peak memory of b as a multiple of a's, where it differs: {listed}."
+    common = [seed for seed in b if seed in a]
+    if not common:
+        return
+    record = pair[0][min(common)]
+    score, device, (task, row) = record["config"]["task"]["score"], record["config"]["device"], _names(record)
+    setting = f"test {score['name']} ({score['unit']}), device: {device}"
+    who = {"task": task, "row": row, "device": device, "setting": setting}
+    for metric, scores in (("a", a), ("b", b)):
+        yield fact(metric, score["unit"], Estimate.of([scores[seed] for seed in common]), **who)
+    difference = Estimate.of_differences([b[seed] - a[seed] for seed in common])
+    yield fact(_DIFFERENCE, score["unit"], difference, **who)
 
 
-@dataclass(frozen=True)
-class UnmatchedSection(Section):
-    """Cases that the sets do not have for the same seeds."""
+def _score_section(facts: pl.DataFrame) -> Section:
+    """Return the section on test scores of both sets."""
+    found = _told(facts, _DIFFERENCE)
+    same = [d for d in found.values() if d.value == d.margin == 0]
+    listed = {words: [name for name, d in found.items() if shift(d) == words] for words in ("higher", "lower")}
+    return Section(
+        title=facts["setting"][0],
+        facts=facts,
+        columns=[
+            column("seeds", _DIFFERENCE, "{n}"),
+            *(column(name, name) for name in "ab"),
+            column("b − a", _DIFFERENCE, "{value:+.2f} ± {margin:.2f}"),
+        ],
+        legend="b − a: mean of the differences, seed by seed, ± its 95 % confidence interval (Student's t).",
+        names=_CASE,
+        remarks=[
+            *(f"{words.capitalize()} in b: {', '.join(names)}." for words, names in listed.items() if names),
+            f"Exactly the same with every seed: {len(same)} of {len(found)}.",
+        ],
+    )
 
-    pairs: Sequence[Pair]
 
-    title = "not in both"
-    legend = "Number of seeds that have results. The same case has the same configuration to the last option."
-    labels = 2
+def _time_facts(pair: Pair) -> Iterator[Fact]:
+    """Yield time and memory of each row in both sets, for each seed that both have."""
+    a, b = map(_finished, pair)
+    for seed in sorted(a.keys() & b.keys()):
+        task, manner = _names(a[seed])
+        where = {"task": task + manner.removeprefix("all rows"), "device": a[seed]["config"]["device"]}
+        ours, other = ({row["label"]: row for row in runs[seed]["results"].get("rows", [])} for runs in (a, b))
+        for label in ours:
+            if label in other and "time" in ours[label] and "time" in other[label]:
+                before, after = (Estimate.recorded(rows[label], "time") for rows in (ours, other))
+                yield fact("a", "s", before, row=label, **where)
+                yield fact("b", "s", after, row=label, **where)
+                yield fact(_RATIO, "×", after / before, row=label, **where)
+                memory = other[label].get("peak_memory", 1) / ours[label].get("peak_memory", 1)
+                yield fact(_MEMORY, "×", memory, row=label, **where)
 
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a case."""
-        yield ["case", "kind and device", "a", "b"]
-        for a, b in self.pairs:
-            record = next(iter({**a, **b}.values()))
-            where = f"{record['kind']}, {record['config']['device']}"
-            yield [" ".join(_names(record)), where, _count(a), _count(b)]
+
+def _time_section(facts: pl.DataFrame) -> Section:
+    """Return the section on times of both sets."""
+    ratios, memory = _told(facts, _RATIO), _told(facts, _MEMORY)
+    found = {
+        "faster": [name for name, ratio in ratios.items() if ratio.high < 1],
+        "slower": [name for name, ratio in ratios.items() if ratio.low > 1],
+    }
+    changed = [f"{name} ({ratio.value:.2f}×)" for name, ratio in memory.items() if abs(ratio.value - 1) > _NOTED]
+    remarks = [
+        f"b is {words} beyond the quartiles in {len(names)} of {len(ratios)} rows: {', '.join(names)}."
+        for words, names in found.items()
+        if names
+    ]
+    if changed:
+        remarks.append(f"Peak memory of b as a multiple of a's, where it differs: {', '.join(changed)}.")
+    return Section(
+        title=f"times, device: {facts['device'][0]}",
+        facts=facts,
+        columns=[
+            *(column(f"{name} (ms)", name, "{value:#.3g}", factor=1e3) for name in "ab"),
+            column("b / a", _RATIO),
+            column("range", _RATIO, "{low:.2f}–{high:.2f}"),
+        ],
+        legend=(
+            "Medians of a run's rounds. b / a: below 1, b is faster. Range: from b's lower quartile over a's upper one "
+            "to b's upper over a's lower. Rounds of one run are closer to each other than runs are."
+        ),
+        names=_CASE,
+        remarks=remarks,
+    )
+
+
+def _unmatched_section(pairs: Sequence[Pair]) -> Section:
+    """Return the section on cases that the sets do not have for the same seeds."""
+    facts: list[Fact] = []
+    for pair in pairs:
+        record = next(iter({**pair[0], **pair[1]}.values()))
+        who = {"task": " ".join(_names(record)), "row": f"{record['kind']}, {record['config']['device']}"}
+        facts += [
+            fact(name, "seeds", len(_finished(runs)), note=_count(runs), **who)
+            for name, runs in zip("ab", pair, strict=True)
+        ]
+    return Section(
+        title=UNMATCHED,
+        facts=table(facts),
+        columns=[column(name, name, "{note}") for name in "ab"],
+        legend="Number of seeds that have results. The same case has the same configuration to the last option.",
+        names={"case": "task", "kind and device": "row"},
+    )
+
+
+def _told(facts: pl.DataFrame, metric: str) -> dict[str, Estimate]:
+    """Return what is known of a metric by case and engine, in words."""
+    return {
+        f"{row['task']} {row['row']}": estimate_of(row) for row in select(facts, metric=metric).iter_rows(named=True)
+    }
 
 
 def _pairs(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Pair]:
@@ -259,7 +210,3 @@ def _names(record: Record) -> tuple[str, str]:
     """Return a case's topic and subject, as in its id."""
     _, topic, *subject, _device, _seed, _digest = record["case"].split("/")
     return topic, "/".join(subject)
-
-
-def _listed(changes: Sequence[ScoreChange | TimeChange]) -> str:
-    return ", ".join(f"{change.topic} {change.subject}" for change in changes)

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import polars as pl
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gradfree.benchmarks.records.provenance import Provenance
-from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.experiment import Suite, belonging, sections
+from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.experiment import Suite, belonging, findings
+from gradfree.benchmarks.tables.facts import SCHEMA
+from gradfree.benchmarks.tables.failures import failure_section
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.training.trends import trends
 
@@ -38,11 +41,23 @@ class Report:
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> Report:
         """Report what ``records``, by case id, tell of ``suite``."""
-        found = list(sections(suite, records))
-        return cls(title, [*found, *trends(found)], Provenance(belonging(suite, records)))
+        return cls(title, sections(suite, records), Provenance(belonging(suite, records)))
+
+    @property
+    def answers(self) -> list[Section]:
+        """The sections that answer which engine to take."""
+        return [section for section in self.sections if section.answer]
+
+    @property
+    def facts(self) -> pl.DataFrame:
+        """All numbers, each with the title of its section."""
+        return pl.concat([s.facts.select(pl.lit(s.title).alias("section"), *SCHEMA) for s in self.sections])
 
     def print(self, console: Console) -> None:
-        """Print tables and sentences."""
+        """Print the answers, then tables and sentences."""
+        for section in self.answers:
+            console.print(Text(section.answer, "bold"))
+        console.print()
         for section in self.sections:
             print_section(section, console)
         for warning in self.provenance.warnings():
@@ -52,9 +67,25 @@ class Report:
 
     def markdown(self) -> str:
         """Return the same as Markdown."""
-        lines = [line for section in self.sections for line in _markdown_section(section)]
+        lines = [f"- **{section.answer}**" for section in self.answers]
+        lines += ["" for _ in lines[:1]]
+        lines += [line for section in self.sections for line in _markdown_section(section)]
         lines += [f"**{warning}**\n" for warning in self.provenance.warnings()]
         return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self.provenance.lines()), ""])
+
+
+def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
+    """Return a section for each device and experiment that ``records``, those of this configuration, tell of.
+
+    Behind them are those on what several experiments come to together, and the last one lists the cases that failed.
+    """
+    found = list(findings(suite, records))
+    failed = [record for record in belonging(suite, records) if error_of(record)]
+    return [
+        *(experiment.section(facts) for experiment, facts in found),
+        *trends(found),
+        *([failure_section(failed)] if failed else []),
+    ]
 
 
 def print_section(section: Section, console: Console) -> None:
@@ -63,13 +94,18 @@ def print_section(section: Section, console: Console) -> None:
     for table in _tables(section, console.width):
         console.print(table)
     console.print(Text(section.legend, "italic"))
-    for sentence in sentences(section):
+    for sentence in section.sentences:
         console.print(Text(f"• {sentence}"))
     console.print()
 
 
+def texts(section: Section) -> list[list[str]]:
+    """Return the cells of a section's table as they are shown, row by row."""
+    return [[cell.text for cell in row] for row in section.rows]
+
+
 def _tables(section: Section, width: int) -> Iterator[Table]:
-    columns = list(zip(*section.cells(), strict=True))
+    columns = list(zip(section.head, *texts(section), strict=True))
     names, columns = columns[: section.labels], columns[section.labels :]
     room = width - 1 - sum(1 + _width(cells) for cells in names)
     while columns:
@@ -105,25 +141,16 @@ def is_prose(cell: str) -> bool:
     return len(cell) > _PROSE
 
 
-def sentences(section: Section) -> Iterator[str]:
-    """Yield what the table comes to row by row, then the remarks."""
-    _, *rows = section.cells()
-    for row, words in zip(rows, section.verdicts(), strict=False):
-        yield f"{row[0]}: {words}."
-    yield from section.remarks()
-
-
 def _markdown_section(section: Section) -> Iterator[str]:
-    head, *rows = section.cells()
     yield f"### {section.title}"
     yield ""
-    yield _markdown_row(head)
-    yield "|" + "---|" * section.labels + "---:|" * (len(head) - section.labels)
-    yield from map(_markdown_row, rows)
+    yield _markdown_row(section.head)
+    yield "|" + "---|" * section.labels + "---:|" * (len(section.head) - section.labels)
+    yield from map(_markdown_row, texts(section))
     yield ""
     yield section.legend
     yield ""
-    for sentence in sentences(section):
+    for sentence in section.sentences:
         yield f"- {sentence}"
     yield ""
 

@@ -16,7 +16,7 @@ from gradfree.benchmarks.data.padded_text import PADDING, Sentences
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
-from gradfree.benchmarks.tables.experiment import Part, Suite
+from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.schedules import AdamTask, StagedAdamTask
@@ -56,13 +56,13 @@ def _beside(comparison: Comparison, *differs: str) -> Beside:
 
 
 def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()) -> Suite:
-    def parts() -> Iterator[Part]:
+    def experiments() -> Iterator[Experiment]:
         for task in tasks:
             comparison = Comparison(task, _rows(task), learning_rates=rates)
             yield comparison
             yield _beside(comparison, *differs)
 
-    return tuple(parts())
+    return tuple(experiments())
 
 
 _PTB = StagedAdamTask(

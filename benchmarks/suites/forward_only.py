@@ -105,7 +105,7 @@ FORWARD_ONLY: Suite = (
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
     Cadences(MNIST, _mlps(20), _CADENCES, _RATES),
     StepCosts(
-        timed=Network(depth=20, width=512, batch=256),
+        subjects=(Network(depth=20, width=512, batch=256),),
         small=Network(depth=0, width=64, batch=2048),
         depths=(10, 20, 50, 100),
         rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 4, 8)), DFA, FA, PEPITA),

@@ -25,7 +25,7 @@ from gradfree.benchmarks.tasks.catalogue import (
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTimings
 from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
-from gradfree.benchmarks.timing.scans import ScanTimings
+from gradfree.benchmarks.timing.scans import Operands, ScanTimings
 from gradfree.benchmarks.timing.strategies import StrategyTimings
 from gradfree.benchmarks.training.comparison import Comparison
 
@@ -53,14 +53,18 @@ _LAYER_ROWS = (
     Row("dsf", "dsf", {}),
     *_highway(0, 2),
 )
-_SCANS = (
-    (4096, 1, 64),
-    (16384, 1, 64),
-    (1024, 8, 64),
-    (1024, 8, 256),
-    (256, 32, 256),
-    (1024, 8, 512),
-    (256, 64, 512),
+_SCANS = tuple(
+    Operands(*size, constant)
+    for constant in (True, False)
+    for size in (
+        (4096, 1, 64),
+        (16384, 1, 64),
+        (1024, 8, 64),
+        (1024, 8, 256),
+        (256, 32, 256),
+        (1024, 8, 512),
+        (256, 64, 512),
+    )
 )
 
 _SYNTHETIC = (BACKPROP, TRUNCATED, *_DSF, *_highway(0, 2))
@@ -104,11 +108,11 @@ SUITES: dict[str, Suite] = {
     "forward-only": FORWARD_ONLY,
     "lightning": (
         StrategyTimings(
-            DIGITS, (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))
+            (DIGITS,), (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))
         ),
-        StrategyTimings(PYDOC_GRU, (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
+        StrategyTimings((PYDOC_GRU,), (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
         StrategyTimings(
-            ORTHOGONAL_DIGITS,
+            (ORTHOGONAL_DIGITS,),
             (
                 _AS_STRATEGY,
                 *(Row(name, name, {}) for name in ("orthogonal_backprop", "foton", "dfa", "fa", "pepita")),

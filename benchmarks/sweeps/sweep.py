@@ -91,7 +91,7 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
     comparisons = [Comparison(task, _rows(sweep, task), grid) for task in tasks]
     if sweep.target is None:
         return tuple(comparisons)
-    return tuple(part for c in comparisons for part in (c, TimeToTarget(c, sweep.target)))
+    return tuple(experiment for c in comparisons for experiment in (c, TimeToTarget(c, sweep.target)))
 
 
 def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:

@@ -1,22 +1,23 @@
-"""A part of a suite: some comparison, its cases and its section of the report."""
+"""An experiment of a suite: what is compared, its cases, the facts that their records tell, and its section."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 
+import polars as pl
+
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.failures import FailureSection
 from gradfree.benchmarks.tables.section import Section
 
 
-class Part(ABC):
+class Experiment(ABC):
     """One comparison."""
 
     @property
     def optional(self) -> bool:
-        """Whether a run leaves the part out where nobody names a folder of data sets."""
+        """Whether a run leaves the experiment out where nobody names a folder of data sets."""
         return False
 
     @property
@@ -44,11 +45,17 @@ class Part(ABC):
         """Yield the cases that must run alone."""
 
     @abstractmethod
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the section on what ``records`` tell of ``device``, if anything."""
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return what ``records`` tell of ``device``; an empty table if they tell nothing."""
+
+    @abstractmethod
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return how these facts are shown, which are all of :meth:`facts` and some."""
 
 
-Suite = tuple[Part, ...]
+Suite = tuple[Experiment, ...]
+Finding = tuple[Experiment, pl.DataFrame]
+"""An experiment and its facts of one device."""
 
 
 def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
@@ -63,35 +70,36 @@ def grouped_cases(
     suite: Suite, seeds: int, device: str, records: Mapping[str, Record]
 ) -> Iterator[tuple[Hashable, Case | None]]:
     """Yield all cases as :func:`cases` does, each after its group: those that must see each other's records."""
-    for p, part in enumerate(suite):
-        for n, case in enumerate(part.trials(device)):
-            yield (p, n // part.tries), case
+    for p, experiment in enumerate(suite):
+        for n, case in enumerate(experiment.trials(device)):
+            yield (p, n // experiment.tries), case
     for seed in range(seeds):
-        for p, part in enumerate(suite):
-            for n, awaited in enumerate(part.training(seed, device, records)):
-                yield (p, n) if part.tries else (p, n, seed), awaited
-    for p, part in enumerate(suite):
-        for n, case in enumerate(part.timing(device)):
+        for p, experiment in enumerate(suite):
+            for n, awaited in enumerate(experiment.training(seed, device, records)):
+                yield (p, n) if experiment.tries else (p, n, seed), awaited
+    for p, experiment in enumerate(suite):
+        for n, case in enumerate(experiment.timing(device)):
             yield (p, n, "timing"), case
 
 
-def sections(suite: Suite, records: Mapping[str, Record]) -> Iterator[Section]:
-    """Yield a section for each device and part that ``records``, those of this configuration, tell of.
+def findings(suite: Suite, records: Mapping[str, Record]) -> Iterator[Finding]:
+    """Yield what ``records``, those of this configuration, tell of each device and experiment, if anything."""
+    for device in devices_of(records):
+        for experiment in suite:
+            facts = experiment.facts(records, device)
+            if not facts.is_empty():
+                yield experiment, facts
 
-    The last one lists the cases that failed, if any.
-    """
-    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
-        for part in suite:
-            if section := part.section(records, device):
-                yield section
-    if failed := [record for record in belonging(suite, records) if error_of(record)]:
-        yield FailureSection(failed)
+
+def devices_of(records: Mapping[str, Record]) -> list[str]:
+    """Return the devices that records are of."""
+    return list(dict.fromkeys(record["config"]["device"] for record in records.values()))
 
 
 def belonging(suite: Suite, records: Mapping[str, Record]) -> list[Record]:
     """Return those of ``records`` that are of this configuration, with whatever seed, on whatever device."""
     found: dict[str, Record] = {}
-    for device in dict.fromkeys(record["config"]["device"] for record in records.values()):
+    for device in devices_of(records):
         for case in cases(suite, 1, device, records):
             if case is not None:
                 found |= {record["case"]: record for record in outcomes(records, case)}

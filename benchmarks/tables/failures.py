@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.column import column
+from gradfree.benchmarks.tables.facts import fact, table
 from gradfree.benchmarks.tables.section import Section
 
+_ERROR = "error"
 
-@dataclass(frozen=True)
-class FailureSection(Section):
-    """Failed cases and what they failed with."""
 
-    records: Sequence[Record]
-
-    title = "failed cases"
-    legend = "They count as missing everywhere else: no mean and no interval includes them."
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a case."""
-        yield ["case", "error"]
-        for record in self.records:
-            # The digest tells people nothing.
-            yield [record["case"].rpartition("/")[0], error_of(record)]
+def failure_section(failed: Sequence[Record]) -> Section:
+    """Return the section on cases that failed, and what with."""
+    # The digest of a case's id tells people nothing.
+    told = [
+        fact(
+            _ERROR, "", row=record["case"].rpartition("/")[0], device=record["config"]["device"], note=error_of(record)
+        )
+        for record in failed
+    ]
+    return Section(
+        title="failed cases",
+        facts=table(told),
+        columns=[column("error", _ERROR)],
+        legend="They count as missing everywhere else: no mean and no interval includes them.",
+        names={"case": "row"},
+    )

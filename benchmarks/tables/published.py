@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import isnan, nan
+from math import isnan
 
-from matplotlib.axes import Axes
+import polars as pl
 
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.drawing import Styles, add_legend
-from gradfree.benchmarks.tables.estimates import Estimate, paired
-from gradfree.benchmarks.tables.experiment import Part
-from gradfree.benchmarks.tables.section import Plots, Section
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.column import UNKNOWN, Column
+from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.experiment import Experiment
+from gradfree.benchmarks.tables.facts import difference_to, differences, estimates, fact, select, table
+from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tables.verdict import SAME, shift, signed
 
 _OUTCOMES = {"higher": "agrees", "lower": "disagrees", SAME: "too close to tell"}
 """What a difference means where it is to be above 0."""
-_INK = "0.2"
-"""Of figures that are no engine's line."""
+_HARDWARE = "hardware"
 
 
 @dataclass(frozen=True)
@@ -63,30 +63,127 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Beside(Part):
-    """A part's figures beside published ones; the part itself stands in the suite as well.
+class Beside(Experiment):
+    """An experiment's figures beside published ones; the experiment itself stands in the suite as well.
 
     Attributes:
-        part: whose figures.
+        experiment: whose figures.
         published: the others.
     """
 
-    part: Part
+    experiment: Experiment
     published: Published
 
     @property
     def optional(self) -> bool:
-        """Whether the part is."""
-        return self.part.optional
+        """Whether the experiment is."""
+        return self.experiment.optional
 
     def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing: the part does."""
+        """Yield nothing: the experiment does."""
         return iter(())
 
-    def section(self, records: Mapping[str, Record], device: str) -> BesideSection | None:
-        """Return both figures."""
-        found = self.part.section(records, device)
-        return None if found is None else BesideSection(found, self.published, _hardware(records, device))
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return the experiment's facts, the paper's of the same rows, and what ours were measured on."""
+        ours = self.experiment.facts(records, device)
+        if ours.is_empty():
+            return ours
+        shown = self.experiment.section(ours)
+        columns, rows = {c.heading: c for c in shown.columns}, {row[0].text for row in shown.rows}
+        theirs = [
+            fact(
+                columns[heading].figures[0].metric,
+                columns[heading].figures[0].unit or "",
+                value / columns[heading].figures[0].factor,
+                **{**columns[heading].where, "row": row, "source": self.published.source, "device": device},
+            )
+            for row, figures in self.published.figures.items()
+            for heading, value in figures.items()
+            if row in rows and heading in columns and heading in self.published.columns
+        ]
+        return pl.concat([ours, table([*theirs, fact(_HARDWARE, "", note=_hardware(records, device))])])
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return both figures of each column, and what becomes of the paper's claims."""
+        source = self.published.source
+        ours = self.experiment.section(facts.filter(pl.col("source").is_null(), pl.col("row").is_not_null()))
+        columns = {column.heading: column for column in ours.columns}
+        shown = [columns.get(heading, Column(heading, ())) for heading in self.published.columns]
+        pairs = [(column, _theirs(column, source)) for column in shown]
+        known = [column for column, theirs in pairs if not _of(theirs, facts).is_empty()]
+        return replace(
+            ours,
+            title=f"ours beside {source}; {ours.title}",
+            facts=facts,
+            columns=[one for ours, theirs in pairs for one in ((ours, theirs) if ours in known else (ours,))],
+            legend=self._legend(select(facts, metric=_HARDWARE)["note"][0]),
+            verdicts=(),
+            remarks=[*self._claims(ours), *(f"Not as in the paper: {what}." for what in self.published.differs)],
+            charts=[self._chart(column, facts, next(iter(ours.names))) for column in known],
+            answer="",
+        )
+
+    def _legend(self, hardware: str) -> str:
+        """Say where both were measured."""
+        told = f"Ours: {hardware}. The paper's: {self.published.hardware}. –: not known."
+        if not self.published.claims:
+            return told
+        return (
+            f"{told} Differences: seed by seed, ± 95 % confidence interval; too close to tell where that has 0 in it."
+        )
+
+    def _claims(self, ours: Section) -> Iterator[str]:
+        """Yield whether what the paper says holds here."""
+        for claim in self.published.claims:
+            told, found = _outcome(claim, ours)
+            yield f"The paper: {claim.says}. Ours, {claim.column}: {', '.join(told)}; {', '.join(found)}."
+
+    def _chart(self, column: Column, facts: pl.DataFrame, name: str) -> Chart:
+        """Draw both figures of each row that the paper has, side by side."""
+        source, (figure, *_) = self.published.source, column.figures
+        found = [
+            points(told.with_columns(source=pl.lit(None, pl.String)), "row", figure).with_columns(label=pl.lit(label))
+            for label, told in (("ours", _of(column, facts)), ("the paper's", _of(_theirs(column, source), facts)))
+        ]
+        both = pl.concat(found).rename(
+            {"x": "y", "y": "x"} | {f"{a}_{end}": f"{b}_{end}" for a, b in ("xy", "yx") for end in ("low", "high")}
+        )
+        both = both.filter(pl.col("row").is_in(_of(_theirs(column, source), facts)["row"].to_list()))
+        across = f"{self.published.quantity} {column.heading}".strip()
+        return Chart(f"{source}: {column.heading}", both, Axis(across), Axis(name, "names"))
+
+
+def _theirs(column: Column, source: str) -> Column:
+    """Return the column of a paper's figures."""
+    figures = tuple(replace(figure, template="{value:g}") for figure in column.figures[:1])
+    return Column(f"{column.heading}, paper", figures, {**column.where, "source": source})
+
+
+def _of(column: Column, facts: pl.DataFrame) -> pl.DataFrame:
+    """Return the facts that a column shows first."""
+    if not column.figures:
+        return facts.clear()
+    unit = {} if column.figures[0].unit is None else {"unit": column.figures[0].unit}
+    return select(facts, **{"source": None, **column.where, **unit, "metric": column.figures[0].metric})
+
+
+def _outcome(claim: Claim, ours: Section) -> tuple[list[str], list[str]]:
+    """Return the figures that a claim is about, and their differences with what those come to."""
+    columns = {column.heading: column for column in ours.columns}
+    if claim.column not in columns:
+        return [f"{row} {UNKNOWN}" for row in claim.ascending], ["not known"]
+    column, at = columns[claim.column], ours.head.index(claim.column)
+    shown = {row[0].text: row[at].text for row in ours.rows}
+    metric = column.figures[0].metric
+    single = ours.facts.filter(*(pl.col(name).eq_missing(value) for name, value in column.where.items()))
+    found = [
+        estimates(differences(single, metric, {high: low}), metric=difference_to(low, metric)).get(high, Estimate())
+        for low, high in pairwise(claim.ascending)
+    ]
+    outcomes = [_OUTCOMES.get(shift(difference), "not known") for difference in found]
+    outcome = next((o for o in ("not known", "disagrees", "too close to tell") if o in outcomes), "agrees")
+    known = [f"difference {signed(d.value)} ± {d.margin:.2f}" for d in found if not isnan(d.margin)]
+    return [f"{row} {shown.get(row, UNKNOWN)}" for row in claim.ascending], [*known, outcome]
 
 
 def _hardware(records: Mapping[str, Record], device: str) -> str:
@@ -94,101 +191,3 @@ def _hardware(records: Mapping[str, Record], device: str) -> str:
     environments = [r["environment"] for r in records.values() if r["config"]["device"] == device]
     told = [f"{e['device']}, {e['cpus']} CPU cores, {e['platform']}, torch {e['torch']}" for e in environments]
     return "; ".join(dict.fromkeys(told))
-
-
-@dataclass(frozen=True)
-class BesideSection(Section):
-    """Our figures, those of a part's section, beside published ones."""
-
-    section: Section
-    published: Published
-    hardware: str
-
-    @property
-    def _ours(self) -> dict[str, dict[str, str]]:
-        """Our table's figures by row and column."""
-        head, *rows = self.section.cells()
-        return {label: dict(zip(head[1:], cells, strict=True)) for label, *cells in rows}
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return f"ours beside {self.published.source}; {self.section.title}"
-
-    @property
-    def legend(self) -> str:
-        """Say where both were measured."""
-        told = f"Ours: {self.hardware}. The paper's: {self.published.hardware}. –: not known."
-        if not self.published.claims:
-            return told
-        return (
-            f"{told} Differences: seed by seed, ± 95 % confidence interval; too close to tell where that has 0 in it."
-        )
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and its rows."""
-        known = self._known
-        corner, *_ = next(self.section.cells())
-        yield [
-            corner,
-            *(text for c in self.published.columns for text in ([c, f"{c}, paper"] if c in known else [c])),
-        ]
-        for label, cells in self._ours.items():
-            row = [label]
-            for column in self.published.columns:
-                row.append(cells.get(column, "–"))
-                if column in known:
-                    known_here = self._is_known(label, column)
-                    row.append(f"{self.published.figures[label][column]:g}" if known_here else "–")
-            yield row
-
-    @property
-    def _known(self) -> list[str]:
-        """The columns that the paper has a figure of for one of our rows."""
-        return [c for c in self.published.columns if any(self._is_known(row, c) for row in self._ours)]
-
-    def _is_known(self, row: str, column: str) -> bool:
-        return column in self.published.figures.get(row, {})
-
-    def remarks(self) -> Iterator[str]:
-        """Yield whether what the paper says holds here, and in what the settings differ."""
-        for claim in self.published.claims:
-            yield f"The paper: {claim.says}. Ours, {claim.column}: {self._outcome(claim.ascending, claim.column)}."
-        for difference in self.published.differs:
-            yield f"Not as in the paper: {difference}."
-
-    def _outcome(self, rows: Sequence[str], column: str) -> str:
-        cells, scores = self._ours, self.section.scores(column)
-        told = [f"{row} {cells.get(row, {}).get(column, '–')}" for row in rows]
-        differences = [paired(scores.get(high, {}), scores.get(low, {})) for low, high in pairwise(rows)]
-        found = [_OUTCOMES.get(shift(difference), "not known") for difference in differences]
-        outcome = next((o for o in ("not known", "disagrees", "too close to tell") if o in found), "agrees")
-        known = [f"{signed(d.mean)} ± {d.margin:.2f}" for d in differences if not isnan(d.margin)]
-        return f"{', '.join(told)}; {', '.join([*(f'difference {d}' for d in known), outcome])}"
-
-    def plots(self) -> Plots:
-        """Return what draws our figures against the paper's."""
-        return {f"{self.published.source}: {c}": partial(self._draw, column=c) for c in self._known}
-
-    def _draw(self, axes: Axes, styles: Styles, column: str) -> None:
-        """Draw both figures of each row that the paper has, side by side."""
-        cells, scores = self._ours, self.section.scores(column)
-        rows = [row for row in cells if self._is_known(row, column)]
-        theirs = [self.published.figures[row][column] for row in rows]
-        ours = [_number(cells[row].get(column, "–")) for row in rows]
-        margins = [Estimate.of(list(scores.get(row, {}).values())).margin for row in rows]
-        axes.hlines(rows, theirs, ours, color="0.8", zorder=0)
-        axes.plot(theirs, rows, "o", color=_INK, markersize=9, fillstyle="none", label="the paper's")
-        axes.errorbar(ours, rows, xerr=margins, fmt="o", color=_INK, markersize=5, capsize=3, label="ours")
-        axes.invert_yaxis()
-        axes.set_xlabel(f"{self.published.quantity} {column}".strip())
-        axes.set_ylabel(next(self.section.cells())[0])
-        add_legend(axes)
-
-
-def _number(cell: str) -> float:
-    """Return the number that a cell begins with; NaN where there is none."""
-    try:
-        return float(cell.split()[0])
-    except ValueError:
-        return nan

@@ -1,94 +1,72 @@
-"""One part of a report: a table, what it says in words, plots, and the numbers behind them."""
+"""One comparison of a report: a query on facts, and how what it finds is shown."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import nan
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from matplotlib.axes import Axes
+import polars as pl
 
-from gradfree.benchmarks.tables.drawing import Styles
-from gradfree.benchmarks.tables.estimates import Estimate, Spread
+from gradfree.benchmarks.tables.chart import Chart
+from gradfree.benchmarks.tables.column import Cell, Column
 
-Draw = Callable[[Axes, Styles], None]
-"""Draws a plot, in the styles of its report."""
-
-Plots = Mapping[str, Draw]
-"""What draws each plot, by the plot's title."""
+ENGINE = {"engine": "row"}
+"""Rows of tables that are one engine's each."""
 
 
-class Fact(NamedTuple):
-    """One number of a report, with all that it takes to understand it alone.
+@dataclass(frozen=True)
+class Section:
+    """What one comparison comes to.
 
     Attributes:
-        subject: what was measured: an engine, as a rule.
-        setting: where, if a section has several: a depth, a layer.
-        quantity: what is told of it.
-        unit: of ``value``, ``low`` and ``high``.
-        value: mean or median; NaN if unknown.
-        low: end of its interval; NaN if it has none.
-        high: likewise.
-        seeds: number of runs that it is a mean of; 0 if of none.
+        title: what was compared.
+        facts: all of its numbers, a table as :mod:`gradfree.benchmarks.tables.facts` has it.
+        columns: of the table.
+        legend: what the table's signs and columns mean.
+        names: the headings of the first columns, which name a row, and the facts' columns that they are.
+        verdicts: what each row comes to, in words; nothing if that cannot be said row by row.
+        remarks: what else the facts say.
+        charts: of the facts.
+        answer: what the comparison comes to in a sentence; nothing if it answers no question by itself.
     """
 
-    subject: str
-    setting: str
-    quantity: str
-    unit: str
-    value: float
-    low: float = nan
-    high: float = nan
-    seeds: int = 0
-
-    @classmethod
-    def mean(cls, subject: str, setting: str, quantity: str, unit: str, estimate: Estimate) -> Fact:
-        """Tell an estimate."""
-        return cls(subject, setting, quantity, unit, estimate.mean, estimate.low, estimate.high, estimate.count)
-
-    @classmethod
-    def median(cls, subject: str, setting: str, quantity: str, unit: str, spread: Spread) -> Fact:
-        """Tell a median."""
-        return cls(subject, setting, quantity, unit, spread.median, spread.low, spread.high)
-
-
-class Section(ABC):
-    """The figures of one comparison."""
-
-    labels: ClassVar[int] = 1
-    """How many of the table's first columns name its rows."""
+    title: str
+    facts: pl.DataFrame
+    columns: Sequence[Column]
+    legend: str
+    names: Mapping[str, str] = field(default_factory=lambda: ENGINE)
+    verdicts: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    answer: str = ""
 
     @property
-    @abstractmethod
-    def title(self) -> str:
-        """Say what was compared."""
+    def labels(self) -> int:
+        """How many of the table's first columns name its rows."""
+        return len(self.names)
+
+    @cached_property
+    def head(self) -> list[str]:
+        """The table's headings."""
+        return [*self.names, *(column.heading for column in self.columns)]
+
+    @cached_property
+    def rows(self) -> list[list[Cell]]:
+        """The table's rows, in the order in which the facts name them; what no row is named by is not shown."""
+        by_name: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for fact in self.facts.filter(pl.col("seed").is_null()).iter_rows(named=True):
+            names = tuple(fact[name] for name in self.names.values())
+            if None not in names:
+                by_name.setdefault(names, []).append(fact)
+        return [
+            [*(Cell(text, None) for text in names), *(column.cell(facts) for column in self.columns)]
+            for names, facts in by_name.items()
+        ]
 
     @property
-    @abstractmethod
-    def legend(self) -> str:
-        """Say what the table's signs and columns mean."""
-
-    @abstractmethod
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and its rows."""
-
-    def scores(self, column: str) -> Mapping[str, Mapping[int, float]]:
-        """Return the scores behind a column of the table, by row and seed; nothing if it is not of scores."""
-        return {}
-
-    def verdicts(self) -> Sequence[str]:
-        """Return what each row of the table comes to, in words; nothing if that cannot be said row by row."""
-        return ()
-
-    def remarks(self) -> Iterator[str]:
-        """Yield what else the figures say."""
-        return iter(())
-
-    def plots(self) -> Plots:
-        """Return what draws the plots."""
-        return {}
-
-    def facts(self) -> Iterator[Fact]:
-        """Yield all numbers."""
-        return iter(())
+    def sentences(self) -> list[str]:
+        """What the table comes to row by row, then the remarks."""
+        told = [f"{row[0].text}: {words}." for row, words in zip(self.rows, self.verdicts, strict=False)]
+        return [*told, *self.remarks]

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isnan
 
-from gradfree.benchmarks.tables.estimates import Estimate, Spread
+from gradfree.benchmarks.tables.estimates import Estimate
 
 SAME = "no difference seen"
 _STEADY = 0.1
 _NAMED = 3
 
 
-def speed(ratio: Spread, baseline: str) -> str:
+def speed(ratio: Estimate, baseline: str) -> str:
     """Say how fast something is beside ``baseline``, whose time makes ``ratio`` 1; nothing if within the quartiles."""
-    if isnan(ratio.median):
+    if isnan(ratio.value):
         return "not timed"
     if ratio.high < 1:
-        return f"{1 / ratio.median:.2f}× faster than {baseline}"
+        return f"{1 / ratio.value:.2f}× faster than {baseline}"
     if ratio.low > 1:
-        return f"{ratio.median:.2f}× slower than {baseline}"
+        return f"{ratio.value:.2f}× slower than {baseline}"
     return f"no difference in speed from {baseline} seen"
 
 
@@ -31,19 +31,19 @@ def score(name: str, difference: Estimate, higher_is_better: bool) -> str:
 
 def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
     """Say whether a difference counts, which is if its interval leaves out 0, and how large it is, if that is known."""
-    if not difference.count:
+    if not difference.n:
         return "not compared", ""
-    if isnan(difference.mean):
+    if isnan(difference.value):
         return "not comparable, as a run diverged", ""
-    if difference.mean == difference.margin == 0:
+    if difference.value == difference.margin == 0:
         return "the same with every seed", ""
     if isnan(difference.margin):
-        seeds = "one seed" if difference.count == 1 else "the same difference with every seed"
-        return f"{seeds}: no interval", signed(difference.mean)
+        seeds = "one seed" if difference.n == 1 else "the same difference with every seed"
+        return f"{seeds}: no interval", signed(difference.value)
     outcome = shift(difference)
     if outcome != SAME:
-        outcome = "better" if (difference.mean > 0) == higher_is_better else "worse"
-    return outcome, f"{signed(difference.mean)} ± {difference.margin:.2f}"
+        outcome = "better" if (difference.value > 0) == higher_is_better else "worse"
+    return outcome, f"{signed(difference.value)} ± {difference.margin:.2f}"
 
 
 def shift(difference: Estimate) -> str:
@@ -52,7 +52,7 @@ def shift(difference: Estimate) -> str:
         return "not known"
     if difference.low <= 0 <= difference.high:
         return SAME
-    return "higher" if difference.mean > 0 else "lower"
+    return "higher" if difference.value > 0 else "lower"
 
 
 def signed(value: float) -> str:
@@ -60,7 +60,7 @@ def signed(value: float) -> str:
     return f"{round(value, 2) + 0.0:+.2f}"
 
 
-def steadiness(spreads: Mapping[str, Spread]) -> str:
+def steadiness(spreads: Mapping[str, Estimate]) -> str:
     """Name the timings, by label, whose quartiles are farthest from their medians."""
     far = [label for label in spreads if spreads[label].relative > _STEADY]
     words = f"Quartiles are within {100 * _STEADY:.0f} % of the median"

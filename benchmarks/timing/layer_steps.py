@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import isnan, nan
-from statistics import median
+from functools import cached_property, partial
+from statistics import fmean, median
 from typing import Any, ClassVar, NamedTuple
 
+import polars as pl
 import torch
 import torch.nn.functional as F
-from matplotlib.axes import Axes
 from torch import nn
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree import create_model
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.drawing import Styles, add_legend, count_axis, draw_curves, draw_stacks, log_axis
-from gradfree.benchmarks.tables.estimates import Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
-from gradfree.benchmarks.timing.memory import peak_memory
-from gradfree.benchmarks.timing.speed import Timing, compared, now
+from gradfree.benchmarks.tables.chart import Axis, Chart, points, stacks
+from gradfree.benchmarks.tables.column import Figure, column
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.profiles import peak_memory
+from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timings, time_of, times
+from gradfree.benchmarks.timing.speed import Timing, Turn, now
+from gradfree.benchmarks.timing.trainee import Trainee
 from gradfree.orthogonal.engine import OrthogonalEngine
 
-_ROUNDS = 9
-_STEPS = 16
-"""Of a round: a multiple of those from one retraction to the next."""
 _CLASSES = 10
 _LEARNING_RATE = 0.1
 """One that trains: weights drift, and are led back, as they would."""
-_MIB = 2**20
+_ACTIVATIONS, _RETRACTION, _IDLE = "peak activation memory", "retraction", "time of other rows' hooks"
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,12 @@ class Phases(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTiming(Timing):
-    """Time of a training step with plain SGD, the rows in turns, and of its phases."""
+class StepTiming(Timing[Callable[[], Phases]]):
+    """Time of a training step with plain SGD, and of its phases."""
 
     kind: ClassVar[str] = "step"
+    runs: ClassVar[int] = 16
+    """A multiple of those from one retraction to the next."""
     network: Network
 
     @property
@@ -73,52 +72,48 @@ class StepTiming(Timing):
         """The network."""
         return str(self.network)
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the first row's, and medians of the phases."""
-        trainees = [_Trainee(self.network, row, self.device, self.seed) for row in self.rows]
-        with set_torch_threads(self.threads):
-            _, *rounds = ([_round(trainee) for trainee in trainees] for _ in range(1 + _ROUNDS))
-        steps = list(zip(*rounds, strict=True))
-        rows = compared((row.label for row in self.rows), [[sum(phases) for phases in own] for own in steps])
-        phases = [[median(phase) for phase in zip(*own, strict=True)] for own in steps]
-        return {"rows": [row | {"phases": own} for row, own in zip(rows, phases, strict=True)]}
+    def steps(self) -> Mapping[str, Callable[[], Callable[[], Phases]]]:
+        """Return what builds the network in training with each row's engine."""
+        return {row.label: partial(self._clocked, row) for row in self.rows}
 
+    def turn(self, step: Callable[[], Phases]) -> Phases:
+        """Take a step some times; return the means of its phases."""
+        return Phases(*map(fmean, zip(*(step() for _ in range(self.runs)), strict=True)))
 
-class _Trainee:
-    """A network in training with one row's engine, on one batch over and over."""
+    def costs(self, step: Callable[[], Phases], turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the medians of the phases."""
+        return {"phases": list(map(median, zip(*turns, strict=True)))}
 
-    def __init__(self, network: Network, row: Row, device: str, seed: int):
-        self.device = device
-        torch.manual_seed(seed)
-        self.model = network.create_model().to(device)
-        self.inputs = torch.randn(network.batch, network.width).float().to(device)
-        self.targets = torch.randint(_CLASSES, (network.batch,), device=device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
+    def _clocked(self, row: Row) -> Callable[[], Phases]:
+        """Return a training step that returns how long its phases took."""
+        trainee = _trainee(self.network, row, self.device, self.seed)
+        updated = 0.0
+
+        def note_update(*_: Any) -> None:
+            nonlocal updated
+            updated = now(self.device)
+
+        def step() -> Phases:
+            start = now(self.device)
+            trainee.passes()
+            passed = now(self.device)
+            trainee.optimizer.step()
+            return Phases(passed - start, updated - passed, now(self.device) - updated)
+
         # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
-        self.optimizer.register_step_post_hook(lambda *_: self._note_update())
-        row.create_engine().attach(self.model)
-
-    def passes(self) -> None:
-        """Run forward and backward pass."""
-        self.optimizer.zero_grad()
-        F.cross_entropy(self.model(self.inputs), self.targets).backward()
-
-    def step(self) -> Phases:
-        """Take one training step; return how long its phases took."""
-        start = now(self.device)
-        self.passes()
-        passed = now(self.device)
-        self.optimizer.step()
-        return Phases(passed - start, self._updated - passed, now(self.device) - self._updated)
-
-    def _note_update(self) -> None:
-        self._updated = now(self.device)
+        trainee.optimizer.register_step_post_hook(note_update)
+        return step
 
 
-def _round(trainee: _Trainee) -> Phases:
-    """Return the mean of some steps."""
-    steps = [trainee.step() for _ in range(_STEPS)]
-    return Phases(*(sum(phase) / _STEPS for phase in zip(*steps, strict=True)))
+def _trainee(network: Network, row: Row, device: str, seed: int) -> Trainee:
+    """Return a network in training with one row's engine."""
+    torch.manual_seed(seed)
+    model = network.create_model().to(device)
+    inputs = torch.randn(network.batch, network.width).float().to(device)
+    targets = torch.randint(_CLASSES, (network.batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+    row.create_engine().attach(model)
+    return Trainee(model, optimizer, F.cross_entropy, inputs, targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,176 +139,131 @@ class ActivationMemory(Case):
         return {"activations": [self._measure(network) for network in self.networks]}
 
     def _measure(self, network: Network) -> int:
-        trainee = _Trainee(network, self.row, self.device, self.seed)
+        trainee = _trainee(network, self.row, self.device, self.seed)
         trainee.passes()  # What the engine keeps from pass to pass is there before.
         trainee.optimizer.zero_grad()
         return peak_memory(trainee.passes, self.device) - sum(p.nbytes for p in trainee.model.parameters())
 
 
-@dataclass(frozen=True)
-class StepCosts(Part):
+@dataclass(frozen=True, kw_only=True)
+class StepCosts(Timings[Network]):
     """Engines on chains of equal layers.
 
     Attributes:
-        timed: the network whose step is timed.
-        small: another, of which memory is measured: many examples and narrow layers, so that weights count for little.
+        small: another network, of which memory is measured: many examples and narrow layers, so that weights count for
+            little.
         depths: for memory, ascending.
-        rows: the engines. The first is the baseline of the others.
-        threads: for torch to use in the timing.
     """
 
-    timed: Network
     small: Network
     depths: tuple[int, ...]
-    rows: tuple[Row, ...]
-    threads: int
+
+    def case(self, network: Network, /, **where: Any) -> StepTiming:
+        """Return the case that times all rows."""
+        return StepTiming(network=network, **where)
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that times all rows, then one on the memory of each."""
-        yield self._step(device)
-        for row in self.rows:
-            yield self._activations(row, device)
-
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of ``device``, once the rows have been timed."""
-        steps = [record["results"]["rows"] for record in matching(records, self._step(device))]
-        memory = [
-            [record["results"]["activations"] for record in matching(records, self._activations(row, device))]
-            for row in self.rows
-        ]
-        if not steps:
-            return None
-        unknown = [nan] * len(self.depths)
-        return CostSection(self, steps[0], [found[0] if found else unknown for found in memory], device)
-
-    def _step(self, device: str) -> StepTiming:
-        return StepTiming(network=self.timed, rows=self.rows, threads=self.threads, device=device, seed=0)
-
-    def _activations(self, row: Row, device: str) -> ActivationMemory:
+        yield from super().timing(device)
         networks = tuple(replace(self.small, depth=depth) for depth in self.depths)
-        return ActivationMemory(networks=networks, row=row, device=device, seed=0)
+        for row in self.rows:
+            yield ActivationMemory(networks=networks, row=row, device=device, seed=0)
 
+    def where(self, case: Case) -> dict[str, Any]:
+        """Return the network that is timed, or the row whose memory is measured."""
+        if isinstance(case, ActivationMemory):
+            return {"setting": case.topic, "row": case.row.label, "series": case.row.series}
+        return super().where(case)
 
-@dataclass(frozen=True)
-class CostSection(Section):
-    """Phases of a step, and activation memory by depth, a row an engine."""
+    def told(self, case: Case, record: Record) -> Iterator[Fact]:
+        """Yield the times and phases of all rows, or a row's memory by depth."""
+        yield from super().told(case, record)
+        for depth, peak in zip(self.depths, record["results"].get("activations", ()), strict=False):
+            setting = str(replace(self.small, depth=depth))
+            yield fact(_ACTIVATIONS, "MiB", peak / MIB, setting=setting, at=float(depth))
 
-    part: StepCosts
-    steps: Sequence[dict[str, Any]]
-    memory: Sequence[Sequence[float]]
-    device: str
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return f"cost of a step: orthogonal_mlp, {self.part.timed}, device: {self.device}, threads: {self.part.threads}"
-
-    @property
-    def legend(self) -> str:
-        """Say what the columns mean."""
-        small, deepest = self.part.small, self.part.depths[-1]
-        return (
-            f"One step with plain SGD; medians and quartiles of {_ROUNDS} interleaved rounds of {_STEPS} steps, "
-            f"retractions included. Passes: forward and backward, or what stands for it.{self._idle} Step: all three, "
-            "as a multiple of the first row's. MiB: peak memory of the passes by depth, with layers of "
-            f"{small.width} and batch {small.batch}, less the weights' gradients, "
-            f"{_gradients(replace(small, depth=deepest)):.1f} MiB at "
-            f"{deepest} layers, which every engine leaves behind."
-        )
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row an engine."""
-        phases = [f"{name} (ms)" for name in Phases._fields]
-        yield ["engine", *phases, "step (×)", "quartiles", *(f"MiB at {depth}" for depth in self.part.depths)]
-        for step, memory in zip(self.steps, self.memory, strict=True):
-            milliseconds = [f"{1e3 * phase:.1f}".replace("nan", "–") for phase in self._phases(step)]
-            ratio = Spread.recorded(step, "ratio")
-            times = [f"{ratio.median:.2f}", f"{ratio.low:.2f}–{ratio.high:.2f}"]
-            mebibytes = [f"{peak / _MIB:.1f}".replace("nan", "–") for peak in memory]
-            yield [step["label"], *milliseconds, *times, *mebibytes]
-
-    @property
-    def _idle(self) -> str:
-        """Say what stands where nothing is retracted: in one process, each row's steps call the hooks of all."""
-        idle = [Phases(*step["phases"]).retraction for step in self.steps if step["label"] not in self._retracting]
-        if not idle:
-            return ""
-        return f" –: the engine retracts nothing; other rows' hooks, {1e3 * max(idle):.1f} ms at most, are in its step."
+    def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+        """Yield a row's time, and that of its phases."""
+        yield from super().cost(cost, results)
+        for phase, seconds in zip(Phases._fields, cost.get("phases", ()), strict=False):
+            # In one process, each row's steps call the hooks of all.
+            idle = phase == _RETRACTION and cost["label"] not in self._retracting
+            yield fact(_IDLE if idle else time_of(phase), "s", seconds)
 
     @cached_property
     def _retracting(self) -> set[str]:
         """The labels of engines that retract."""
-        return {row.label for row in self.part.rows if isinstance(row.create_engine(), OrthogonalEngine)}
+        return {row.label for row in self.rows if isinstance(row.create_engine(), OrthogonalEngine)}
 
-    def _phases(self, step: Mapping[str, Any]) -> Phases:
-        """Return the phases of a row; NaN for the retraction of an engine that has none."""
-        phases = Phases(*step["phases"])
-        return phases if step["label"] in self._retracting else phases._replace(retraction=nan)
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of a step's phases and of memory by depth, a row an engine."""
+        (timed,), (baseline, *_) = self.subjects, (row.label for row in self.rows)
+        ratios = estimates(facts, metric=STEP, unit=times(baseline))
+        device = facts["device"][0]
+        return Section(
+            title=f"cost of a step: orthogonal_mlp, {timed}, device: {device}, threads: {self.threads}",
+            facts=facts,
+            columns=[
+                *(column(f"{phase} (ms)", time_of(phase), "{value:.1f}", factor=1e3) for phase in Phases._fields),
+                column("step (×)", STEP, unit=times(baseline)),
+                column("quartiles", STEP, "{low:.2f}–{high:.2f}", times(baseline)),
+                *(column(f"MiB at {depth}", _ACTIVATIONS, "{value:.1f}", at=depth) for depth in self.depths),
+            ],
+            legend=self._legend(facts),
+            verdicts=[
+                "the baseline" if label == baseline else verdict.speed(ratio, baseline)
+                for label, ratio in ratios.items()
+            ],
+            remarks=[*self._remarks(facts), *self.failures(facts)],
+            charts=[
+                Chart(
+                    f"{timed}, {device}, {self.threads} threads: where the time goes",
+                    stacks(facts, "row", {p: Figure(time_of(p), factor=1e3) for p in Phases._fields}),
+                    Axis("time of a step (ms)"),
+                    Axis("engine", "names"),
+                    stacked=True,
+                ),
+                Chart(
+                    f"width {self.small.width}, batch {self.small.batch}, {device}: memory against depth",
+                    points(facts, "at", Figure(_ACTIVATIONS)),
+                    Axis("hidden layers (count)", "counts"),
+                    Axis("peak activation memory (MiB)", "log"),
+                    "solid",
+                ),
+            ],
+        )
 
-    def verdicts(self) -> list[str]:
-        """Return how each row's speed compares to the first's, in words."""
-        baseline, *others = self.steps
-        return ["the baseline", *(verdict.speed(Spread.recorded(o, "ratio"), baseline["label"]) for o in others)]
+    def _legend(self, facts: pl.DataFrame) -> str:
+        """Say what the columns mean, and what stands where nothing is retracted."""
+        idle = [hooks.value for hooks in estimates(facts, metric=_IDLE).values()]
+        none = "–: the engine retracts nothing; other rows' hooks, {:.1f} ms at most, are in its step."
+        small, deepest = self.small, self.depths[-1]
+        return (
+            f"One step with plain SGD; medians and quartiles of {StepTiming.rounds} interleaved rounds of "
+            f"{StepTiming.runs} steps, retractions included. Passes: forward and backward, or what stands for it."
+            f"{' ' + none.format(1e3 * max(idle)) if idle else ''} Step: all three, as a multiple of the first row's. "
+            f"MiB: peak memory of the passes by depth, with layers of {small.width} and batch {small.batch}, "
+            f"less the weights' gradients, {_gradients(replace(small, depth=deepest)):.1f} MiB at "
+            f"{deepest} layers, which every engine leaves behind."
+        )
 
-    def remarks(self) -> Iterator[str]:
+    def _remarks(self, facts: pl.DataFrame) -> Iterator[str]:
         """Yield what part of a step retraction takes, and how memory grows with depth."""
+        phases = [estimates(facts, metric=time_of(phase)) for phase in Phases._fields]
         shares = [
-            f"{step['label']} {100 * self._phases(step).retraction / sum(step['phases']):.0f} %"
-            for step in self.steps
-            if step["label"] in self._retracting
+            f"{label} {100 * own.value / sum(phase[label].value for phase in phases):.0f} %"
+            for label, own in phases[-1].items()
         ]
         if shares:
             yield f"Retraction's share of a step: {', '.join(shares)}."
-        growth = [f"{s['label']} {m[-1] / m[0]:.2f}" for s, m in self._measured()]
-        first, last = self.part.depths[0], self.part.depths[-1]
+        first, last = self.depths[0], self.depths[-1]
+        small, large = (estimates(facts, metric=_ACTIVATIONS, at=depth) for depth in (first, last))
+        growth = [f"{label} {large[label].value / own.value:.2f}" for label, own in small.items()]
         if growth:
             yield f"Activation memory at depth {last} as a multiple of that at depth {first}: {', '.join(growth)}."
-
-    def _measured(self) -> list[tuple[dict[str, Any], Sequence[float]]]:
-        """Return the rows whose memory is known."""
-        pairs = zip(self.steps, self.memory, strict=True)
-        return [(step, memory) for step, memory in pairs if not any(map(isnan, memory))]
-
-    def plots(self) -> Plots:
-        """Return what draws the phases of a step, and memory against depth."""
-        return {
-            f"{self.part.timed}, {self.device}, {self.part.threads} threads: where the time goes": self._draw_phases,
-            f"width {self.part.small.width}, batch {self.part.small.batch}, {self.device}: memory against depth": (
-                self._draw_memory
-            ),
-        }
-
-    def _draw_phases(self, axes: Axes, styles: Styles) -> None:
-        known = [Phases(*(0.0 if isnan(t) else 1e3 * t for t in self._phases(step))) for step in self.steps]
-        parts = dict(zip(Phases._fields, zip(*known, strict=True), strict=True))
-        draw_stacks(axes, [step["label"] for step in self.steps], parts)
-        axes.set_xlabel("time of a step (ms)")
-        axes.set_ylabel("engine")
-        add_legend(axes)
-
-    def _draw_memory(self, axes: Axes, styles: Styles) -> None:
-        peaks = {step["label"]: [(peak / _MIB, nan, nan) for peak in memory] for step, memory in self._measured()}
-        lines = {label: dict(zip(self.part.depths, bars, strict=True)) for label, bars in peaks.items()}
-        draw_curves(axes, lines, styles)
-        log_axis(axes, "peak activation memory (MiB)")
-        count_axis(axes, self.part.depths, "hidden layers (count)")
-        add_legend(axes)
-
-    def facts(self) -> Iterator[Fact]:
-        """Yield all numbers."""
-        baseline = self.steps[0]["label"]
-        for step, memory in zip(self.steps, self.memory, strict=True):
-            label, where = step["label"], str(self.part.timed)
-            yield Fact.median(label, where, "step time", "s", Spread.recorded(step, "time"))
-            yield Fact.median(label, where, "step time", f"× {baseline}", Spread.recorded(step, "ratio"))
-            for name, seconds in zip(Phases._fields, self._phases(step), strict=True):
-                yield Fact(label, where, f"time of {name}", "s", seconds)
-            for depth, peak in zip(self.part.depths, memory, strict=True):
-                where = str(replace(self.part.small, depth=depth))
-                yield Fact(label, where, "peak activation memory", "MiB", peak / _MIB)
 
 
 def _gradients(network: Network) -> float:
     """Return the MiB of the gradients of all weights and biases."""
     with torch.device("meta"):
-        return sum(p.nbytes for p in network.create_model().parameters()) / _MIB
+        return sum(p.nbytes for p in network.create_model().parameters()) / MIB

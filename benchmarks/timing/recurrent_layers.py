@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import nan
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+import polars as pl
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor, nn
-from torch.utils.benchmark import set_torch_threads
 
-from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.drawing import Styles, add_legend, count_axis, draw_curves, ratio_axis
-from gradfree.benchmarks.tables.estimates import Bar, Spread
-from gradfree.benchmarks.tables.experiment import Part, outcomes
-from gradfree.benchmarks.tables.section import Draw, Fact, Plots, Section
-from gradfree.benchmarks.timing.memory import peak_memory
-from gradfree.benchmarks.timing.speed import Timing, compared, interleaved
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.column import Column, Figure, column
+from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.cell_loop import CellLoop
+from gradfree.benchmarks.timing.profiles import peak_memory
+from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
+from gradfree.benchmarks.timing.speed import Step, Timing, Turn
 
-_MODULES: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
-_CELLS: dict[str, Callable[..., nn.Module]] = {"GRU": nn.GRUCell, "LSTM": nn.LSTMCell, "RNN": nn.RNNCell}
+_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
 """A layer's, with names for people."""
 
+PLAIN = "plain"
 _LOOP = "loop over cells"
+_FAILED = "failed"
+_RATIO = times(PLAIN)
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,34 @@ class Layer:
         return f"{self.cell} ({self.batch}, {self.steps}, {self.units})"
 
 
+class Pass:
+    """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
+
+    def __init__(self, case: LayerCase[Any], row: Row | None = None, lean: bool = False, loop: bool = False):
+        torch.manual_seed(case.seed)
+        layer = case.layer
+        shape = (layer.batch, layer.steps, layer.units)
+        self.x = torch.randn(shape, device=case.device, requires_grad=True)
+        self.cotangent = torch.randn(shape, device=case.device)
+        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=True).to(case.device)
+        self.module: nn.Module = CellLoop(plain) if loop else plain
+        if row is not None:
+            row.create_engine().attach(self.module, [""], lean=lean)
+
+    def run(self) -> Tensor:
+        """Return the outputs."""
+        out: Tensor = self.module(self.x)[0]
+        return out
+
+    def __call__(self) -> None:
+        """Run both passes."""
+        self.run().backward(self.cotangent)
+        self.x.grad = None
+        self.module.zero_grad()
+
+
 @dataclass(frozen=True, kw_only=True)
-class LayerCase(Timing):
+class LayerCase(Timing[Step]):
     """A measurement of one layer."""
 
     layer: Layer
@@ -58,229 +87,106 @@ class LayerCase(Timing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTiming(LayerCase):
-    """Time and peak memory of a layer's forward and backward pass in turns: plain, as a loop over cells, by engine.
+class LayerTiming(LayerCase[Pass]):
+    """Time and peak memory of a layer's forward and backward pass: plain, as a loop over cells, by engine.
 
     A GRU is also run with the first engine in its lean form; other layers have no other form.
     """
 
     kind: ClassVar[str] = "layer"
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the plain layer's and peak memory in bytes."""
-        steps = {"plain": Pass(self), _LOOP: _Loop(self)}
-        steps |= {row.label: Pass(self, row) for row in self.rows}
+    def steps(self) -> Mapping[str, Callable[[], Pass]]:
+        """Return what builds the passes."""
+        passes = {PLAIN: partial(Pass, self), _LOOP: partial(Pass, self, loop=True)}
+        passes |= {row.label: partial(Pass, self, row) for row in self.rows}
         if self.layer.cell == "GRU":
-            steps[_lean(self.rows)] = Pass(self, self.rows[0], lean=True)
-        with set_torch_threads(self.threads):
-            rows = compared(steps, interleaved(list(steps.values())))
-        return {"rows": [row | {"peak_memory": peak_memory(steps[row["label"]], self.device)} for row in rows]}
+            passes[_lean(self.rows)] = partial(Pass, self, self.rows[0], lean=True)
+        return passes
 
-
-class Pass:
-    """A forward and backward pass of the layer, with one row's engine or none."""
-
-    def __init__(self, case: LayerCase, row: Row | None = None, lean: bool = False):
-        torch.manual_seed(case.seed)
-        layer = case.layer
-        shape = (layer.batch, layer.steps, layer.units)
-        self.module = _MODULES[layer.cell](layer.units, layer.units, batch_first=True).to(case.device)
-        self.x = torch.randn(shape, device=case.device, requires_grad=True)
-        self.cotangent = torch.randn(shape, device=case.device)
-        self.run: Callable[[Tensor], Tensor] = lambda x: self.module(x)[0]
-        if row is not None:
-            row.create_engine().attach(self.module, [""], lean=lean)
-
-    def __call__(self) -> None:
-        """Run it."""
-        self.run(self.x).backward(self.cotangent)
-        self.x.grad = None
-        self.module.zero_grad()
-
-    @torch.no_grad()
-    def forward_alone(self) -> None:
-        """Run the forward pass, without a graph."""
-        self.run(self.x)
-
-
-class _Loop(Pass):
-    """The same as a Python loop over torch's cell."""
-
-    def __init__(self, case: LayerCase):
-        super().__init__(case)
-        units = case.layer.units
-        self.module = _CELLS[case.layer.cell](units, units).to(case.device)
-        self.run = self._unrolled
-
-    def _unrolled(self, x: Tensor) -> Tensor:
-        state, outputs = None, []
-        for step in x.unbind(1):
-            state = self.module(step, state)
-            outputs.append(state[0] if isinstance(state, tuple) else state)
-        return torch.stack(outputs, 1)
+    def costs(self, step: Pass, turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the peak memory in bytes."""
+        return {"peak_memory": peak_memory(step, self.device)}
 
 
 @dataclass(frozen=True)
-class LayerTimings(Part):
-    """Engines on single layers.
+class LayerTimings(Timings[Layer]):
+    """Engines on single layers; cells without a gate are not run with engines that need one."""
 
-    Attributes:
-        layers: what is run.
-        rows: the engines.
-        threads: for torch to use.
-    """
+    metric: ClassVar[str] = "time of forward and backward"
 
-    layers: tuple[Layer, ...]
-    rows: tuple[Row, ...]
-    threads: int
+    def case(self, layer: Layer, /, **where: Any) -> LayerTiming:
+        """Return the case that times a layer."""
+        rows = tuple(row for row in self.rows if layer.cell != "RNN" or row.engine != "highway_bp")
+        return LayerTiming(layer=layer, **where | {"rows": rows})
 
-    def timing(self, device: str) -> Iterator[LayerTiming]:
-        """Yield one case a layer; cells without a gate are not run with engines that need one."""
-        for layer in self.layers:
-            rows = tuple(row for row in self.rows if layer.cell != "RNN" or row.engine != "highway_bp")
-            yield LayerTiming(layer=layer, rows=rows, threads=self.threads, device=device, seed=0)
+    def told(self, case: Case, record: Record) -> Iterator[Fact]:
+        """Yield what each row takes, or that the layer could not be timed."""
+        if error_of(record):
+            yield fact(self.metric, "s", note=_FAILED, row=PLAIN)
+        yield from super().told(case, record)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of the layers that were timed on ``device``."""
-        results = {
-            case.layer: r["results"].get("rows", []) for case in self.timing(device) for r in outcomes(records, case)
-        }
-        return LayerSection(results, self.rows, device, self.threads) if any(results.values()) else None
-
-
-@dataclass(frozen=True)
-class LayerSection(Section):
-    """Times and memory of layers as shares of the plain layer's; layers whose timing failed have no rows."""
-
-    results: Mapping[Layer, list[dict[str, Any]]]
-    rows: tuple[Row, ...]
-    device: str
-    threads: int
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return f"recurrent layers, device: {self.device}, threads: {self.threads}"
-
-    @property
-    def legend(self) -> str:
-        """Say what the figures and sizes are."""
-        return (
-            "Forward and backward pass; time as a multiple of the plain module's own, median of interleaved rounds, "
-            "and in brackets peak memory as a multiple of its. Sizes: sequences, steps, units."
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of times and memory as multiples of the plain layer's, a row a layer."""
+        known = {str(a): estimates(facts, metric=self.metric, unit=_RATIO, setting=str(a)) for a in self.subjects}
+        labels = (_LOOP, *(row.label for row in self.rows), _lean(self.rows))
+        shown = [label for label in labels if any(label in ratios for ratios in known.values())]
+        figures = Figure(self.metric, unit=_RATIO), Figure(MEMORY, "{value:.1f}", _RATIO)
+        ratios = {f"{label} on {layer}": t for layer, ts in known.items() for label, t in ts.items()}
+        return Section(
+            title=f"recurrent layers, device: {facts['device'][0]}, threads: {self.threads}",
+            facts=facts,
+            names={"layer": "setting"},
+            columns=[
+                column("plain (ms)", self.metric, "{value:.1f}", "s", factor=1e3, row=PLAIN),
+                *(Column(label, figures, {"row": label}) for label in shown),
+            ],
+            legend="Forward and backward pass; time as a multiple of the plain module's own, median of interleaved "
+            "rounds, and in brackets peak memory as a multiple of its. Sizes: sequences, steps, units.",
+            verdicts=[_verdict(known[layer]) for layer in dict.fromkeys(facts["setting"])],
+            remarks=[verdict.steadiness(ratios), *self.failures(facts)],
+            charts=[chart for size in _SIZES for chart in self._charts(facts, size)],
         )
 
-    @property
-    def _labels(self) -> list[str]:
-        known = {label for timed in self._timed.values() for label in timed}
-        return [name for name in (_LOOP, *(r.label for r in self.rows), _lean(self.rows)) if name in known]
-
-    @property
-    def _timed(self) -> dict[Layer, dict[str, _Timed]]:
-        """What is known of each layer, by label."""
-        return {
-            layer: {r["label"]: _Timed.of(r, results[0]) for r in results}
-            for layer, results in self.results.items()
-            if results
-        }
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a layer."""
-        yield ["layer", "plain (ms)", *self._labels]
-        timed = self._timed
-        for layer in self.results:
-            known = timed.get(layer, {})
-            plain = f"{1e3 * known['plain'].time.median:.1f}" if known else "failed"
-            yield [str(layer), plain, *(str(known[label]) if label in known else "–" for label in self._labels)]
-
-    def verdicts(self) -> list[str]:
-        """Return which engine is fastest on each layer, and which are slower than the plain module, in words."""
-        timed = self._timed
-        return [_verdict(timed[layer]) if layer in timed else "failed" for layer in self.results]
-
-    def remarks(self) -> Iterator[str]:
-        """Yield how far the rounds are apart."""
-        ratios = {f"{label} on {layer}": t.ratio for layer, ts in self._timed.items() for label, t in ts.items()}
-        yield verdict.steadiness(ratios)
-
-    def plots(self) -> Plots:
-        """Return what draws time and memory against steps, batch and units, where several were run."""
-        plots: dict[str, Draw] = {}
-        for size, name in _SIZES.items():
-            if swept := _swept(list(self._timed), size):
-                others = ", ".join(f"{getattr(swept[0], other)} {_SIZES[other]}" for other in _SIZES if other != size)
-                where = f"{swept[0].cell}, {others}, {self.device}, {self.threads} threads"
-                plots[f"{where}: time against {name}"] = partial(self._draw_times, swept=swept, size=size)
-                plots[f"{where}: memory against {name}"] = partial(self._draw_memory, swept=swept, size=size)
-        return plots
-
-    def _draw_times(self, axes: Axes, styles: Styles, swept: Sequence[Layer], size: str) -> None:
-        self._draw(axes, styles, swept, size, lambda timed: timed.ratio.bar, "time")
-
-    def _draw_memory(self, axes: Axes, styles: Styles, swept: Sequence[Layer], size: str) -> None:
-        self._draw(axes, styles, swept, size, lambda timed: (timed.memory, nan, nan), "peak memory")
-
-    def _draw(
-        self,
-        axes: Axes,
-        styles: Styles,
-        swept: Sequence[Layer],
-        size: str,
-        figure: Callable[[_Timed], Bar],
-        what: str,
-    ) -> None:
-        known = {layer: self._timed[layer] for layer in swept}
-        lines = {
-            label: {getattr(layer, size): figure(timed[label]) for layer, timed in known.items() if label in timed}
-            for label in self._labels
-        }
-        draw_curves(axes, {label: line for label, line in lines.items() if line}, styles)
-        count_axis(axes, [getattr(layer, size) for layer in swept], f"{_SIZES[size]} (count)")
-        ratio_axis(axes, f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)")
-        add_legend(axes)
-
-    def facts(self) -> Iterator[Fact]:
-        """Yield all numbers."""
-        for layer, timed in self._timed.items():
-            for label, t in timed.items():
-                yield Fact.median(label, str(layer), "time of forward and backward", "s", t.time)
-                yield Fact.median(label, str(layer), "time of forward and backward", "× plain", t.ratio)
-                yield Fact(label, str(layer), "peak memory", "MiB", t.bytes / 2**20)
-                yield Fact(label, str(layer), "peak memory", "× plain", t.memory)
+    def _charts(self, facts: pl.DataFrame, size: str) -> Iterator[Chart]:
+        """Yield time and memory against a size, where several were run that differ in nothing else."""
+        known = set(select(facts, metric=self.metric, unit=_RATIO)["setting"])
+        swept = _swept([layer for layer in self.subjects if str(layer) in known], size)
+        if not swept:
+            return
+        others = ", ".join(f"{getattr(swept[0], other)} {_SIZES[other]}" for other in _SIZES if other != size)
+        where = f"{swept[0].cell}, {others}, {facts['device'][0]}, {self.threads} threads"
+        at = pl.col("setting").replace_strict(
+            {str(layer): float(getattr(layer, size)) for layer in swept}, default=None, return_dtype=pl.Float64
+        )
+        found = facts.with_columns(at=at).filter(pl.col("at").is_not_null(), pl.col("row") != PLAIN).sort("at")
+        for name, metric, what in (("time", self.metric, "time"), ("memory", MEMORY, "peak memory")):
+            yield Chart(
+                f"{where}: {name} against {_SIZES[size]}",
+                points(found, "at", Figure(metric, unit=_RATIO), label="row"),
+                Axis(f"{_SIZES[size]} (count)", "counts"),
+                Axis(f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)", "log"),
+                "solid",
+                rules={"the plain layer": 1.0},
+            )
 
 
-class _Timed(NamedTuple):
-    """What is known of an engine on a layer: seconds, multiples of the plain layer's time and memory, bytes."""
-
-    time: Spread
-    ratio: Spread
-    memory: float
-    bytes: float
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any], plain: Mapping[str, Any]) -> _Timed:
-        time, ratio = (Spread.recorded(result, name) for name in ("time", "ratio"))
-        return cls(time, ratio, result["peak_memory"] / plain["peak_memory"], result["peak_memory"])
-
-    def __str__(self) -> str:
-        return f"{self.ratio.median:.2f} [{self.memory:.1f}]"
-
-
-def _verdict(timed: Mapping[str, _Timed]) -> str:
-    plain, *_ = timed
-    known = {label: t.ratio for label, t in timed.items() if label not in (plain, _LOOP)}
-    fastest = min(known, key=lambda label: known[label].median)
+def _verdict(ratios: Mapping[str, Estimate]) -> str:
+    """Say which engine is fastest, and which are slower than the plain module."""
+    known = {label: ratio for label, ratio in ratios.items() if label not in (PLAIN, _LOOP)}
+    if not known:
+        return _FAILED
+    fastest = min(known, key=lambda label: known[label].value)
     words = f"fastest is {fastest}, {verdict.speed(known[fastest], 'the plain layer')}"
-    slower = ", ".join(f"{label} ({ratio.median:.2f}×)" for label, ratio in known.items() if ratio.low > 1)
+    slower = ", ".join(f"{label} ({ratio.value:.2f}×)" for label, ratio in known.items() if ratio.low > 1)
     return f"{words}; slower: {slower}" if slower else words
 
 
 def _swept(layers: Sequence[Layer], size: str) -> list[Layer]:
     """Return the largest number of ``layers`` that differ in ``size`` alone, ascending; none if there are no two."""
-    groups: dict[tuple[Any, ...], list[Layer]] = {}
+    groups: dict[Layer, list[Layer]] = {}
     for layer in layers:
-        key = tuple(value for name, value in asdict(layer).items() if name != size)
-        groups.setdefault(key, []).append(layer)
+        others: dict[str, Any] = {size: 0}
+        groups.setdefault(replace(layer, **others), []).append(layer)
     largest = max(groups.values(), key=len, default=[])
     return sorted(largest, key=attrgetter(size)) if len(largest) > 1 else []
 

@@ -2,83 +2,141 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Any, ClassVar
+from traceback import TracebackException
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch.utils.benchmark import Timer
+from torch.utils.benchmark import Timer, set_torch_threads
 
-from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.trainee import Trainee
 
 _ROUNDS = 9
-_STEPS = 3
+_RUNS = 3
+
+T = TypeVar("T")
+Step = TypeVar("Step", bound=Callable[[], Any])
+"""What is timed."""
+Turn = Sequence[float]
+"""The seconds of each phase of a step, or of all of it, if it is not taken apart."""
+Turns = Mapping[str, Sequence[Turn]]
+"""Of each step, by label."""
+Errors = Mapping[str, TracebackException]
+"""Of the steps that cannot be taken, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed(Case):
-    """Time and peak memory of one training step of every row, all in one process.
+class Timing(Case, Generic[Step]):
+    """Time of several steps, all in one process.
 
-    The rows take turns, so that a slow spell of the machine falls on all of them, and each round's times are
-    divided by its first row's, the baseline's.
+    They take turns, so that a slow spell of the machine falls on all of them, and each round's times are divided by
+    the first one's, the baseline's. One that cannot be taken costs the others no timing.
+
+    Attributes:
+        rows: the engines under test; none where it is no engines that are compared.
+        threads: for torch to use; left out, as many as it does.
+        rounds: in which each step has its turn, after one to warm up.
+        runs: of a step in a turn.
     """
+
+    rows: tuple[Row, ...] = field(default=(), metadata=ADDED)
+    threads: int | None = field(default=None, metadata=ADDED)
+    rounds: ClassVar[int] = _ROUNDS
+    runs: ClassVar[int] = _RUNS
+
+    @property
+    def subject(self) -> str:
+        """What takes turns."""
+        return self.sides if self.threads is None else f"{self.sides}, {self.threads} threads"
+
+    @property
+    def sides(self) -> str:
+        """What is compared, for people."""
+        return "all rows"
+
+    @abstractmethod
+    def steps(self) -> Mapping[str, Callable[[], Step]]:
+        """Return what builds each step, by its label; the first is the baseline."""
+
+    def turn(self, step: Step) -> Turn:
+        """Take a step some times; return the mean."""
+        return (clocked(step, self.runs),)
+
+    def costs(self, step: Step, turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return what else there is to tell of a step than how long it took."""
+        return {}
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
+        return self.results(*self.measured())
+
+    def measured(self) -> tuple[dict[str, Step], Turns, Errors]:
+        """Return the steps that could be taken, their turns, and the errors of the others."""
+        with set_torch_threads(self.threads or torch.get_num_threads()):
+            steps, errors = self._started()
+            turns = in_turns([partial(self.turn, step) for step in steps.values()], self.rounds)
+        return steps, dict(zip(steps, turns, strict=True)), errors
+
+    def results(self, steps: Mapping[str, Step], turns: Turns, errors: Errors) -> dict[str, Any]:
+        """Return what to record of the ``turns`` that steps had, and of the ``errors`` of others, by label."""
+        times = {label: [sum(turn) for turn in own] for label, own in turns.items()}
+        baseline = next(iter(times.values()))
+        found = {
+            label: {"label": label, **statistics(own, baseline), **self.costs(steps[label], turns[label])}
+            for label, own in times.items()
+        }
+        found |= {row["label"]: row for row in failures(errors)}
+        return {"rows": [found[label] for label in self.steps() if label in found]}
+
+    def _started(self) -> tuple[dict[str, Step], Errors]:
+        """Return the steps that a first turn could be taken with, warm, and the errors of the others."""
+        steps: dict[str, Step] = {}
+        errors: dict[str, TracebackException] = {}
+        for label, build in self.steps().items():
+            # Without the baseline nothing can be told of the others.
+            with _noted(errors, label) if steps else nullcontext():
+                step = build()
+                self.turn(step)
+                steps[label] = step
+        return steps, errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed(Timing[Trainee]):
+    """Time and peak memory of one training step of every row."""
 
     kind: ClassVar[str] = "speed"
     task: Task
-    rows: tuple[Row, ...]
-
-    subject = "all rows"
 
     @property
     def topic(self) -> str:
         """The task."""
         return self.task.name
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the baseline and peak memory in bytes.
+    def steps(self) -> Mapping[str, Callable[[], Trainee]]:
+        """Return what builds a model in training with each row's engine."""
+        return {row.label: partial(Trainee.of, self.task, row, self.device, self.seed) for row in self.rows}
 
-        Of a row that cannot take a step, its error; the others are timed without it.
-        """
-        started = {row.label: self._start(row) for row in self.rows}
-        trainees = {label: own for label, own in started.items() if isinstance(own, Trainee)}
-        times = compared(trainees, interleaved([trainee.step for trainee in trainees.values()]))
-        costs = {cost["label"]: cost | {"peak_memory": trainees[cost["label"]].peak_memory()} for cost in times}
-        return {"rows": [costs.get(label, {"label": label, "error": error}) for label, error in started.items()]}
-
-    def _start(self, row: Row) -> Trainee | str:
-        """Return a model that has taken a step with ``row``'s engine, or the error of one that cannot."""
-        try:
-            trainee = Trainee(self.task, row, self.device, self.seed)
-            trainee.step()
-        except Exception:
-            # Without the baseline nothing can be told of the others.
-            if row is self.rows[0]:
-                raise
-            return traceback.format_exc().strip()
-        return trainee
+    def costs(self, step: Trainee, turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the peak memory in bytes."""
+        return {"peak_memory": step.peak_memory()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing(Case):
-    """Time of all rows in turns.
-
-    Attributes:
-        rows: the engines.
-        threads: for torch to use.
-    """
-
-    rows: tuple[Row, ...]
-    threads: int
-
-    @property
-    def subject(self) -> str:
-        """All rows."""
-        return f"all rows, {self.threads} threads"
+@contextmanager
+def _noted(errors: dict[str, TracebackException], label: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Not the error itself: it would keep the step's memory.
+        errors[label] = TracebackException.from_exception(error)
 
 
 def now(device: torch.device | str) -> float:
@@ -88,18 +146,20 @@ def now(device: torch.device | str) -> float:
     return perf_counter()
 
 
-def interleaved(steps: Sequence[Callable[[], object]], runs: int = _STEPS) -> list[list[float]]:
-    """Return for each of ``steps`` its mean time in seconds over ``runs`` in every round, once all have warmed up."""
-    timers = [Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()) for step in steps]
-    for timer in timers:
-        timer.timeit(runs)
-    rounds = [[timer.timeit(runs).mean for timer in timers] for _ in range(_ROUNDS)]
-    return [list(times) for times in zip(*rounds, strict=True)]
+def clocked(step: Callable[[], object], runs: int = _RUNS) -> float:
+    """Return how many seconds ``step`` takes, a mean over ``runs``."""
+    return Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()).timeit(runs).mean
 
 
-def compared(labels: Iterable[str], times: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    """Return a row for each label with the statistics of its ``times``; the first is the baseline."""
-    return [{"label": label, **statistics(own, times[0])} for label, own in zip(labels, times, strict=True)]
+def in_turns(turns: Sequence[Callable[[], T]], rounds: int = _ROUNDS) -> list[list[T]]:
+    """Return for each of ``turns`` what it returns in every round, all of them warm."""
+    taken = ([turn() for turn in turns] for _ in range(rounds))
+    return [list(own) for own in zip(*taken, strict=True)]
+
+
+def failures(errors: Errors) -> list[dict[str, Any]]:
+    """Return what to record of steps that could not be taken, by label."""
+    return [{"label": label, "error": "".join(error.format()).strip()} for label, error in errors.items()]
 
 
 def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:

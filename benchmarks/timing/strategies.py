@@ -4,72 +4,83 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, ClassVar
 
-import lightning.pytorch as pl
+import polars as pl
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_module  # type: ignore[attr-defined]
-from matplotlib.axes import Axes
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import Case, Row
-from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.drawing import Styles
-from gradfree.benchmarks.tables.estimates import Spread
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.column import Column, Figure, column
+from gradfree.benchmarks.tables.facts import estimates
+from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.speed import compared, now
+from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
+from gradfree.benchmarks.timing.speed import Timing, Turn, now
 from gradfree.lightning import EngineStrategy
 
 _AUTO = "auto"
-_ROUNDS = 15
 _WARM_UP = 5
 _STEPS = 20
 _MARGIN = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrategyTiming(Case):
-    """Time of a step under ``Trainer(strategy="auto")`` and with each row's engine, in turns: one short fit a round."""
+class StrategyTiming(Timing[Callable[[], float]]):
+    """Time of a step under ``Trainer(strategy="auto")`` and with each row's engine: one short fit a turn."""
 
     kind: ClassVar[str] = "strategy"
+    rounds: ClassVar[int] = 15
     task: Task
-    rows: tuple[Row, ...]
-
-    subject = "all strategies"
+    sides = "all strategies"
 
     @property
     def topic(self) -> str:
         """The task."""
         return self.task.name
 
-    def run(self) -> dict[str, Any]:
-        """Measure; return for each strategy its times in seconds and ratios to those of "auto"."""
-        train = Split(*(x.to(self.device) for x in self.task.data().train))
-        batches = list(islice(self.task.batches(train, self.seed), _WARM_UP + _STEPS))
-        labels = [_AUTO, *(row.label for row in self.rows)]
-        modules = [_Module(self.task, self.seed) for _ in labels]
-        rounds = []
-        with _quiet():
-            for _ in range(1 + _ROUNDS):
-                strategies = [_AUTO, *(EngineStrategy(row.create_engine()) for row in self.rows)]
-                rounds.append([self._time(*pair, batches) for pair in zip(modules, strategies, strict=True)])
-        return {"rows": compared(labels, list(zip(*rounds[1:], strict=True)))}
+    def steps(self) -> Mapping[str, Callable[[], Callable[[], float]]]:
+        """Return what builds a module that is fitted with each strategy."""
+        return {_AUTO: partial(self._fit, None), **{row.label: partial(self._fit, row) for row in self.rows}}
 
-    def _time(self, module: pl.LightningModule, strategy: Any, batches: Sequence[Split]) -> float:
-        """Return the mean time of a step."""
-        clock = _Clock()
-        trainer = pl.Trainer(
+    def turn(self, step: Callable[[], float]) -> Turn:
+        """Fit once; return the mean of the steps behind the warm-up."""
+        return (step(),)
+
+    @cached_property
+    def _batches(self) -> list[Split]:
+        train = Split(*(x.to(self.device) for x in self.task.data().train))
+        return list(islice(self.task.batches(train, self.seed), _WARM_UP + _STEPS))
+
+    def _fit(self, row: Row | None) -> Callable[[], float]:
+        """Return what fits the task's model for some steps with a new strategy, and returns the mean time of one."""
+        module = _Module(self.task, self.seed)
+
+        def fit() -> float:
+            strategy = EngineStrategy(row.create_engine()) if row else _AUTO
+            return _step_time(module, strategy, self._batches, self.device)
+
+        return fit
+
+
+def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
+    """Return the mean time of a step."""
+    clock = _Clock()
+    with _quiet():
+        trainer = Trainer(
             strategy=strategy,
-            accelerator="gpu" if self.device == "cuda" else self.device,
+            accelerator="gpu" if device == "cuda" else device,
             devices=1,
             max_epochs=1,
             callbacks=[clock],
@@ -79,10 +90,10 @@ class StrategyTiming(Case):
             enable_progress_bar=False,
         )
         trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
-        return (clock.end - clock.start) / _STEPS
+    return (clock.end - clock.start) / _STEPS
 
 
-class _Module(pl.LightningModule):
+class _Module(LightningModule):
     """A task for the Trainer."""
 
     def __init__(self, task: Task, seed: int):
@@ -97,16 +108,16 @@ class _Module(pl.LightningModule):
         return optimizer
 
 
-class _Clock(pl.Callback):
+class _Clock(Callback):
     """Notes when the first step behind the warm-up begins, and when the last one has ended."""
 
     start = end = 0.0
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, index: int) -> None:
         if index == _WARM_UP:
             self.start = now(pl_module.device)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.end = now(pl_module.device)
 
 
@@ -123,80 +134,43 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class StrategyTimings(Part):
-    """Engines as strategies, on one task.
+class StrategyTimings(Timings[Task]):
+    """Engines as strategies, on one task."""
 
-    Attributes:
-        task: what is trained.
-        rows: the engines.
-    """
+    def case(self, task: Task, /, **where: Any) -> StrategyTiming:
+        """Return the case that times all strategies."""
+        return StrategyTiming(task=task, **where)
 
-    task: Task
-    rows: tuple[Row, ...]
+    def where(self, case: Case) -> dict[str, Any]:
+        """Return the task."""
+        return {"task": case.topic}
 
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield the case that times all strategies."""
-        yield StrategyTiming(task=self.task, rows=self.rows, device=device, seed=0)
-
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of ``device``, if there are any."""
-        found = [record for case in self.timing(device) for record in matching(records, case)]
-        return StrategySection(self.task, found[0]["results"]["rows"], device) if found else None
-
-
-@dataclass(frozen=True)
-class StrategySection(Section):
-    """Times of a step, a row a strategy."""
-
-    task: Task
-    results: Sequence[dict[str, Any]]
-    device: str
-
-    legend = (
-        f"One step of Lightning's Trainer, from batch to batch; medians of {_ROUNDS} interleaved fits of {_STEPS} "
-        'steps, and in brackets quartiles. ×: as a multiple of strategy="auto", Lightning\'s own, in the same round.'
-    )
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        return f"Trainer(strategy=...): {self.task.name}, {self.task.model}, device: {self.device}"
-
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row a strategy."""
-        yield ["strategy", "step (ms)", "step (×)"]
-        for row in self.results:
-            low, high = row["ratio_quartiles"]
-            yield [row["label"], f"{1e3 * row['time']:.2f}", f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"]
-
-    def remarks(self) -> Iterator[str]:
-        """Yield which strategies cost what Lightning's own does."""
-        _, *engines = self.results
-        near = [row["label"] for row in engines if abs(row["ratio"] - 1) <= _MARGIN]
-        if near:
-            yield f"Within {100 * _MARGIN:.0f} % of Lightning's own step: {', '.join(near)}."
-
-    def verdicts(self) -> list[str]:
-        """Return how each strategy's speed compares to Lightning's own, in words."""
-        baseline, *others = self.results
-        return ["the baseline", *(verdict.speed(Spread.recorded(row, "ratio"), baseline["label"]) for row in others)]
-
-    def plots(self) -> Plots:
-        """Return what draws the medians with their quartiles."""
-        return {f"Trainer(strategy=...), {self.task.name}, {self.device}": self._draw_ratios}
-
-    def _draw_ratios(self, axes: Axes, styles: Styles) -> None:
-        ratios = [Spread.recorded(row, "ratio") for row in self.results]
-        spread = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
-        looks = styles([row["label"] for row in self.results])
-        colors = [look["color"] for look in looks.values()]
-        axes.barh(list(looks), [r.median for r in ratios], xerr=spread, capsize=3, color=colors)
-        axes.axvline(1.0, color="0.7", zorder=0)
-        axes.invert_yaxis()
-        axes.set_xlabel(f'time of a step, as a multiple of "{_AUTO}"\'s (×)')
-        axes.set_ylabel("strategy")
-
-    def facts(self) -> Iterator[Fact]:
-        """Yield the medians."""
-        for row in self.results:
-            yield Fact.median(row["label"], "", "step time", f"× {_AUTO}", Spread.recorded(row, "ratio"))
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of the times of a step, a row a strategy."""
+        (task,) = self.subjects
+        device = facts["device"][0]
+        ratio = Figure(STEP, "{value:.3f} [{low:.3f}, {high:.3f}]", times(_AUTO))
+        ratios = estimates(facts, metric=STEP, unit=times(_AUTO))
+        _, *engines = ratios
+        near = ", ".join(label for label in engines if abs(ratios[label].value - 1) <= _MARGIN)
+        close = f"Within {100 * _MARGIN:.0f} % of Lightning's own step: {near}."
+        return Section(
+            title=f"Trainer(strategy=...): {task.name}, {task.model}, device: {device}",
+            facts=facts,
+            names={"strategy": "row"},
+            columns=[column("step (ms)", STEP, unit="s", factor=1e3), Column("step (×)", (ratio,))],
+            legend="One step of Lightning's Trainer, from batch to batch; medians of "
+            f"{StrategyTiming.rounds} interleaved fits of {_STEPS} steps, and in brackets quartiles. ×: as a multiple "
+            'of strategy="auto", Lightning\'s own, in the same round.',
+            verdicts=["the baseline", *(verdict.speed(ratios[label], _AUTO) for label in engines)],
+            remarks=[*([close] if near else []), *self.failures(facts)],
+            charts=[
+                Chart(
+                    f"Trainer(strategy=...), {task.name}, {device}",
+                    points(facts, "row", ratio),
+                    Axis("strategy", "names"),
+                    Axis(f'time of a step, as a multiple of "{_AUTO}"\'s (×)'),
+                    rules={"Lightning's own": 1.0},
+                )
+            ],
+        )

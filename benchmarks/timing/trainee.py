@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.memory import peak_memory
+from gradfree.benchmarks.timing.profiles import peak_memory
 
 _WARM_UP = 3
 
 
+@dataclass(frozen=True)
 class Trainee:
-    """A model in training with one row's engine, on one batch over and over."""
+    """A model in training on one batch over and over."""
 
-    def __init__(self, task: Task, row: Row, device: str, seed: int):
-        self.task = task
-        self.device = device
-        self.model = task.create_model(seed).to(device)
-        self.optimizer, _ = task.create_optimizer(self.model)
-        self.batch = task.on(device, next(task.batches(task.data().train, seed)))
-        task.attach(row.create_engine(), self.model)
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Tensor, Tensor], Tensor]
+    inputs: Tensor
+    targets: Tensor
 
-    def step(self) -> None:
-        """Take a training step."""
+    @classmethod
+    def of(cls, task: Task, row: Row, device: str, seed: int) -> Trainee:
+        """Return ``task``'s model with ``row``'s engine, and its first batch."""
+        model = task.create_model(seed).to(device)
+        optimizer, _ = task.create_optimizer(model)
+        batch = task.on(device, next(task.batches(task.data().train, seed)))
+        task.attach(row.create_engine(), model)
+        return cls(model, optimizer, task.loss, batch.inputs, batch.targets)
+
+    def passes(self) -> None:
+        """Run forward and backward pass."""
         self.optimizer.zero_grad()
-        self.task.loss(self.model(self.batch.inputs), self.batch.targets).backward()
+        self.loss(self.model(self.inputs), self.targets).backward()
+
+    def __call__(self) -> None:
+        """Take a training step."""
+        self.passes()
         self.optimizer.step()
 
     def step_time(self) -> float:
         """Return how many seconds a step takes, a median, once warm."""
-        timer = Timer("step()", globals={"step": self.step}, num_threads=torch.get_num_threads())
+        timer = Timer("step()", globals={"step": self}, num_threads=torch.get_num_threads())
         timer.timeit(_WARM_UP)
         return timer.blocked_autorange(min_run_time=0.5).median
 
     def peak_memory(self) -> int:
         """Return the peak in bytes of one step that starts without gradients."""
         self.optimizer.zero_grad()
-        return peak_memory(self.step, self.device)
+        return peak_memory(self, self.inputs.device)

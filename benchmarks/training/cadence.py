@@ -2,86 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import nan
+from typing import ClassVar
 
-from matplotlib.axes import Axes
+import polars as pl
 
-from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.drawing import (
-    Styles,
-    add_legend,
-    count_axis,
-    draw_curves,
-    draw_level,
-    log_axis,
-    score_axis,
-)
-from gradfree.benchmarks.tables.estimates import Bar
-from gradfree.benchmarks.tables.section import Plots
-from gradfree.benchmarks.training.depths import DepthSection, DepthSweep, Point
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
+from gradfree.benchmarks.tables.column import Figure
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.training.depth_summary import DRIFT, DepthSummary
+from gradfree.benchmarks.training.depths import DepthSweep
+from gradfree.benchmarks.training.outcomes import scored
 
 _EVERY = "orthogonalize_every"
+_STEPS = Axis("optimizer steps between retractions (count)", "counts")
 
 
 @dataclass(frozen=True)
-class Cadences(DepthSweep):
-    """An engine with several values of ``orthogonalize_every``, or without it, at several depths."""
+class CadenceSummary(DepthSummary):
+    """What the facts on an engine by cadence and depth say; ``cadences`` has the rows that have one."""
 
-    def section(self, records: Mapping[str, Record], device: str) -> CadenceSection | None:
-        """Return the figures of the runs on ``device``."""
-        found = super().section(records, device)
-        return CadenceSection(self, found.curves, device) if found else None
+    cadences: dict[str, int]
 
-
-@dataclass(frozen=True)
-class CadenceSection(DepthSection):
-    """Scores and drift of an engine by cadence and depth."""
-
-    bracket = "the largest ‖W Wᵀ - I‖ seen in any layer"
+    bracket: ClassVar[Figure] = Figure(DRIFT, "{value:.1e}")
+    bracketed: ClassVar[str] = "the largest ‖W Wᵀ - I‖ seen in any layer"
+    answer: ClassVar[str] = ""
 
     @property
     def title(self) -> str:
         """Say what was compared."""
         return f"optimizer steps between retractions; {super().title}"
 
-    def bracketed(self, point: Point) -> str:
-        """Return what stands in brackets."""
-        return f"{point.drift:.1e}"
+    def charts(self) -> Iterator[Chart]:
+        """Yield score and drift against the cadence: a line for each depth, a level for each row without a cadence."""
+        where, score = f"{self.task.name}, {self.device}", self.task.score
+        drift = Axis("largest ‖W Wᵀ − I‖ (spectral norm)", "log")
+        yield Chart(
+            f"{where}: {score.name} against cadence",
+            self._by_cadence(Figure(scored(self.task))),
+            _STEPS,
+            score_axis("test", score),
+            "solid",
+        )
+        yield Chart(f"{where}: drift against cadence", self._by_cadence(Figure(DRIFT)), _STEPS, drift, "solid")
 
-    def plots(self) -> Plots:
-        """Return what draws score and drift against the cadence, a line for each depth."""
-        where = f"{self.part.task.name}, {self.device}"
-        return {
-            f"{where}: {self.part.task.score.name} against cadence": self._draw_scores,
-            f"{where}: drift against cadence": self._draw_drift,
-        }
+    def _by_cadence(self, figure: Figure) -> pl.DataFrame:
+        found = points(self.facts, "at", figure, label="setting")
+        every = pl.col("row").replace_strict(self.cadences, default=None, return_dtype=pl.Int64)
+        level = pl.concat_str("row", pl.lit(", "), "setting")
+        return found.with_columns(x=every, label=pl.when(every.is_null()).then(level).otherwise("label"))
 
-    def _draw_scores(self, axes: Axes, styles: Styles) -> None:
-        self._draw(axes, styles, lambda point: point.score.bar)
-        score_axis(axes, "test", self.part.task.score)
 
-    def _draw_drift(self, axes: Axes, styles: Styles) -> None:
-        self._draw(axes, styles, lambda point: (point.drift, nan, nan))
-        log_axis(axes, "largest ‖W Wᵀ − I‖ (spectral norm)")
+@dataclass(frozen=True)
+class Cadences(DepthSweep):
+    """An engine with several values of ``orthogonalize_every``, or without it, at several depths."""
 
-    def _draw(self, axes: Axes, styles: Styles, figure: Callable[[Point], Bar]) -> None:
-        """Draw a line for each depth, and rows without a cadence as levels."""
-        names = [f"{depth} hidden layers" for depth in self.part.depths]
-        lines = {
-            name: {every: figure(self.curves[label][n]) for label, every in self._cadences.items()}
-            for n, name in enumerate(names)
-        }
-        draw_curves(axes, lines, styles)
-        for n, look in enumerate(styles(names).values()):
-            for label in self.curves.keys() - self._cadences.keys():
-                value, _, _ = figure(self.curves[label][n])
-                draw_level(axes, value, f"{label}, {names[n]}", look)
-        count_axis(axes, list(self._cadences.values()), "optimizer steps between retractions (count)")
-        add_legend(axes)
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of scores and drift by depth."""
+        return CadenceSummary(self.task, self.learning_rates, self.references, facts, _cadences(self.rows)).section
 
-    @property
-    def _cadences(self) -> dict[str, int]:
-        """The rows that have one, by label."""
-        return {row.label: row.options[_EVERY] for row in self.part.rows if _EVERY in row.options}
+
+def _cadences(rows: tuple[Row, ...]) -> dict[str, int]:
+    return {row.label: row.options[_EVERY] for row in rows if _EVERY in row.options}

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import nan
 from typing import ClassVar
+
+import polars as pl
 
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.experiment import Part, matching, outcomes
+from gradfree.benchmarks.tables.experiment import Experiment, matching, outcomes
+from gradfree.benchmarks.tables.facts import Fact, differences, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.side_by_side import cost_facts
 from gradfree.benchmarks.timing.speed import Speed
-from gradfree.benchmarks.training.summary import summarise
+from gradfree.benchmarks.training.outcomes import front_facts, run_facts, scored
+from gradfree.benchmarks.training.summary import Summary
 from gradfree.benchmarks.training.training import TimedTraining, TimedTrial, Training, Trial, score_in
 
 
 @dataclass(frozen=True)
-class Comparison(Part):
+class Comparison(Experiment):
     """Engines on one task.
 
     Attributes:
@@ -60,13 +66,30 @@ class Comparison(Part):
         """Yield the case that measures the rows' cost."""
         yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of the runs on ``device``."""
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return scores, gradients, costs and failures of each row, and its differences to the first one."""
         cases = list(self.training(0, device, records))
-        runs = [list(outcomes(records, case)) if case else [] for case in cases]
-        rates = [case.task.learning_rate if case else nan for case in cases]
-        (speed,) = (list(matching(records, case)) for case in self.timing(device))
-        return summarise(self.task, self.rows, self.learning_rates, rates, runs, speed)
+        found = [list(outcomes(records, case)) if case else [] for case in cases]
+        timed = [record for case in self.timing(device) for record in matching(records, case)]
+        if not any(found) and not timed:
+            return table([])
+        environment = next(record["environment"] for record in (*timed, *chain(*found)))
+        costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
+        where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
+        known: list[Fact] = []
+        for row, case, runs, cost in zip(self.rows, cases, found, costs, strict=True):
+            who = {**where, "row": row.label, "series": row.series, "k": row.iterations}
+            rate = case.task.learning_rate if case else nan
+            known += [*run_facts(self.task, runs, rate, **who), *cost_facts(cost, costs[0], **who)]
+        single = table(known)
+        name = scored(self.task)
+        references = dict.fromkeys((row.label for row in self.rows), self.rows[0].label)
+        facts = pl.concat([single, means(single), differences(single, name, references)])
+        return pl.concat([facts, front_facts(self.task, facts, self.rows[0].label)])
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of the rows, their verdicts, and charts of scores and gradients."""
+        return Summary(self.task, self.learning_rates, facts).section
 
     def _trials(self, row: Row, device: str) -> list[Trial]:
         tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]

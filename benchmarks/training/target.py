@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from math import nan
 from statistics import fmean
 from typing import Any
 
-from matplotlib.axes import Axes
+import polars as pl
 
-from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.drawing import Styles, add_legend, score_axis
-from gradfree.benchmarks.tables.experiment import Part, matching
-from gradfree.benchmarks.tables.section import Fact, Plots, Section
+from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
+from gradfree.benchmarks.tables.column import Figure, column
+from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.side_by_side import STEP, times
 from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.outcomes import scored
+from gradfree.benchmarks.training.summary import Summary
+
+_STEPS, _TIME, _REACHED = "steps to target", "time to target", "runs at the target"
+_CURVE = "{}, on the way"
 
 
 @dataclass(frozen=True)
-class TimeToTarget(Part):
+class TimeToTarget(Experiment):
     """The steps that a comparison's training runs take to a validation score, and the time of so many steps.
 
     It has no cases of its own. The time is the number of steps by the time of one, which is measured with nothing
@@ -38,118 +45,119 @@ class TimeToTarget(Part):
         """Yield nothing."""
         return iter(())
 
-    def section(self, records: Mapping[str, Record], device: str) -> Section | None:
-        """Return the figures of the runs on ``device``, once steps have been timed."""
-        comparison = self.comparison
-        timed = [record for case in comparison.timing(device) for record in matching(records, case)]
-        if not timed:
-            return None
-        cases = list(comparison.training(0, device, records))
-        curves = [[r["results"]["curve"] for r in matching(records, case)] if case else [] for case in cases]
-        times = [result.get("time", nan) for result in timed[0]["results"]["rows"]]
-        rows = [Reach(*found, self._steps(found[2])) for found in zip(comparison.rows, times, curves, strict=True)]
-        return TargetSection(self, rows, device)
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return the comparison's facts, and how each row gets to the target; nothing before steps are timed."""
+        found = self.comparison.facts(records, device)
+        steps = estimates(found, metric=STEP, unit="s")
+        if not steps:
+            return table([])
+        known: list[Fact] = []
+        baseline: float | None = None
+        for row, case in zip(self.comparison.rows, self.comparison.training(0, device, records), strict=True):
+            runs = list(matching(records, case)) if case else []
+            who = {"task": self.comparison.task.name, "device": device, "row": row.label, "series": row.label}
+            step = steps.get(row.label, Estimate()).value
+            told, time = self._way(runs, step, who)
+            known += told
+            baseline = time if row is self.comparison.rows[0] else baseline
+            if time is not None and baseline is not None:
+                known.append(fact(_TIME, times(self.comparison.rows[0].label), time / baseline, **who))
+        return pl.concat([found, table(known)])
 
-    def _steps(self, curves: Sequence[list[dict[str, Any]]]) -> list[int | None]:
-        """Return the step at which each run was first seen at the target, ``None`` for one that never was."""
+    def _way(self, runs: list[Record], step: float, who: Mapping[str, Any]) -> tuple[list[Fact], float | None]:
+        """Return the facts on one row's way to the target, and its time, if every run came there."""
+        task = self.comparison.task
+        curves = {record["seeds"][0]: record["results"]["curve"] for record in runs}
+        steps = {seed: taken for seed, curve in curves.items() if (taken := self._steps(curve)) is not None}
+        told = [fact(_REACHED, "1", len(steps), note=f"{len(steps)} of {len(curves)}", **who)]
+        told += [run_fact(_STEPS, "count", taken, seed, **who) for seed, taken in steps.items()]
+        for evaluations in zip(*curves.values(), strict=True):
+            at, mean = evaluations[0]["step"] + 1, fmean(evaluation["validation"] for evaluation in evaluations)
+            place = {"setting": f"step {at}", "at": float(at)}
+            told.append(fact(_CURVE.format(scored(task, "validation")), task.score.unit, mean, **who, **place))
+        if not steps or len(steps) < len(curves):
+            return told, None
+        in_all = Estimate.of(list(steps.values()))
+        time = in_all.value * step
+        return [*told, fact(_STEPS, "count", in_all, **who), fact(_TIME, "s", time, **who)], time
+
+    def _steps(self, curve: list[dict[str, Any]]) -> int | None:
+        """Return the step at which a run was first seen at the target."""
         goodness = self.comparison.task.score.goodness
-        target = goodness(self.target)
-        reached = [[e["step"] + 1 for e in curve if goodness(e["validation"]) >= target] for curve in curves]
-        return [steps[0] if steps else None for steps in reached]
+        return next((e["step"] + 1 for e in curve if goodness(e["validation"]) >= goodness(self.target)), None)
 
-
-@dataclass(frozen=True)
-class Reach:
-    """What is known of one engine's way to the target.
-
-    Attributes:
-        row: the engine.
-        step_time: median, in seconds.
-        curves: of each run, the validation score by step.
-        steps: of each run, to the target.
-    """
-
-    row: Row
-    step_time: float
-    curves: Sequence[list[dict[str, Any]]]
-    steps: Sequence[int | None]
-
-    @property
-    def mean_steps(self) -> float:
-        """The mean number of steps; NaN if a run did not reach the target."""
-        reached = [steps for steps in self.steps if steps is not None]
-        return fmean(reached) if reached and len(reached) == len(self.steps) else nan
-
-    @property
-    def time(self) -> float:
-        """The mean time in seconds; NaN if a run did not reach the target."""
-        return self.mean_steps * self.step_time
-
-
-@dataclass(frozen=True)
-class TargetSection(Section):
-    """Time to the target beside the time of a step."""
-
-    part: TimeToTarget
-    rows: Sequence[Reach]
-    device: str
-
-    @property
-    def title(self) -> str:
-        """Say what was compared."""
-        task = self.part.comparison.task
-        level = f"validation {task.score.name} {self.part.target:g} {task.score.unit}"
-        return f"{task.name}: time to {level}, seeds: {max(len(row.steps) for row in self.rows)}, device: {self.device}"
-
-    @property
-    def legend(self) -> str:
-        """Say what the columns mean."""
-        evaluations = self.part.comparison.task.evaluations
-        return (
-            f"Steps: to the first of {evaluations} evaluations at the target, mean over seeds; "
-            "time: so many steps, at the median time of one; ×: as a multiple of the first row's. "
-            "Reached: runs that came there at all; where not all did, there is no mean."
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of times to the target, and charts of the way."""
+        task, baseline = self.comparison.task, self.comparison.rows[0].label
+        way = _CURVE.format(scored(task, "validation"))
+        ratio = times(baseline)
+        ours = pl.concat(
+            [
+                select(facts, metric=STEP, unit="s"),
+                facts.filter(pl.col("metric").is_in([_STEPS, _TIME, _REACHED, way])),
+            ]
+        )
+        device, seeds = ours["device"][0], max(int(n) for n in _of(ours))
+        level = f"validation {task.score.name} {self.target:g} {task.score.unit}"
+        return Section(
+            title=f"{task.name}: time to {level}, seeds: {seeds}, device: {device}",
+            facts=ours,
+            columns=[
+                column("step (ms)", STEP, unit="s", factor=1e3),
+                column("steps to target", _STEPS, "{value:.0f}"),
+                column("time to target (s)", _TIME, unit="s"),
+                column("time (×)", _TIME, unit=ratio),
+                column("reached", _REACHED, "{note}"),
+            ],
+            legend=(
+                f"Steps: to the first of {task.evaluations} evaluations at the target, mean over seeds; "
+                "time: so many steps, at the median time of one; ×: as a multiple of the first row's. "
+                "Reached: runs that came there at all; where not all did, there is no mean."
+            ),
+            remarks=self._sooner(ours, ratio),
+            charts=self._charts(ours, way),
+            answer=self._answer(facts, level),
         )
 
-    def cells(self) -> Iterator[list[str]]:
-        """Yield the table's head and one row an engine."""
-        yield ["engine", "step (ms)", "steps to target", "time to target (s)", "time (×)", "reached"]
-        for row in self.rows:
-            figures = [f"{1e3 * row.step_time:.2f}", f"{row.mean_steps:.0f}", f"{row.time:.2f}"]
-            figures.append(f"{row.time / self.rows[0].time:.2f}")
-            reached = sum(steps is not None for steps in row.steps)
-            yield [row.row.label, *(f.replace("nan", "–") for f in figures), f"{reached} of {len(row.steps)}"]
+    def _sooner(self, ours: pl.DataFrame, ratio: str) -> list[str]:
+        """Return which engines are there sooner than the baseline."""
+        found = estimates(ours, metric=_TIME, unit=ratio)
+        sooner = [f"{row} ({told.value:.2f}×)" for row, told in found.items() if told.value < 1]
+        return [f"At the target sooner than {self.comparison.rows[0].label}: {', '.join(sooner)}."] if sooner else []
 
-    def remarks(self) -> Iterator[str]:
-        """Yield which engines are there sooner than the baseline."""
-        baseline, *others = self.rows
-        sooner = [f"{row.row.label} ({row.time / baseline.time:.2f}×)" for row in others if row.time < baseline.time]
-        if sooner:
-            yield f"At the target sooner than {baseline.row.label}: {', '.join(sooner)}."
+    def _charts(self, ours: pl.DataFrame, way: str) -> list[Chart]:
+        """Return the validation score against steps and against time, mean over seeds."""
+        task = self.comparison.task
+        found = points(ours, "at", Figure(way))
+        seconds = {row: told.value for row, told in estimates(ours, metric=STEP).items()}
+        timed = found.with_columns(
+            x=pl.col("at") * pl.col("row").replace_strict(seconds, default=None, return_dtype=pl.Float64)
+        )
+        where, score = f"{task.name}, {ours['device'][0]}", task.score.name
+        axis, target = (
+            score_axis("validation", task.score),
+            {f"the target, {self.target:g} {task.score.unit}": self.target},
+        )
+        return [
+            Chart(f"{where}: {score} against time", timed.drop_nulls("x"), Axis("time (s)"), axis, "solid", target),
+            Chart(f"{where}: {score} against steps", found, Axis("steps (count)"), axis, "solid", target),
+        ]
 
-    def plots(self) -> Plots:
-        """Return what draws the validation score against steps and against time, mean over seeds."""
-        where = f"{self.part.comparison.task.name}, {self.device}"
-        score = self.part.comparison.task.score.name
-        return {
-            f"{where}: {score} against steps": partial(self._draw, name="steps (count)", scale=lambda row: 1.0),
-            f"{where}: {score} against time": partial(self._draw, name="time (s)", scale=lambda row: row.step_time),
-        }
+    def _answer(self, facts: pl.DataFrame, level: str) -> str:
+        """Say which row is at the target soonest, and what it costs in memory and score."""
+        task, baseline = self.comparison.task, self.comparison.rows[0].label
+        found = estimates(facts, metric=_TIME, unit="s")
+        if not found:
+            return f"{task.name}: no row reached {level} with every seed."
+        best = min(found, key=lambda row: found[row].value)
+        told = f"{task.name}: {best} reached {level} soonest, after {found[best].value:.2f} s"
+        if best == baseline:
+            return f"{told}."
+        if baseline in found:
+            told += f", {found[best].value / found[baseline].value:.2f} of {baseline}'s time"
+        return f"{told}: {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."
 
-    def _draw(self, axes: Axes, styles: Styles, name: str, scale: Callable[[Reach], float]) -> None:
-        looks = styles([row.row.label for row in self.rows])
-        for row in self.rows:
-            if row.curves:
-                steps = [scale(row) * (evaluation["step"] + 1) for evaluation in row.curves[0]]
-                scores = [fmean(e["validation"] for e in column) for column in zip(*row.curves, strict=True)]
-                axes.plot(steps, scores, label=row.row.label, **looks[row.row.label])
-        axes.axhline(self.part.target, color="0.7", linestyle=":")
-        axes.set_xlabel(name)
-        score_axis(axes, "validation", self.part.comparison.task.score)
-        add_legend(axes)
 
-    def facts(self) -> Iterator[Fact]:
-        """Yield the mean steps and times to the target."""
-        for row in self.rows:
-            yield Fact(row.row.label, "", "steps to target", "count", row.mean_steps, seeds=len(row.steps))
-            yield Fact(row.row.label, "", "time to target", "s", row.time, seeds=len(row.steps))
+def _of(ours: pl.DataFrame) -> list[str]:
+    """Return of how many runs each row's are."""
+    return [note.rpartition(" ")[2] for note in select(ours, metric=_REACHED)["note"]]

@@ -97,7 +97,7 @@ class TimedTraining(Training):
 
     def run(self) -> dict[str, Any]:
         """Time a step, then train; return what other training runs do, and how many steps it came to."""
-        trainee = Trainee(self.task, self.row, self.device, self.seed)
+        trainee = Trainee.of(self.task, self.row, self.device, self.seed)
         steps = max(1, int((self.task.seconds or 0.0) / trainee.step_time()))
         planned = replace(self, task=replace(self.task, steps=steps))
         return {"steps": steps, **super(TimedTraining, planned).run()}

@@ -108,7 +108,7 @@ def test_a_damaged_record_file_is_an_error(capsys, tmp_path):
     assert "records.jsonl, line 1 is no record" in err
 
 
-EXTRA = ("datasets", "matplotlib", "rich", "sklearn", "tokenizers")
+EXTRA = ("altair", "datasets", "polars", "rich", "sklearn", "tokenizers")
 # A process for each, forked when torch is there: to import it takes longer than all the rest.
 LACKING = """
 import os, sys

@@ -6,8 +6,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from places import ROOT
+from places import RESULTS, ROOT
 
+from gradfree.benchmarks.records.records import RecordFile
+from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.suites.index import SUITES
 from gradfree.chains import kinds
 from gradfree.layers import roles
 
@@ -26,9 +29,17 @@ def examples(page):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def made_by_the_demo(folder):
+    """Write the numbers that ``make demo`` leaves, from the committed records."""
+    folder.mkdir(parents=True)
+    records = RecordFile(RESULTS / "quick" / "records.jsonl").read()
+    Report.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    made_by_the_demo(tmp_path / "results" / "quick")
     torch.set_default_dtype(torch.float32)
     package = ModuleType("my_package")
     monkeypatch.setitem(sys.modules, package.__name__, package)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.reports.report import Report
-from gradfree.benchmarks.tables.drawing import Styles
+from gradfree.benchmarks.tables.experiment import findings
+from gradfree.benchmarks.tables.facts import select
 
 MIB = 2**20
 ENVIRONMENT = {
@@ -72,14 +72,32 @@ def table_rows(text):
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")][2:]
 
 
-def curves(axes):
-    """The points of each line with intervals, or that could have some, by label."""
-    return {container.get_label(): container.lines[0].get_xydata().tolist() for container in axes.containers}
+def texts(section):
+    """The cells of a section's table, without its head."""
+    return [[cell.text for cell in row] for row in section.rows]
 
 
-def drawn(section, what):
-    """The axes of the plot whose title ends with ``what``."""
-    (draw,) = (draw for title, draw in section.plots().items() if title.endswith(what))
-    axes = Figure().subplots()
-    draw(axes, Styles())
-    return axes
+def section_of(experiment, records):
+    """What an experiment shows of these records, ``None`` if nothing."""
+    found = list(findings((experiment,), records))
+    return experiment.section(found[0][1]) if found else None
+
+
+def chart(section, ending):
+    """The chart whose title ends so."""
+    (found,) = (chart for chart in section.charts if chart.title.endswith(ending))
+    return found
+
+
+def lines(chart):
+    """The points of each line by label, and the value of each level, a line that has no place on the other axis."""
+    found = {}
+    for label, x, y in chart.points.select("label", "x", "y").iter_rows():
+        found.setdefault(label, []).append([x, y])
+    return {label: points if points[0][0] is not None else points[0][1] for label, points in found.items()}
+
+
+def told(section, **where):
+    """Value, ends of the interval and number of runs of the one fact that is so."""
+    (row,) = select(section.facts, **where).iter_rows(named=True)
+    return row["value"], row["low"], row["high"], row["n"]

@@ -7,7 +7,7 @@ from torch import nn
 
 import gradfree
 from gradfree import ChainError
-from gradfree.benchmarks.timing.memory import peak_memory
+from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.testing.cases.models import plain_model
 from gradfree.time.gru_forward import pays
 

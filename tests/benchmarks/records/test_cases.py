@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 import torch
 from places import RESULTS
+from report_records import section_of, texts
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, training
 
 from gradfree.benchmarks.data.bundled import Split, pydoc
@@ -18,7 +19,7 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import DIGITS
-from gradfree.benchmarks.timing.memory import peak_memory
+from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.training import score_in
 from gradfree.errors import ChainError
@@ -63,8 +64,9 @@ def test_a_row_that_cannot_take_a_step_costs_the_others_no_timing():
     assert "FOTON cannot be attached" in lost["error"]
     comparison = Comparison(TASK, case.rows)
     (timing,) = comparison.timing("cpu")
-    summary = comparison.section(dict([fake(timing, {"rows": [plain, lost, highway]})]), "cpu")
-    assert [isnan(row.ratio.median) for row in summary.rows] == [False, True, False]
+    section = section_of(comparison, dict([fake(timing, {"rows": [plain, lost, highway]})]))
+    shown = [cells[section.head.index("step time (×)")] for cells in texts(section)]
+    assert [cell == "–" for cell in shown] == [False, True, False]
     with pytest.raises(ChainError):
         speed((refused, PLAIN)).run()
 

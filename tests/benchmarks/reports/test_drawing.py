@@ -1,23 +1,25 @@
-"""What all plots of a report keep: a look for each label, names and units on axes, nothing on top of anything else."""
+"""What all charts of a report keep: a look for each label, names and units on axes, all that is known of a point."""
 
+import json
 import re
 from collections import defaultdict
-from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+import vl_convert
 from places import RESULTS
-from report_records import drawn, rounds, trained
-from tiny_suite import PLAIN, SUITE, fake, speed
+from report_records import RECORDS, chart
+from tiny_suite import PLAIN, SUITE
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.drawing import spec
+from gradfree.benchmarks.reports.looks import Looks
+from gradfree.benchmarks.reports.report import Report, sections
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.drawing import Styles
-from gradfree.benchmarks.tables.experiment import sections
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.column import Figure
+from gradfree.benchmarks.tables.facts import Estimate, fact, table
 
 WITHOUT_UNIT = {
     "engine",
@@ -26,105 +28,176 @@ WITHOUT_UNIT = {
     "cosine with the true gradient",
     "1 − cosine of the gradient and the exact one",
 }
-SWEEPS = tuple(
-    Row(f"{engine} k={k}", engine, {"iterations": k}) for engine in ("highway_bp", "fixed_point") for k in (0, 1)
-)
 
 
 @pytest.fixture(scope="module")
 def published():
-    """Every plot of the committed reports, by suite and title, as a page or a picture has it."""
+    """Every chart of the committed reports, by suite and title, as a page has it."""
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
-        report = Report.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read())
-        styles = Styles()
-        for section in report.sections:
-            for title, draw in section.plots().items():
-                axes = Figure(figsize=(7.5, 4.2), layout="constrained").subplots()
-                draw(axes, styles)
-                found.append((name, title, axes))
+        report, looks = Report.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read()), Looks()
+        found += [(name, chart.title, spec(chart, looks)) for section in report.sections for chart in section.charts]
     return found
 
 
-def looks(axes):
-    """Color and marker of each line of the legend."""
-    lines = [getattr(handle, "lines", [handle])[0] for handle in axes.get_legend_handles_labels()[0]]
-    labels = axes.get_legend_handles_labels()[1]
-    found = zip(labels, lines, strict=True)
-    return {label: (line.get_color(), line.get_marker()) for label, line in found if hasattr(line, "get_marker")}
+def channels(drawn, name):
+    """Each encoding of this name in the layers of a chart."""
+    return [layer["encoding"][name] for layer in drawn["layer"] if name in layer.get("encoding", {})]
+
+
+def colors(drawn):
+    """The color of each label."""
+    scales = [channel["scale"] for channel in channels(drawn, "color") if "scale" in channel]
+    return dict(pair for scale in scales for pair in zip(scale["domain"], scale["range"], strict=True))
+
+
+def tips(drawn):
+    """What is shown where the pointer rests on a point, by heading."""
+    (layer,) = (one for one in drawn["layer"] if one["mark"]["type"] == "point" and "tooltip" in one["encoding"])
+    rows = drawn["datasets"][layer["data"]["name"]]
+    return [{tip["title"]: row[tip["field"]] for tip in layer["encoding"]["tooltip"]} for row in rows]
 
 
 @pytest.mark.slow
-def test_a_label_looks_the_same_in_all_plots_of_a_report(published):
-    """Whatever other rows they have; but for the shades of one engine's steps."""
+def test_a_label_looks_the_same_in_all_charts_of_a_report(published):
+    """Whatever other rows they have; but for the shades of one engine's steps, and the pieces of a whole."""
     found = defaultdict(set)
-    for name, _, axes in published:
-        for label, look in looks(axes).items():
-            found[name, re.sub(", step .*", " by step", label)].add(look if ", step " not in label else look[:1])
+    for name, _, drawn in published:
+        stacked = any(layer["mark"]["type"] == "bar" for layer in drawn["layer"])
+        for label, color in colors(drawn).items():
+            if ", step " not in label and not stacked:
+                found[name, label].add(color)
     assert {label for _, label in found} > {"backprop", "foton", "highway_bp with k iterations", "truncated w=1"}
     assert {key: seen for key, seen in found.items() if len(seen) > 1} == {}
 
 
 @pytest.mark.slow
-def test_lines_of_a_plot_differ(published):
-    """In color too, as long as there are colors."""
-    for name, title, axes in published:
-        curves = {c.get_label(): looks(axes)[c.get_label()] for c in axes.containers if c.get_label() in looks(axes)}
-        assert len(set(curves.values())) == len(curves), (name, title)
-        assert len({color for color, _ in curves.values()}) >= min(len(curves), 9), (name, title)
-
-
-def test_forty_lines_differ_and_neighbours_in_both():
-    """Engines of others included: nothing is known of a label but that it is another."""
-    styles = Styles()
-    found = [tuple(look.values()) for look in styles([f"engine {n}" for n in range(40)]).values()]
-    assert len(set(found)) == 40
-    assert all(a[0] != b[0] and a[1] != b[1] for a, b in pairwise(found))
-    assert len(styles([f"other {n}" for n in range(100)])) == 100
-
-
-def test_new_lines_do_not_share_a_color_with_those_that_come_back():
-    styles = Styles()
-    styles([f"first {n}" for n in range(8)])
-    known = styles(["first 0", "first 3"])
-    later = styles(["new", "first 0", "newer", "first 3", "newest"])
-    assert {label: later[label] for label in known} == known
-    assert len({look["color"] for look in later.values()}) == 5
-
-
-@pytest.mark.slow
 def test_every_axis_has_a_name_and_its_unit(published):
-    for name, title, axes in published:
-        for label in (axes.get_xlabel(), axes.get_ylabel()):
-            assert re.search(r"\(.+\)", label) or label in WITHOUT_UNIT, (name, title, label)
+    for name, title, drawn in published:
+        for axis in ("x", "y"):
+            for label in {channel["title"] for channel in channels(drawn, axis)}:
+                assert re.search(r"\(.+\)", label) or label in WITHOUT_UNIT, (name, title, label)
 
 
 @pytest.mark.slow
-def test_no_legend_hides_what_is_drawn(published):
-    for name, title, axes in published:
-        if legend := axes.get_legend():
-            FigureCanvasAgg(axes.figure).draw()
-            assert not legend.get_window_extent().overlaps(axes.get_window_extent()), (name, title)
-
-
-@pytest.mark.slow
-def test_plots_of_a_report_differ_in_title(published):
+def test_charts_of_a_report_differ_in_title(published):
     titles = [(name, title) for name, title, _ in published]
     assert len(set(titles)) == len(titles)
 
 
-def test_the_names_of_points_at_the_same_place_lie_apart():
-    """And tell by color whose they are: two engines, as fast and as good as each other at each k."""
-    part = replace(SUITE[0], rows=(PLAIN, *SWEEPS))
-    records = dict(r for row in part.rows for r in trained(row, [97], [90 + row.options.get("iterations", 0)], 0.5))
-    costs = {"rows": [rounds(row.label, 1.0 + row.options.get("iterations", 0), 1) for row in part.rows]}
-    (section,) = sections((part,), records | dict([fake(replace(speed(), rows=part.rows), costs)]))
-    axes = drawn(section, "accuracy against step time")
-    renderer = FigureCanvasAgg(axes.figure).get_renderer()
-    assert sorted(text.get_text() for text in axes.texts) == ["k=0", "k=0", "k=1", "k=1"]
-    for one, other in combinations(axes.texts, 2):
-        assert not one.get_window_extent(renderer).overlaps(other.get_window_extent(renderer))
-    assert len({text.get_color() for text in axes.texts}) == 2
+@pytest.mark.slow
+def test_every_chart_answers_to_the_pointer(published):
+    for name, title, drawn in published:
+        assert any("tooltip" in layer["encoding"] for layer in drawn["layer"]), (name, title)
+
+
+def test_a_click_on_the_legend_filters():
+    """It does if Vega listens to the legend, which it does not where the filter is bound to a layer without one."""
+    (section,) = sections(SUITE, RECORDS)
+    compiled = vl_convert.vegalite_to_vega(json.dumps(spec(chart(section, "accuracy against step time"), Looks())))
+    assert "label_legend" in json.dumps([s for s in compiled["signals"] if s["name"].startswith("shown")])
+
+
+def test_lines_differ_and_neighbours_in_color_and_shape():
+    """Engines of others included: nothing is known of a label but that it is another."""
+    looks = Looks()
+    found = list(looks([f"engine {n}" for n in range(40)]).values())
+    assert len(set(found)) == 40
+    assert all(a.color != b.color and a.shape != b.shape for a, b in pairwise(found))
+    assert len(looks([f"other {n}" for n in range(100)])) == 100
+
+
+def test_new_lines_do_not_share_a_color_with_those_that_come_back():
+    looks = Looks()
+    looks([f"first {n}" for n in range(8)])
+    known = looks(["first 0", "first 3"])
+    later = looks(["new", "first 0", "newer", "first 3", "newest"])
+    assert {label: later[label] for label in known} == known
+    assert len({look.color for look in later.values()}) == 5
+
+
+def test_a_point_tells_all_that_is_known_of_it_with_units():
+    (section,) = sections(SUITE, RECORDS)
+    *_, highway = tips(spec(chart(section, "accuracy against step time"), Looks()))
+    assert highway["row"] == "highway_bp k=1"
+    assert highway["step time (× backprop)"] == "0.5 (quartiles: 0.49 to 0.51)"
+    assert highway["test accuracy (%)"] == "90 (95 % CI: 65.16 to 114.8)"
+    assert highway["peak memory (MiB)"] == "10"
+
+
+def test_an_accuracy_is_drawn_within_its_bounds():
+    (section,) = sections(SUITE, RECORDS)
+    drawn = spec(chart(section, "accuracy against step time"), Looks())
+    low, high = channels(drawn, "y")[0]["scale"]["domain"]
+    # But for room for a marker at the bound: the interval itself goes on to 114.84.
+    assert 0 <= low < 100 < high < 104
+
+
+def errors(*values):
+    """A chart of errors, of which each may be off by 50."""
+    facts = table(
+        fact(
+            "error",
+            "%",
+            Estimate(value, value - 50, value + 50, 3),
+            row=f"engine {n}",
+            series=f"engine {n}",
+            at=n + 1.0,
+        )
+        for n, value in enumerate(values)
+    )
+    return Chart(
+        "errors", points(facts, "at", Figure("error")), Axis("size (count)", "counts"), Axis("error (%)", "log")
+    )
+
+
+def test_intervals_that_go_below_0_end_with_a_logarithmic_axis():
+    """And hide no other row."""
+    drawn = spec(errors(0.2, 20.0), Looks())
+    y = channels(drawn, "y")[0]["scale"]
+    assert (y["type"], y["domain"][0]) == ("log", pytest.approx(0.1))
+    lows = [row["y_low"] for rows in drawn["datasets"].values() for row in rows if "y_low" in row]
+    assert min(lows) == pytest.approx(0.1)
+
+
+def test_counts_have_a_tick_each_and_equal_ratios_equal_distances():
+    x = channels(spec(errors(1.0, 2.0, 3.0), Looks()), "x")[0]
+    assert (x["axis"]["values"], x["scale"]["type"], x["scale"]["base"]) == ([1, 2, 3], "log", 2)
+
+
+def test_lines_with_intervals_at_the_same_place_stand_a_little_aside():
+    facts = table(
+        fact("score", "%", Estimate(5.0, 4.0, 6.0, 3), row=row, series=row, setting=str(at), at=at)
+        for row in ("a", "b")
+        for at in (1.0, 4.0)
+    )
+    drawn = spec(
+        Chart("", points(facts, "at", Figure("score")), Axis("n (count)", "counts"), Axis("score (%)")), Looks()
+    )
+    (found,) = {json.dumps([row["x"] for row in rows]) for rows in drawn["datasets"].values()}
+    one, other = json.loads(found)[0], json.loads(found)[2]
+    assert 1 < other / one < 1.05
+    assert one * other == pytest.approx(1.0)
+
+
+def test_k_is_written_beside_the_ends_of_each_line_on_a_side_of_its_own():
+    """Two engines, as fast and as good as each other at each k."""
+    rows = [Row(f"{e} k={k}", e, {"iterations": k}) for e in ("highway_bp", "fixed_point") for k in (0, 1, 2)]
+    facts = table(
+        told
+        for row in rows
+        for told in (
+            fact("time", "s", 1.0 + row.iterations, row=row.label, series=row.series, k=row.iterations),
+            fact("score", "%", 90.0 + row.iterations, row=row.label, series=row.series, k=row.iterations),
+        )
+    )
+    found = points(facts, Figure("time"), Figure("score"))
+    drawn = spec(Chart("", found, Axis("time (s)"), Axis("score (%)"), "faint"), Looks())
+    texts = [layer for layer in drawn["layer"] if layer["mark"]["type"] == "text"]
+    assert [[row["text"] for row in drawn["datasets"][layer["data"]["name"]]] for layer in texts] == [
+        ["k=0", "k=2"]
+    ] * 2
+    assert len({layer["mark"]["align"] for layer in texts}) == 2
 
 
 def test_engines_that_differ_in_more_than_k_are_lines_of_their_own():

@@ -1,7 +1,7 @@
 """``gradfree bench compare``: two sets of records whose differences are known."""
 
 import pytest
-from report_records import ENVIRONMENT, RECORDS, failed, timed, trained
+from report_records import ENVIRONMENT, RECORDS, failed, texts, timed, trained
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, speed, training
 
 from gradfree.benchmarks.records.records import RecordFile
@@ -20,20 +20,16 @@ OTHER = dict(
 B = list(OTHER.values())
 
 
-def rows(section):
-    return list(section.cells())[1:]
-
-
 def test_scores_are_compared_seed_by_seed():
     """A margin is Student's t, 4.303 or 12.706, times the differences' standard deviation over √n."""
     scores, *_ = compare(A, B)
     assert scores.title == "test accuracy (%), device: cpu"
-    assert rows(scores) == [
+    assert texts(scores) == [
         ["points", "backprop", "3", "96.00", "96.00", "+0.00 ± 0.00"],
         ["points", "backprop via chain", "3", "96.00", "97.00", "+1.00 ± 0.25"],
         ["points", "highway_bp k=1", "2", "85.00", "75.50", "-9.50 ± 6.35"],
     ]
-    assert list(scores.remarks()) == [
+    assert scores.remarks == [
         "Higher in b: points backprop via chain.",
         "Lower in b: points highway_bp k=1.",
         "Exactly the same with every seed: 1 of 3.",
@@ -43,39 +39,39 @@ def test_scores_are_compared_seed_by_seed():
 def test_times_are_compared_as_ratios_between_the_farthest_quartiles():
     _, times, _ = compare(A, B)
     assert times.title == "times, device: cpu"
-    assert rows(times) == [
+    assert texts(times) == [
         ["points", "backprop", "10.0", "10.0", "1.00", "0.98–1.02"],
         ["points", "backprop via chain", "12.5", "6.25", "0.50", "0.49–0.51"],
         ["points", "highway_bp k=1", "5.00", "5.00", "1.00", "0.96–1.04"],
     ]
-    assert list(times.remarks()) == [
+    assert times.remarks == [
         "b is faster beyond the quartiles in 1 of 3 rows: points backprop via chain.",
         "Peak memory of b as a multiple of a's, where it differs: points backprop via chain (2.00×).",
     ]
     slower = compare(B, A)[1]
-    assert next(slower.remarks()) == "b is slower beyond the quartiles in 1 of 3 rows: points backprop via chain."
+    assert slower.remarks[0] == "b is slower beyond the quartiles in 1 of 3 rows: points backprop via chain."
 
 
 def test_what_is_in_one_only_is_listed():
     *_, unmatched = compare(A, B)
-    assert rows(unmatched) == [["points highway_bp k=1", "training, cpu", "3", "2"]]
+    assert texts(unmatched) == [["points highway_bp k=1", "training, cpu", "3", "2"]]
     nothing = compare(A, list(dict(trained(PLAIN, [1], [1], device="cuda")).values()))
     assert [section.title for section in nothing] == ["not in both"]
-    assert rows(nothing[0])[-1] == ["points backprop", "training, cuda", "0", "1"]
+    assert texts(nothing[0])[-1] == ["points backprop", "training, cuda", "0", "1"]
 
 
 def test_failed_cases_count_as_missing():
     lost = OTHER | dict([failed(training(PLAIN, seed=0)), failed(speed())])
     scores, unmatched = compare(A, list(lost.values()))
-    assert rows(scores)[0][:3] == ["points", "backprop", "2"]
-    assert rows(unmatched)[0] == ["points backprop", "training, cpu", "3", "2, 1 failed"]
-    assert rows(unmatched)[-1] == ["points all rows", "speed, cpu", "1", "0, 1 failed"]
+    assert texts(scores)[0][:3] == ["points", "backprop", "2"]
+    assert texts(unmatched)[0] == ["points backprop", "training, cpu", "3", "2, 1 failed"]
+    assert texts(unmatched)[-1] == ["points all rows", "speed, cpu", "1", "0, 1 failed"]
 
 
 def test_the_same_records_do_not_differ():
     scores, times = compare(A, A)
-    assert list(scores.remarks()) == ["Exactly the same with every seed: 3 of 3."]
-    assert list(times.remarks()) == []
+    assert scores.remarks == ["Exactly the same with every seed: 3 of 3."]
+    assert times.remarks == []
     assert list(environment_changes(A, A)) == []
 
 

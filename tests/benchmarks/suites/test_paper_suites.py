@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from report_records import drawn, markdown, rounds
+from report_records import chart, lines, markdown, rounds, section_of, texts
 from tiny_suite import SUITE, TASK, fake
 
 from gradfree import create_model
@@ -14,17 +14,16 @@ from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.experiment import cases, sections
+from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask, StagedAdamTask
+from gradfree.benchmarks.timing.cell_loop import CellLoop, replace_layers
 from gradfree.benchmarks.timing.recurrent_models import (
     COMPILED,
     FUSED,
     LOOP,
-    CellLoop,
     RecurrentModel,
     RecurrentSteps,
-    replace_layers,
 )
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -64,10 +63,10 @@ def test_a_loop_that_cannot_be_compiled_costs_its_own_row_alone(monkeypatch):
     assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, "backprop", "highway_bp k=1"]
     assert results["errors"] == {COMPILED: "RuntimeError: no compiler"}
     records = dict([fake(case, results)])
-    section = STEPS.section(json.loads(json.dumps(records)), "cpu")
-    assert f"GRU, {COMPILED} did not run: RuntimeError: no compiler." in list(section.remarks())
-    head, *rows = section.cells()
-    assert head == ["row", "GRU (ms)", "GRU (× faster)"]
+    section = section_of(STEPS, json.loads(json.dumps(records)))
+    assert f"GRU, {COMPILED} did not run: RuntimeError: no compiler." in section.remarks
+    rows = texts(section)
+    assert section.head == ["row", "GRU (ms)", "GRU (× faster)"]
     assert [row[0] for row in rows] == [FUSED, LOOP, COMPILED, "backprop", "highway_bp k=1"]
     assert rows[1][2] == "1.00"
     assert rows[2][1:] == ["–", "–"]
@@ -86,7 +85,7 @@ def test_a_compiled_loop_is_timed():
 
 
 def nets():
-    return {net.label: net for part in HIGHWAY_BP_TABLE6 if isinstance(part, RecurrentSteps) for net in part.nets}
+    return {net.label: net for part in HIGHWAY_BP_TABLE6 if isinstance(part, RecurrentSteps) for net in part.subjects}
 
 
 @pytest.mark.parametrize("net", nets().values(), ids=nets())
@@ -143,12 +142,12 @@ def test_every_engine_takes_a_step_of_every_full_task(name):
 def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
     """Otherwise they would be shown nowhere."""
     for beside in (part for part in SUITES[name] if isinstance(part, Beside)):
-        assert beside.part in SUITES[name]
-        labels = {row.label for row in beside.part.rows} | {LOOP}
+        assert beside.experiment in SUITES[name]
+        labels = {row.label for row in beside.experiment.rows} | {LOOP}
         named = [row for claim in beside.published.claims for row in claim.ascending]
         figures = beside.published.figures
-        if isinstance(beside.part, RecurrentSteps):
-            known = {n for net in beside.part.nets for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
+        if isinstance(beside.experiment, RecurrentSteps):
+            known = {n for net in beside.experiment.subjects for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
             assert set(beside.published.columns) <= known
         assert labels >= set(named)
         assert {claim.column for claim in beside.published.claims} <= set(beside.published.columns)
@@ -190,8 +189,7 @@ def section(scores, paper=PAPER):
             name, record = fake(case, {"losses": [], "fidelity": [], "validation": score, "test": score})
             record["environment"] |= {"cpus": 2, "platform": "Linux", "torch": "2.13"}
             records[name] = record
-    (found,) = sections((Beside(SUITE[0], paper),), records)
-    return found
+    return section_of(Beside(SUITE[0], paper), records)
 
 
 SCORES = {
@@ -203,8 +201,8 @@ SCORES = {
 
 def test_a_papers_figures_stand_beside_ours():
     found = section(SCORES)
-    head, plain, _, highway = found.cells()
-    assert head == ["engine", "test accuracy (%)", "test accuracy (%), paper"]
+    plain, _, highway = texts(found)
+    assert found.head == ["engine", "test accuracy (%)", "test accuracy (%), paper"]
     assert plain[1].startswith("81.00 ±")
     assert plain[2] == "–"
     assert highway[1].startswith("91.00 ±")
@@ -215,7 +213,7 @@ def test_a_papers_figures_stand_beside_ours():
 
 
 def test_what_a_paper_says_is_held_against_ours():
-    worse, better, unknown, _ = section(SCORES).remarks()
+    worse, better, unknown, _ = section(SCORES).remarks
     assert worse.startswith("The paper: backprop is worse. Ours, test accuracy (%): backprop 81.00 ±")
     assert worse.endswith("difference +10.00 ± 0.00, agrees.")
     assert better.endswith("difference -10.00 ± 0.00, disagrees.")
@@ -224,30 +222,34 @@ def test_what_a_paper_says_is_held_against_ours():
 
 def test_an_order_is_told_from_differences_seed_by_seed():
     """Seeds that are good for one row are good for the other: what they have in common is no doubt about the order."""
-    agrees, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.4, 82.6)}).remarks()
+    agrees, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.4, 82.6)}).remarks
     assert agrees.endswith("difference +0.50 ± 0.25, agrees.")
-    same, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.0, 82.5)}).remarks()
+    same, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.0, 82.5)}).remarks
     assert same.endswith("difference +0.33 ± 0.72, too close to tell.")
 
 
 def test_a_papers_figures_are_drawn_against_ours():
-    axes = drawn(section(SCORES), "a paper, Table 1: test accuracy (%)")
-    theirs, ours, *_ = axes.get_lines()
-    assert (theirs.get_label(), list(theirs.get_xdata()), list(theirs.get_ydata())) == (
-        "the paper's",
-        [91.5],
-        ["highway_bp k=1"],
-    )
-    assert (list(ours.get_xdata()), list(ours.get_ydata())) == ([91.0], ["highway_bp k=1"])
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("test accuracy (%)", "engine")
+    found = chart(section(SCORES), "a paper, Table 1: test accuracy (%)")
+    assert lines(found) == {
+        "ours": [[pytest.approx(91.0, abs=1e-3), "highway_bp k=1"]],
+        "the paper's": [[91.5, "highway_bp k=1"]],
+    }
+    assert (found.x.title, found.y.title) == ("test accuracy (%)", "engine")
+    assert found.points["x_low"].to_list()[0] == pytest.approx(91.0 - 2.48, abs=0.01)
+
+
+def test_a_papers_figures_are_facts_of_its_own():
+    """So that exports tell whose a number is, and no mean of ours takes it in."""
+    facts = section(SCORES).facts
+    theirs = facts.filter(source="a paper, Table 1")
+    assert theirs.select("row", "metric", "value").rows() == [("highway_bp k=1", "test accuracy", 91.5)]
 
 
 def test_a_figure_whose_column_has_no_unit_has_it_on_its_axis():
     unnamed = replace(
         PAPER, quantity="angle (°):", columns=("cosine",), figures={"backprop": {"cosine": 1.0}}, claims=()
     )
-    axes = drawn(section(SCORES, unnamed), "a paper, Table 1: cosine")
-    assert axes.get_xlabel() == "angle (°): cosine"
+    assert chart(section(SCORES, unnamed), "a paper, Table 1: cosine").x.title == "angle (°): cosine"
 
 
 def timed_steps(rows):
@@ -256,21 +258,26 @@ def timed_steps(rows):
     (case,) = part.timing("cpu")
     labels = (FUSED, LOOP, *(row.label for row in rows))
     timings = [rounds(label, 0.1 * n, 1) for n, label in enumerate(labels, 1)]
-    return part.section(dict([fake(case, {"rows": timings, "errors": {}})]), "cpu")
+    return section_of(part, dict([fake(case, {"rows": timings, "errors": {}})]))
+
+
+def test_gains_are_over_the_loop():
+    fused, loop, _, highway = texts(timed_steps(ROWS))
+    assert (fused, loop) == ([FUSED, "1.0", "2.00"], [LOOP, "2.0", "1.00"])
+    assert highway == ["highway_bp k=1", "4.0", "0.50"]
 
 
 def test_the_times_of_a_model_are_drawn_against_k():
     sweep = tuple(Row(f"highway_bp k={k}", "highway_bp", {"iterations": k}) for k in (0, 2))
-    axes = drawn(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
-    (curve,) = axes.containers
-    assert curve.get_label() == "highway_bp with k iterations"
-    assert curve.lines[0].get_xydata().tolist() == [[0, pytest.approx(4)], [2, pytest.approx(5)]]
-    levels = {
-        line.get_label(): line.get_ydata()[0] for line in axes.get_lines() if not line.get_label().startswith("_")
+    found = chart(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
+    assert lines(found) == {
+        FUSED: pytest.approx(1),
+        LOOP: pytest.approx(2),
+        "backprop": pytest.approx(3),
+        "highway_bp with k iterations": [[0, pytest.approx(4)], [2, pytest.approx(5)]],
     }
-    assert levels == {FUSED: pytest.approx(1), LOOP: pytest.approx(2), "backprop": pytest.approx(3)}
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("iterations k (count)", "time of a step (ms)")
-    assert not timed_steps(ROWS).plots()
+    assert (found.x.title, found.y.title) == ("iterations k (count)", "time of a step (ms)")
+    assert not timed_steps(ROWS).charts
 
 
 def rates(task, momentum=None):

@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import replace
-from math import isnan
 
 import pytest
 import torch
+from report_records import chart, lines, rounds, section_of, texts
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
@@ -137,25 +137,61 @@ def test_time_to_target_is_steps_to_target_by_the_time_of_a_step():
         for row in comparison.rows
         for seed, results in enumerate(runs[row.label])
     )
-    part = TimeToTarget(comparison, 80.0)
-    assert part.section(records, "cpu") is None
+    target = TimeToTarget(comparison, 80.0)
+    assert section_of(target, records) is None
     (timing,) = comparison.timing("cpu")
-    records |= [fake(timing, {"rows": [{"time": time} for time in (0.1, 0.2, 0.3)]})]
-    section = part.section(records, "cpu")
-    assert [row.steps for row in section.rows] == [[21, 11], [1, 1], [21, None]]
-    plain, chain, highway = section.rows
-    assert (plain.time, chain.time) == (pytest.approx(1.6), pytest.approx(0.2))
-    assert isnan(highway.time)
-    *_, last = section.cells()
-    assert last == ["highway_bp k=1", "300.00", "–", "–", "–", "1 of 2"]
-    assert list(section.remarks()) == ["At the target sooner than backprop: backprop via chain (0.12×)."]
-    assert list(part.timing("cpu")) == []
+    costs = [rounds(row.label, ratio, ratio) for row, ratio in zip(comparison.rows, (10.0, 20.0, 30.0), strict=True)]
+    section = section_of(target, records | dict([fake(timing, {"rows": costs})]))
+    assert texts(section) == [
+        ["backprop", "100.00", "16", "1.60", "1.00", "2 of 2"],
+        ["backprop via chain", "200.00", "1", "0.20", "0.12", "2 of 2"],
+        ["highway_bp k=1", "300.00", "–", "–", "–", "1 of 2"],
+    ]
+    steps = {row: told.to_dicts() for (row,), told in runs_of(section, "steps to target").group_by("row")}
+    assert {row: [run["value"] for run in told] for row, told in steps.items()} == {
+        "backprop": [21, 11],
+        "backprop via chain": [1, 1],
+        "highway_bp k=1": [21],
+    }
+    assert section.remarks == ["At the target sooner than backprop: backprop via chain (0.12×)."]
+    assert section.answer == (
+        "points: backprop via chain reached validation accuracy 80 % soonest, after 0.20 s, 0.12 of backprop's time: "
+        "20.00× slower than backprop at 2.00× the memory, accuracy the same with every seed."
+    )
+    assert lines(chart(section, "accuracy against time"))["highway_bp k=1"] == [
+        [pytest.approx(0.3), 10],
+        [pytest.approx(3.3), 20],
+        [pytest.approx(6.3), 60],
+    ]
+    assert list(target.timing("cpu")) == []
+
+
+def runs_of(section, metric):
+    return section.facts.filter(metric=metric).drop_nulls("seed")
+
+
+def test_a_target_that_nobody_reached_is_said_to_be_so():
+    comparison = Comparison(replace(TASK, evaluations=3), (PLAIN, HIGHWAY))
+    runs = [fake(training(row, task=comparison.task), curve(1, 2, 3)) for row in comparison.rows]
+    (timing,) = comparison.timing("cpu")
+    costs = [rounds(row.label, 1.0, 1) for row in comparison.rows]
+    section = section_of(TimeToTarget(comparison, 80.0), dict([*runs, fake(timing, {"rows": costs})]))
+    assert section.answer == "points: no row reached validation accuracy 80 % with every seed."
+    assert [row[-1] for row in texts(section)] == ["0 of 1", "0 of 1"]
 
 
 def test_of_a_score_that_is_better_low_the_target_is_reached_from_above():
-    task = replace(TASK, score=replace(TASKS["pydoc"].score), evaluations=3)
-    part = TimeToTarget(Comparison(task, (PLAIN,)), 5.0)
-    assert part._steps([curve(9, 5, 3)["curve"], curve(9, 8, 7)["curve"]]) == [11, None]
+    comparison = Comparison(replace(TASK, score=TASKS["pydoc"].score, evaluations=3), (PLAIN,))
+    runs = [
+        fake(training(PLAIN, task=comparison.task, seed=seed), curve(*scores))
+        for seed, scores in enumerate(((9, 5, 3), (9, 8, 7)))
+    ]
+    (timing,) = comparison.timing("cpu")
+    section = section_of(
+        TimeToTarget(comparison, 5.0), dict([*runs, fake(timing, {"rows": [rounds(PLAIN.label, 1, 1)]})])
+    )
+    assert texts(section)[0][-1] == "1 of 2"
+    assert runs_of(section, "steps to target")["value"].to_list() == [11]
 
 
 @pytest.mark.parametrize(

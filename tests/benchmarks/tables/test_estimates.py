@@ -4,7 +4,8 @@ from math import inf, isnan, nan
 
 import pytest
 
-from gradfree.benchmarks.tables.estimates import Estimate, Spread, paired, pareto_front
+from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
+from gradfree.benchmarks.tables.facts import differences, estimates, fact, means, run_fact, table
 from gradfree.benchmarks.timing.speed import statistics
 
 
@@ -20,54 +21,97 @@ from gradfree.benchmarks.timing.speed import statistics
 )
 def test_the_interval_is_students(values, mean, margin):
     estimate = Estimate.of(values)
-    assert (estimate.mean, estimate.count) == (mean, len(values))
+    assert (estimate.value, estimate.n) == (mean, len(values))
     assert estimate.margin == pytest.approx(margin, rel=1e-3)
-    assert (estimate.low, estimate.high) == (mean - estimate.margin, mean + estimate.margin)
+    assert (estimate.low, estimate.high) == pytest.approx((mean - estimate.margin, mean + estimate.margin))
 
 
 def test_one_value_has_no_interval_and_none_no_mean():
     one, none = Estimate.of([3.0]), Estimate.of([])
-    assert (one.mean, one.count, none.count) == (3.0, 1, 0)
+    assert (one.value, one.n, none.n) == (3.0, 1, 0)
     assert isnan(one.margin)
-    assert isnan(none.mean)
+    assert isnan(none.value)
 
 
 @pytest.mark.parametrize("value", [nan, inf])
 def test_a_run_that_diverged_is_not_averaged_away(value):
     estimate = Estimate.of([1.0, value, 1.0])
-    assert isnan(estimate.mean)
+    assert isnan(estimate.value)
     assert isnan(estimate.margin)
-    assert estimate.count == 3
+    assert estimate.n == 3
+
+
+def runs(**rows):
+    """The table of runs by row and seed."""
+    return table(
+        run_fact("score", "%", value, seed, row=row) for row, values in rows.items() for seed, value in values.items()
+    )
 
 
 def test_differences_are_those_of_the_same_seed():
     """Seeds differ by 10, the two by 1 and at most 0.1 more or less: only pairs show it."""
-    own, other = {0: 11.0, 1: 21.1, 2: 30.9, 4: 0.0}, {2: 30.0, 1: 20.0, 0: 10.0, 3: 99.0}
-    difference = paired(own, other)
-    assert (difference.mean, difference.count) == (pytest.approx(1.0), 3)
+    found = runs(own={0: 11.0, 1: 21.1, 2: 30.9, 4: 0.0}, other={2: 30.0, 1: 20.0, 0: 10.0, 3: 99.0}, alone={7: 1.0})
+    told = differences(found, "score", {"own": "other", "alone": "other"})
+    (difference,) = estimates(told, metric="score, difference to other").values()
+    assert (difference.value, difference.n) == (pytest.approx(1.0), 3)
     assert difference.margin == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
-    assert paired(own, {}).count == 0
+    assert told["row"].to_list() == ["own"]
+
+
+def test_means_are_those_of_the_same_row_metric_and_setting():
+    found = table(
+        run_fact(metric, "%", value, seed, row=row, setting=setting)
+        for row, metric, setting, value in (
+            ("a", "x", "1", 1.0),
+            ("a", "x", "2", 5.0),
+            ("b", "x", "1", 7.0),
+            ("a", "y", "1", 9.0),
+        )
+        for seed, value in enumerate((value, value + 2.0))
+    )
+    told = [
+        (f["row"], f["metric"], f["setting"], f["value"], f["n"], f["seed"]) for f in means(found).iter_rows(named=True)
+    ]
+    assert told == [
+        ("a", "x", "1", 2.0, 2, None),
+        ("a", "x", "2", 6.0, 2, None),
+        ("b", "x", "1", 8.0, 2, None),
+        ("a", "y", "1", 10.0, 2, None),
+    ]
+
+
+def test_what_is_no_column_is_refused():
+    """A misspelt one would be lost in silence."""
+    with pytest.raises(ValueError, match="no colour; their columns are task, device"):
+        table([fact("score", "%", 1.0, colour="red")])
+
+
+def test_what_is_not_known_is_null_and_what_diverged_is_not():
+    facts = table([fact("a", "%"), fact("b", "%", Estimate.of([nan, 1.0])), fact("c", "s", Estimate(2.0, 1.0, 4.0))])
+    assert facts["value"].to_list()[0] is None
+    assert isnan(facts["value"].to_list()[1])
+    assert facts["interval"].to_list() == ["", "", "quartiles"]
 
 
 def test_differences_that_are_all_the_same_have_no_interval():
     """Two accuracies on 40 examples easily differ by the same 2.5 %: an interval of 0 would make that a certainty."""
-    alike = paired({0: 95.0, 1: 90.00001}, {0: 97.5, 1: 92.5})
-    assert (alike.mean, alike.count) == (pytest.approx(-2.5, rel=1e-4), 2)
+    alike = Estimate.of_differences([95.0 - 97.5, 90.00001 - 92.5])
+    assert (alike.value, alike.n) == (pytest.approx(-2.5, rel=1e-4), 2)
     assert isnan(alike.margin)
-    equal = paired({0: 95.0, 1: 90.0}, {0: 95.0, 1: 90.0})
-    assert (equal.mean, equal.margin) == (0.0, 0.0)
+    equal = Estimate.of_differences([0.0, 0.0])
+    assert (equal.value, equal.margin) == (0.0, 0.0)
 
 
-def test_a_spread_is_what_the_timing_recorded():
+def test_a_median_is_what_the_timing_recorded():
     recorded = statistics([2.0, 4.0, 6.0], [1.0, 1.0, 2.0])
-    assert Spread.recorded(recorded, "time") == Spread(4.0, 2.0, 6.0)
-    assert Spread.recorded(recorded, "ratio") == Spread(3.0, 2.0, 4.0)
+    assert Estimate.recorded(recorded, "time") == Estimate(4.0, 2.0, 6.0)
+    assert Estimate.recorded(recorded, "ratio") == Estimate(3.0, 2.0, 4.0)
 
 
 def test_the_ratio_of_two_runs_is_as_wide_as_the_farthest_quartiles():
-    assert Spread(4.0, 3.0, 6.0) / Spread(2.0, 1.0, 4.0) == Spread(2.0, 0.75, 6.0)
-    assert Spread(4.0, 3.0, 6.0).relative == 0.5
-    assert Spread(4.0, 1.0, 5.0).relative == 0.75
+    assert Estimate(4.0, 3.0, 6.0) / Estimate(2.0, 1.0, 4.0) == Estimate(2.0, 0.75, 6.0)
+    assert Estimate(4.0, 3.0, 6.0).relative == 0.5
+    assert Estimate(4.0, 1.0, 5.0).relative == 0.75
 
 
 def test_the_pareto_front_has_what_nothing_else_betters():

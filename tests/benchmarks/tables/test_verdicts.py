@@ -5,17 +5,21 @@ from math import nan
 import pytest
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.estimates import Estimate, Spread
+from gradfree.benchmarks.tables.estimates import Estimate
+
+
+def mean(value, margin, n):
+    return Estimate(value, value - margin, value + margin, n)
 
 
 @pytest.mark.parametrize(
     ("spread", "words"),
     [
-        (Spread(0.5, 0.4, 0.9), "2.00× faster than nn.GRU"),
-        (Spread(1.5, 1.1, 2.0), "1.50× slower than nn.GRU"),
-        (Spread(0.9, 0.8, 1.0), "no difference in speed from nn.GRU seen"),
-        (Spread(1.1, 1.0, 1.2), "no difference in speed from nn.GRU seen"),
-        (Spread(), "not timed"),
+        (Estimate(0.5, 0.4, 0.9), "2.00× faster than nn.GRU"),
+        (Estimate(1.5, 1.1, 2.0), "1.50× slower than nn.GRU"),
+        (Estimate(0.9, 0.8, 1.0), "no difference in speed from nn.GRU seen"),
+        (Estimate(1.1, 1.0, 1.2), "no difference in speed from nn.GRU seen"),
+        (Estimate(), "not timed"),
     ],
 )
 def test_a_speed_counts_if_both_quartiles_say_so(spread, words):
@@ -25,17 +29,17 @@ def test_a_speed_counts_if_both_quartiles_say_so(spread, words):
 @pytest.mark.parametrize(
     ("difference", "higher_is_better", "words"),
     [
-        (Estimate(3.1, 0.4, 3), False, "perplexity +3.10 ± 0.40 (worse)"),
-        (Estimate(3.1, 0.4, 3), True, "perplexity +3.10 ± 0.40 (better)"),
-        (Estimate(-3.1, 0.4, 3), False, "perplexity -3.10 ± 0.40 (better)"),
-        (Estimate(-3.1, 0.4, 3), True, "perplexity -3.10 ± 0.40 (worse)"),
-        (Estimate(0.4, 0.4, 3), True, "perplexity +0.40 ± 0.40 (no difference seen)"),
-        (Estimate(-0.001, 0.4, 3), True, "perplexity +0.00 ± 0.40 (no difference seen)"),
-        (Estimate(0.0, 0.0, 3), True, "perplexity the same with every seed"),
-        (Estimate(1.0, nan, 1), True, "perplexity +1.00 (one seed: no interval)"),
-        (Estimate(-7.5, nan, 2), True, "perplexity -7.50 (the same difference with every seed: no interval)"),
-        (Estimate(nan, nan, 3), True, "perplexity not comparable, as a run diverged"),
-        (Estimate(nan, nan, 0), True, "perplexity not compared"),
+        (mean(3.1, 0.4, 3), False, "perplexity +3.10 ± 0.40 (worse)"),
+        (mean(3.1, 0.4, 3), True, "perplexity +3.10 ± 0.40 (better)"),
+        (mean(-3.1, 0.4, 3), False, "perplexity -3.10 ± 0.40 (better)"),
+        (mean(-3.1, 0.4, 3), True, "perplexity -3.10 ± 0.40 (worse)"),
+        (mean(0.4, 0.4, 3), True, "perplexity +0.40 ± 0.40 (no difference seen)"),
+        (mean(-0.001, 0.4, 3), True, "perplexity +0.00 ± 0.40 (no difference seen)"),
+        (mean(0.0, 0.0, 3), True, "perplexity the same with every seed"),
+        (mean(1.0, nan, 1), True, "perplexity +1.00 (one seed: no interval)"),
+        (mean(-7.5, nan, 2), True, "perplexity -7.50 (the same difference with every seed: no interval)"),
+        (mean(nan, nan, 3), True, "perplexity not comparable, as a run diverged"),
+        (mean(nan, nan, 0), True, "perplexity not compared"),
     ],
 )
 def test_a_score_differs_if_its_interval_leaves_out_zero(difference, higher_is_better, words):
@@ -43,8 +47,8 @@ def test_a_score_differs_if_its_interval_leaves_out_zero(difference, higher_is_b
 
 
 def test_unsteady_timings_are_counted_and_the_worst_named():
-    spreads = {str(n): Spread(1.0, 1.0 - n / 100, 1.0) for n in (5, 10, 11, 20, 40, 30)}
+    spreads = {str(n): Estimate(1.0, 1.0 - n / 100, 1.0) for n in (5, 10, 11, 20, 40, 30)}
     assert verdict.steadiness(spreads) == (
         "Quartiles are within 10 % of the median but for 4 of 6 timings, most of all 40 (40 %), 30 (30 %), 20 (20 %)."
     )
-    assert verdict.steadiness({"a": Spread(1.0, 0.95, 1.05)}) == "Quartiles are within 10 % of the median."
+    assert verdict.steadiness({"a": Estimate(1.0, 0.95, 1.05)}) == "Quartiles are within 10 % of the median."

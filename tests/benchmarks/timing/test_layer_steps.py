@@ -1,11 +1,10 @@
 """Phases of a training step, and activation memory by depth."""
 
 from itertools import pairwise
-from math import isnan
 
 import pytest
 import torch
-from report_records import curves, drawn, failed, markdown
+from report_records import chart, failed, lines, markdown, section_of, told
 from tiny_suite import fake
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,7 +16,7 @@ PLAIN = Row("backprop", "backprop", {"plain": True})
 FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
 PART = StepCosts(
-    timed=Network(depth=3, width=16, batch=8),
+    subjects=(Network(depth=3, width=16, batch=8),),
     small=Network(depth=0, width=16, batch=512),
     depths=(4, 8, 16),
     rows=(PLAIN, FOTON, STREAMING),
@@ -89,31 +88,30 @@ def fakes():
 
 
 def test_the_section_shows_phases_and_memory():
-    section = PART.section(fakes(), "cpu")
+    section = section_of(PART, fakes())
     text = markdown(section)
     assert "| foton | 2.0 | 2.0 | 1.0 | 1.67 | 1.25–2.50 | 2.0 | 4.0 | 8.0 |" in text
-    assert list(section.remarks()) == [
+    assert section.remarks == [
         "Retraction's share of a step: foton 20 %, foton streaming 0 %.",
         "Activation memory at depth 16 as a multiple of that at depth 4: backprop 4.00, foton 4.00, "
         "foton streaming 1.00.",
     ]
-    assert section.verdicts()[1] == "1.67× slower than backprop"
+    assert section.verdicts[1] == "1.67× slower than backprop"
     assert "| backprop | 1.0 | 1.5 | – | 1.00 |" in text
     assert "–: the engine retracts nothing; other rows' hooks, 0.5 ms at most, are in its step." in section.legend
-    phases = drawn(section, "cpu, 1 threads: where the time goes")
-    assert [bar.get_width() for bar in phases.containers[2]] == pytest.approx([0, 1, 0])
-    assert curves(drawn(section, "memory against depth"))["foton"] == [[4, 2], [8, 4], [16, 8]]
-    facts = {(f.subject, f.setting, f.quantity, f.unit): f.value for f in section.facts()}
-    assert facts["foton", "8 layers of 16, batch 512", "peak activation memory", "MiB"] == 4
-    assert facts["foton", "3 layers of 16, batch 8", "time of retraction", "s"] == 0.001
-    assert isnan(facts["backprop", "3 layers of 16, batch 8", "time of retraction", "s"])
+    phases = chart(section, "cpu, 1 threads: where the time goes").points.filter(label="retraction")
+    assert phases.select("y", "x").rows() == [("foton", 1.0), ("foton streaming", 0.0)]
+    assert lines(chart(section, "memory against depth"))["foton"] == [[4, 2], [8, 4], [16, 8]]
+    assert told(section, row="foton", setting="8 layers of 16, batch 512", metric="peak activation memory")[0] == 4
+    assert told(section, row="foton", setting="3 layers of 16, batch 8", metric="time of retraction")[0] == 0.001
+    assert section.facts.filter(row="backprop", metric="time of retraction").is_empty()
 
 
 def test_memory_that_was_not_measured_or_failed_is_left_open():
-    assert PART.section({}, "cpu") is None
+    assert section_of(PART, {}) is None
     *_, last = PART.timing("cpu")
     for records in dict(list(fakes().items())[:-1]), fakes() | dict([failed(last)]):
-        section = PART.section(records, "cpu")
+        section = section_of(PART, records)
         assert "| foton streaming | 3.0 | 2.0 | 0.0 | 1.67 | 1.25–2.50 | – | – | – |" in markdown(section)
-        assert "foton streaming" not in list(section.remarks())[-1]
-        assert curves(drawn(section, "memory against depth")).keys() == {"backprop", "foton"}
+        assert "foton streaming" not in next(told for told in section.remarks if told.startswith("Activation memory"))
+        assert lines(chart(section, "memory against depth")).keys() == {"backprop", "foton"}

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from report_records import TRACEBACK, drawn, markdown, table_rows
+from report_records import TRACEBACK, chart, lines, markdown, section_of, texts, told
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTiming, LayerTimings, Pass, _Loop
+from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTiming, LayerTimings, Pass
 
 BACKPROP = Row("backprop", "backprop", {})
 HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
@@ -26,12 +26,10 @@ def test_engines_that_need_a_gate_are_not_run_on_cells_without():
 def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
     timing = case(Layer(cell, 2, 5, 3), (BACKPROP,))
     torch.set_default_dtype(torch.float64)
-    plain, loop, engine = Pass(timing), _Loop(timing), Pass(timing, BACKPROP)
-    state = {name.removesuffix("_l0"): value for name, value in plain.module.state_dict().items()}
-    loop.module.load_state_dict(state)
+    plain, loop, engine = Pass(timing), Pass(timing, loop=True), Pass(timing, BACKPROP)
     grads = []
     for step in (plain, loop, engine):
-        out = step.run(step.x)
+        out = step.run()
         grads.append([out, *torch.autograd.grad(out, [step.x, *step.module.parameters()], plain.cotangent)])
     for other in grads[1:]:
         for actual, expected in zip(other, grads[0], strict=True):
@@ -69,50 +67,59 @@ def test_the_section_shows_every_layer_and_says_where_an_engine_is_slower():
     records = fake(small, **ratios)
     records |= fake(long, **{"plain": 1.0, "loop over cells": 3.0, "backprop": 0.5, "highway_bp k=0": 0.25})
     records |= fake(plain_rnn, **{"plain": 1.0, "loop over cells": 3.0, "backprop": 0.75})
-    section = PART.section(records, "cpu")
+    section = section_of(PART, records)
     text = markdown(section)
     assert "| GRU (2, 4, 3) | 1.0 | 2.00 [1.0] | 1.50 [1.0] | 0.50 [1.0] | 1.25 [1.0] |" in text
     assert "| RNN (2, 4, 3) | 1.0 | 3.00 [1.0] | 0.75 [1.0] | – | – |" in text
-    assert section.verdicts() == [
+    assert section.verdicts == [
         "fastest is highway_bp k=0, 2.00× faster than the plain layer; "
         "slower: backprop (1.50×), backprop, lean (1.25×)",
         "fastest is highway_bp k=0, 4.00× faster than the plain layer",
         "fastest is backprop, 1.33× faster than the plain layer",
     ]
-    assert list(section.remarks()) == ["Quartiles are within 10 % of the median."]
-    facts = {(f.subject, f.setting, f.quantity, f.unit): (f.value, f.low) for f in section.facts()}
-    assert facts["backprop", "GRU (2, 4, 3)", "time of forward and backward", "× plain"] == (1.5, 1.35)
-    assert facts["plain", "GRU (2, 8, 3)", "time of forward and backward", "s"][0] == 1e-3
-    assert PART.section({}, "cpu") is None
+    assert section.remarks == ["Quartiles are within 10 % of the median."]
+    time = {"metric": "time of forward and backward"}
+    assert told(section, row="backprop", setting="GRU (2, 4, 3)", unit="× plain", **time)[:2] == (1.5, 1.35)
+    assert told(section, row="plain", setting="GRU (2, 8, 3)", unit="s", **time)[0] == 1e-3
+    assert section_of(PART, {}) is None
 
 
 def test_time_and_memory_are_drawn_against_what_was_swept():
     part = LayerTimings((*LAYERS, Layer("GRU", 6, 8, 3)), PART.rows, threads=1)
     records = {}
     for timing, ratio in zip(part.timing("cpu"), (0.5, 0.25, 1.0, 0.125), strict=True):
-        records |= fake(timing.layer, part, **{"plain": 1.0, "backprop": ratio})
-    section = part.section(records, "cpu")
-    assert list(section.plots()) == [
+        records |= fake(timing.layer, part, **{"plain": 1.0, "backprop": ratio, "highway_bp k=0": ratio})
+    section = section_of(part, records)
+    assert [drawn.title for drawn in section.charts] == [
         f"GRU, {others}, cpu, 1 threads: {what} against {swept}"
         for others, swept in (("2 sequences, 3 units", "steps"), ("8 steps, 3 units", "sequences"))
         for what in ("time", "memory")
     ]
     for swept, points in ("steps", [[4, 0.5], [8, 0.25]]), ("sequences", [[2, 0.25], [6, 0.125]]):
-        (line,) = drawn(section, f"time against {swept}").containers
-        assert line.get_label() == "backprop"
-        assert line.lines[0].get_xydata().tolist() == points
-        axes = drawn(section, f"memory against {swept}")
-        assert axes.get_lines()[0].get_xydata().tolist() == [[x, 1.0] for x, _ in points]
-        assert axes.get_xlabel() == f"{swept} (count)"
+        assert lines(chart(section, f"time against {swept}")) == {"backprop": points, "highway_bp k=0": points}
+        memory = chart(section, f"memory against {swept}")
+        assert lines(memory)["backprop"] == [[x, 1.0] for x, _ in points]
+        assert memory.x.title == f"{swept} (count)"
 
 
 def test_a_layer_that_failed_is_a_row_without_figures():
     small, long, _ = LAYERS
     (name, record), *_ = fake(long, plain=1.0).items()
     records = fake(small, plain=1.0, backprop=0.5) | {name: {**record, "results": {}, "error": TRACEBACK}}
-    section = PART.section(records, "cpu")
-    assert table_rows(markdown(section)) == [
+    section = section_of(PART, records)
+    assert texts(section) == [
         ["GRU (2, 4, 3)", "1.0", "0.50 [1.0]"],
         ["GRU (2, 8, 3)", "failed", "–"],
     ]
-    assert section.verdicts()[1] == "failed"
+    assert section.verdicts[1] == "failed"
+    assert section.remarks[-1] == "GRU (2, 8, 3) did not run: RuntimeError: out of | memory."
+
+
+def test_an_engine_that_failed_is_named_and_costs_the_others_nothing():
+    small, *_ = LAYERS
+    records = fake(small, plain=1.0, backprop=0.5)
+    (record,) = records.values()
+    record["results"]["rows"].append({"label": "highway_bp k=0", "error": TRACEBACK})
+    section = section_of(PART, records)
+    assert texts(section) == [["GRU (2, 4, 3)", "1.0", "0.50 [1.0]"]]
+    assert section.remarks[-1] == "GRU (2, 4, 3), highway_bp k=0 did not run: RuntimeError: out of | memory."

@@ -1,6 +1,6 @@
 """Phases of recurrent layers: what is timed, and what becomes of the figures."""
 
-from report_records import drawn, markdown
+from report_records import chart, markdown, section_of, told
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.timing.recurrent_layers import Layer
@@ -38,20 +38,23 @@ def fake(case, total, **phases):
 def test_the_section_shows_every_phase_and_names_the_largest():
     first, second = PART.timing("cpu")
     records = fake(first, 0.5, forward=0.375, scan=0.125) | fake(second, 0.75, forward=0.25, pulls=0.5)
-    section = PART.section(records, "cpu")
+    section = section_of(PART, records)
     text = markdown(section)
     assert "| GRU (2, 6, 3) | forward without graph | 0.25 | – | – | – | – | – | – | – |" in text
     assert "| GRU (2, 6, 3) | backprop | 0.50 | 0.38 | – | – | 0.12 | – | – | – |" in text
-    assert list(section.remarks()) == [
+    assert section.remarks == [
         "The largest share is the forward pass for backprop on GRU (2, 6, 3), highway_bp k=1 on GRU (2, 6, 3); "
         "pulls for backprop on GRU (64, 2, 128), highway_bp k=1 on GRU (64, 2, 128)."
     ]
-    (alone,) = PART.section(fake(first, 0.5, forward=0.375), "cpu").remarks()
+    (alone,) = section_of(PART, fake(first, 0.5, forward=0.375)).remarks
     assert alone == "The largest share is the forward pass for backprop, highway_bp k=1."
-    axes = drawn(section, "highway_bp k=1, cpu, 1 threads: where the time goes")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "scan", "pulls"]
-    assert [bar.get_width() for bar in axes.containers[2]] == [0, 0.5]
-    assert [bar.get_x() for bar in axes.containers[2]] == [0.5, 0.25]
-    facts = {(f.subject, f.setting, f.quantity): f.value for f in section.facts()}
-    assert facts["backprop", "GRU (64, 2, 128)", "time of pulls"] == 0.5
-    assert PART.section({}, "cpu") is None
+    drawn = chart(section, "highway_bp k=1, cpu, 1 threads: where the time goes")
+    assert drawn.stacked
+    assert drawn.points.select("label", "y", "x").rows() == [
+        ("forward", "GRU (2, 6, 3)", 0.375),
+        ("forward", "GRU (64, 2, 128)", 0.25),
+        ("scan", "GRU (2, 6, 3)", 0.125),
+        ("pulls", "GRU (64, 2, 128)", 0.5),
+    ]
+    assert told(section, row="backprop", setting="GRU (64, 2, 128)", metric="time of pulls")[0] == 0.5
+    assert section_of(PART, {}) is None

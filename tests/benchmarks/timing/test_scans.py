@@ -1,15 +1,18 @@
 """Timings of the reverse scan: what is run, and what becomes of the figures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from report_records import curves, drawn, markdown
+from report_records import chart, lines, markdown, section_of, told
 from scan_oracle import loop
 
 from gradfree.algebra.reference_scans import ANY_FACTORS, CONSTANT_FACTORS
 from gradfree.benchmarks.timing import scans
 from gradfree.benchmarks.timing.scans import Operands, ScanTiming, ScanTimings
 
-PART = ScanTimings(((8, 1, 2), (6, 2, 3)), threads=1)
+SIZES = (8, 1, 2), (6, 2, 3)
+PART = ScanTimings(tuple(Operands(*size, constant) for constant in (True, False) for size in SIZES), threads=1)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -63,16 +66,24 @@ def test_the_section_shows_every_size_and_says_where_the_scan_is_slow():
     first, _, second, _ = PART.timing("cpu")
     records = fake(first, copy=1.0, gradfree=2.5, loop=4.0, FFT=30.0)
     records |= fake(second, copy=1.0, gradfree=3.5, loop=5.0, doubling=6.0)
-    section = PART.section(records, "cpu")
+    section = section_of(PART, records)
     text = markdown(section)
-    assert "| (8, 1, 2) | constant | 10 | 2.5 | 4.0 | – | – | 30.0 |" in text
-    assert "| (8, 1, 2) | of each step | 10 | 3.5 | 5.0 | 6.0 | – | – |" in text
-    slow, unsteady = section.remarks()
+    assert "| (8, 1, 2), constant | 10 | 2.5 | 4.0 | – | – | 30.0 |" in text
+    assert "| (8, 1, 2), of each step | 10 | 3.5 | 5.0 | 6.0 | – | – |" in text
+    slow, unsteady = section.remarks
     assert slow == "gradfree's takes more than 3 copies at (8, 1, 2), of each step (3.5)."
     assert "but for 8 of 8 timings, most of all" in unsteady
-    axes = drawn(section, "factors of each step, cpu: time against size")
-    assert curves(axes)["gradfree"] == [[0, 3.5]]
-    assert axes.get_xticklabels()[0].get_text() == "(8, 1, 2)"
-    facts = {(f.subject, f.setting, f.unit): (f.value, f.low) for f in section.facts()}
-    assert facts["gradfree", "(8, 1, 2), factors constant", "× copy"] == (2.5, 2.0)
-    assert PART.section({}, "cpu") is None
+    drawn = chart(section, "factors of each step, cpu: time against size")
+    assert lines(drawn)["gradfree"] == [["(8, 1, 2)", 3.5]]
+    assert drawn.rules == {"3 copies": 3.0}
+    assert told(section, row="gradfree", setting="(8, 1, 2), constant", unit="× copy") == (2.5, 2.0, 2.5, 0)
+    assert section_of(PART, {}) is None
+
+
+def test_sizes_are_drawn_by_their_number_of_elements():
+    part = replace(PART, subjects=(Operands(6, 2, 3, True), Operands(8, 1, 2, True)))
+    larger, smaller = part.timing("cpu")
+    drawn = chart(
+        section_of(part, fake(larger, copy=1.0, gradfree=2.0) | fake(smaller, copy=1.0, gradfree=3.0)), "size"
+    )
+    assert lines(drawn) == {"gradfree": [["(8, 1, 2)", 3.0], ["(6, 2, 3)", 2.0]]}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from report_records import curves, drawn, failed, markdown
+from report_records import chart, failed, lines, markdown, section_of, told
 from tiny_suite import TASK, fake, points
 
 from gradfree.benchmarks.data.stored import DATA_ROOT
@@ -93,93 +93,94 @@ def test_every_row_is_tried_and_trained_at_every_depth():
 
 
 def test_the_table_has_a_column_for_each_depth():
-    section = SWEEP.section(trained(), "cpu")
+    section = section_of(SWEEP, trained())
     text = markdown(section)
     assert "points: orthogonal_mlp by depth, 8 steps, seeds: 2, device: cpu" in text
     assert "| engine | 2 | 3 |" in text
     # Two seeds that differ by 1: Student's t, 12.706, times half of that.
     assert "| backprop | 21.50 ± 6.35 [1.00] | 31.50 ± 6.35 [1.00] |" in text
     assert "| foton | 20.50 ± 6.35 [0.55] | 30.50 ± 6.35 [0.55] |" in text
-    assert section.verdicts() == [
+    assert section.verdicts == [
         "the baseline",
         "accuracy beside backprop: worse at 2 (-1.00 ± 0.00), 3 (-1.00 ± 0.00)",
     ]
-    (remark,) = section.remarks()
+    (remark,) = section.remarks
     assert "maybe better beyond: backprop at 2 (0.1)" in remark
-    facts = {(f.subject, f.setting, f.quantity): f.value for f in section.facts()}
-    assert facts["foton", "3 hidden layers", "test accuracy"] == 30.5
-    assert facts["foton", "2 hidden layers", "cosine with the exact gradient"] == pytest.approx(0.55)
-    assert facts["foton", "3 hidden layers", "test accuracy, difference to backprop"] == pytest.approx(-1, rel=1e-3)
-    assert facts["foton", "2 hidden layers", "largest drift from orthogonality"] == 2e-3
+    assert told(section, row="foton", setting="3 hidden layers", metric="test accuracy")[0] == 30.5
+    cosine = "cosine with the exact gradient"
+    assert told(section, row="foton", setting="2 hidden layers", metric=cosine)[0] == pytest.approx(0.55)
+    difference = "test accuracy, difference to backprop"
+    value, *_, seeds = told(section, row="foton", setting="3 hidden layers", metric=difference)
+    assert (value, seeds) == (pytest.approx(-1, rel=1e-3), 2)
+    drift = "largest drift from orthogonality"
+    assert told(section, row="foton", setting="2 hidden layers", metric=drift)[0] == 2e-3
+    assert section.answer == "points: with 3 hidden layers, backprop has the best mean test accuracy, 31.50 %."
 
 
 def test_failed_runs_count_as_missing():
     records, (_, lost) = trained(), SWEEP.comparisons[2].training(1, "cpu", tried(best=0.1))
-    section = SWEEP.section(records | dict([failed(lost)]), "cpu")
+    section = section_of(SWEEP, records | dict([failed(lost)]))
     assert "| foton | 20.00 ± – [0.50] | 30.50 ± 6.35 [0.55] |" in markdown(section)
-    assert section.verdicts()[1] == (
+    assert section.verdicts[1] == (
         "accuracy beside backprop: one seed: no interval at 2 (-1.00); worse at 3 (-1.00 ± 0.00)"
     )
     first = next(case for case in SWEEP.comparisons[2].training(0, "cpu", records) if case.row == FOTON)
-    section = SWEEP.section(records | dict([failed(lost), failed(first)]), "cpu")
+    section = section_of(SWEEP, records | dict([failed(lost), failed(first)]))
     assert "| foton | failed | 30.50 ± 6.35 [0.55] |" in markdown(section)
-    section.plots()
+    assert lines(chart(section, "accuracy against depth"))["foton"] == [[3, 30.5]]
 
 
 def test_a_run_that_diverged_is_called_so():
     records = trained()
     (lost,) = (record for name, record in records.items() if "points_2/foton/cpu/seed 1" in name)
     lost["results"]["test"] = math.nan
-    section = SWEEP.section(records, "cpu")
+    section = section_of(SWEEP, records)
     assert "| foton | diverged | 30.50 ± 6.35 [0.55] |" in markdown(section)
-    assert section.verdicts()[1] == (
+    assert section.verdicts[1] == (
         "accuracy beside backprop: not comparable, as a run diverged at 2; worse at 3 (-1.00 ± 0.00)"
     )
 
 
-def test_the_plots_show_scores_by_depth_and_alignment_by_layer():
-    section = SWEEP.section(trained(), "cpu")
-    scores = drawn(section, "accuracy against depth")
-    assert [container.get_label() for container in scores.containers] == ["backprop", "foton"]
-    assert [container.lines[0].get_xydata().tolist() for container in scores.containers][1] == [[2, 20.5], [3, 30.5]]
-    alignment = drawn(section, "gradients layer by layer")
-    lines = {line.get_label(): line.get_xydata().tolist() for line in alignment.get_lines()}
-    assert lines["foton, step 7"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
-    assert not any("backprop" in label for label in lines)
+def test_the_charts_show_scores_by_depth_and_alignment_by_layer():
+    section = section_of(SWEEP, trained())
+    assert lines(chart(section, "accuracy against depth")) == {
+        "backprop": [[2, pytest.approx(21.5, abs=1e-3)], [3, pytest.approx(31.5, abs=1e-3)]],
+        "foton": [[2, 20.5], [3, 30.5]],
+    }
+    alignment = lines(chart(section, "gradients layer by layer"))
+    assert alignment["foton, step 7"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
+    assert not any("backprop" in label for label in alignment)
 
 
 def test_what_is_not_known_yet_is_left_open():
-    assert SWEEP.section({}, "cpu") is None
-    assert SWEEP.section(tried(best=0.1), "cpu") is None
+    assert section_of(SWEEP, {}) is None
+    assert section_of(SWEEP, tried(best=0.1)) is None
     two = {name: record for name, record in trained().items() if "points_3" not in name}
-    section = SWEEP.section(two, "cpu")
-    assert "| foton | 20.50 ± 6.35 [0.55] | – ± – [–] |" in markdown(section)
-    assert section.verdicts()[1] == "accuracy beside backprop: worse at 2 (-1.00 ± 0.00)"
-    drawn(section, "accuracy against depth")
-    drawn(section, "gradients layer by layer")
+    section = section_of(SWEEP, two)
+    assert "| foton | 20.50 ± 6.35 [0.55] | – |" in markdown(section)
+    assert section.verdicts[1] == "accuracy beside backprop: worse at 2 (-1.00 ± 0.00)"
+    assert len(section.charts) == 1
 
 
 def test_a_cadence_shows_drift_in_place_of_alignment():
     rows = tuple(Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
     rows += (Row("foton as it drifts", "foton", {}),)
     part = Cadences(ORTHOGONAL, DEPTHS, rows, (0.1, 0.3))
-    section = part.section(trained(part), "cpu")
+    section = section_of(part, trained(part))
     text = markdown(section)
-    assert section.verdicts() == [
+    assert section.verdicts == [
         "the baseline",
         "accuracy beside foton every 1: the same with every seed at 2, 3",
         "accuracy beside foton every 1: the same with every seed at 2, 3",
     ]
     assert "| foton every 4 | 20.50 ± 6.35 [2.0e-03] | 30.50 ± 6.35 [2.0e-03] |" in text
     assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. In words" in section.legend
-    drift = drawn(section, "drift against cadence")
-    assert curves(drift) == {f"{depth} hidden layers": [[1, 2e-3], [4, 2e-3]] for depth in (2, 3)}
+    drift = lines(chart(section, "drift against cadence"))
+    assert drift["3 hidden layers"] == drift["2 hidden layers"] == [[1, 2e-3], [4, 2e-3]]
     # A row without a cadence is a level.
-    levels = {line.get_label(): line.get_ydata() for line in drift.get_lines()}
-    assert set(levels["foton as it drifts, 3 hidden layers"]) == {2e-3}
-    scores = drawn(section, "accuracy against cadence")
-    assert scores.containers[1].lines[0].get_xydata().tolist() == [[1, 30.5], [4, 30.5]]
-    assert part.section({}, "cpu") is None
+    assert drift["foton as it drifts, 3 hidden layers"] == 2e-3
+    assert lines(chart(section, "accuracy against cadence"))["3 hidden layers"] == [[1, 30.5], [4, 30.5]]
+    assert section_of(part, {}) is None
 
 
 def test_stored_data_are_optional(monkeypatch):
@@ -205,7 +206,7 @@ def test_a_row_is_set_against_the_baseline_with_its_own_options_if_there_is_one(
         for name, engine in (("exact", "orthogonal_backprop"), ("foton", "foton"))
     )
     part = DepthSweep(ORTHOGONAL, DEPTHS, (*exact, *foton, PLAIN), (0.1, 0.3))
-    assert [words.partition(":")[0] for words in part.section(trained(part), "cpu").verdicts()] == [
+    assert [words.partition(":")[0] for words in section_of(part, trained(part)).verdicts] == [
         "the baseline",
         "accuracy beside exact1",
         "accuracy beside exact1",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from report_records import drawn, failed, markdown, rounds, table_rows, trained
+from report_records import chart, failed, lines, rounds, texts, trained
 from tiny_suite import HIGHWAY, PLAIN, TASK, fake, points
 
 from gradfree.benchmarks.reports.page import page
@@ -43,27 +43,25 @@ def trend_sections(*sized_parts):
 def test_one_setting_with_several_values_is_a_curve():
     (trend,) = trend_sections(sized(8), sized(2), sized(4))
     assert trend.title == "cost against depth: residual_mlp, from points depth=2 batch=8 length=16, device: cpu"
-    assert table_rows(markdown(trend)) == [
+    assert texts(trend) == [
         ["backprop", "20.0 [4.0]", "40.0 [8.0]", "80.0 [16.0]"],
         ["highway_bp k=1", "10.0 [2.0]", "20.0 [4.0]", "40.0 [8.0]"],
     ]
-    times = drawn(trend, "residual_mlp, cpu: time against depth")
-    assert (times.get_xlabel(), times.get_ylabel()) == ("depth (count)", "time of a step (ms)")
-    curves = {c.get_label(): c.lines[0].get_xydata().tolist() for c in times.containers}
-    assert curves["highway_bp k=1"] == [[2, 10], [4, 20], [8, 40]]
-    (_, low), (_, high) = times.containers[0].lines[2][0].get_segments()[0].tolist()
-    assert (low, high) == pytest.approx((19.9, 20.1))
-    memory = drawn(trend, "residual_mlp, cpu: memory against depth")
-    assert memory.get_ylabel() == "peak memory of a step (MiB)"
-    assert memory.get_lines()[0].get_xydata().tolist() == [[2, 4], [4, 8], [8, 16]]
+    times = chart(trend, "residual_mlp, cpu: time against depth")
+    assert (times.x.title, times.y.title) == ("depth (count)", "time of a step (ms)")
+    assert lines(times)["highway_bp k=1"] == [[2, 10], [4, 20], [8, 40]]
+    assert times.points.select("y_low", "y_high").row(0) == pytest.approx((19.9, 20.1))
+    memory = chart(trend, "residual_mlp, cpu: memory against depth")
+    assert memory.y.title == "peak memory of a step (MiB)"
+    assert lines(memory)["backprop"] == [[2, 4], [4, 8], [8, 16]]
 
 
 def test_each_setting_has_its_own_curve_along_which_all_others_stay():
     trends = trend_sections(sized(2), sized(4), sized(8), sized(4, batch=16), sized(2, length=32), sized(8, batch=16))
-    assert {trend.axis: list(trend.summaries) for trend in trends} == {
-        "depth": [2, 4, 8],
-        "batch size": [8, 16],
-        "length": [16, 32],
+    assert {trend.title.partition(":")[0]: trend.head[1:] for trend in trends} == {
+        "cost against depth": ["2", "4", "8"],
+        "cost against batch size": ["8", "16"],
+        "cost against length": ["16", "32"],
     }
 
 
@@ -78,7 +76,7 @@ def test_what_failed_is_left_out_of_the_curve():
     (case,) = part.timing("cpu")
     (trend,) = trend_sections(sized(2), (part, failed(case)), sized(8))
     assert name == case.id
-    assert table_rows(markdown(trend))[0] == ["backprop", "20.0 [4.0]", "80.0 [16.0]"]
+    assert texts(trend)[0] == ["backprop", "20.0 [4.0]", "80.0 [16.0]"]
 
 
 def test_what_was_trained_and_not_timed_has_no_costs_to_show():
@@ -86,7 +84,7 @@ def test_what_was_trained_and_not_timed_has_no_costs_to_show():
     parts = [part for part, _ in map(sized, (2, 4))]
     records = dict(r for part in parts for r in trained(PLAIN, [90], [90], task=part.task))
     report = Report.of("", tuple(parts), records)
-    assert [type(section).__name__ for section in report.sections] == ["Summary", "Summary"]
+    assert [section.title.partition(" ")[0] for section in report.sections] == ["points", "points"]
     assert "<h1>" in page(report)
     (trend,) = Report.of("", tuple(parts), records | dict([sized(2)[1], sized(4)[1]])).sections[2:]
-    assert list(trend.summaries) == [2, 4]
+    assert trend.head[1:] == ["2", "4"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from gradfree.benchmarks.timing.ranges import Range, recorded, seconds_inside
+from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
 
 
 def test_ranges_are_recorded_in_their_order_and_nothing_else_is():

@@ -1,15 +1,18 @@
-"""What torch's profiler sees of the ranges that gradfree and benchmarks mark."""
+"""What torch's profiler tells: peak memory, and how long the ranges took that gradfree and benchmarks mark."""
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
 from torch._C._profiler import RecordScope
+from torch.autograd import profiler
 
 
 class Range(NamedTuple):
@@ -41,7 +44,7 @@ def recorded(device: str) -> Iterator[list[Range]]:
     Yields:
         A list that is filled when the block ends, in the order of the ranges' starts.
     """
-    profile = torch.autograd.profiler.profile(use_device=None if device == "cpu" else device)
+    profile = profiler.profile(use_device=None if device == "cpu" else device)
     config, activities, found = profile.config(), profile.kineto_activities, list[Range]()
     _prepare_profiler(config, activities)
     _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
@@ -74,3 +77,22 @@ def seconds_inside(outer: Range, ranges: Sequence[Range], prefix: str) -> defaul
             seconds[name.removeprefix(prefix)] += 1e-9 * (end - start)
             ends[name] = end
     return seconds
+
+
+def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
+    """Return how many bytes of tensors are alive at the worst moment of ``work``, above those before it.
+
+    What the allocators hand out, so the same on every run; not what the process takes from the system.
+    """
+    gc.collect()  # Garbage freed meanwhile would count against what is measured.
+    if torch.device(device).type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    # torch counts no peak on a CPU, but its profiler records every allocation and release.
+    with profiler.profile(profile_memory=True) as recorded:
+        work()
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate((event.nbytes() for event in events), initial=0))

@@ -1,0 +1,251 @@
+"""Charts as Altair draws them: with all facts of a point where the pointer rests, and labels to click."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from math import ceil
+from typing import Any
+
+import altair as alt
+import polars as pl
+import vl_convert
+
+from gradfree.benchmarks.reports.looks import Look, Looks, shades
+from gradfree.benchmarks.tables.chart import TIPS, Axis, Chart
+
+_WIDTH, _HEIGHT = 480, 280
+_ROOM = 0.08
+"""That a marker takes at the end of an axis, as a share of it."""
+_LOG_ROOM = 1.2
+"""The same on a logarithmic axis, as a factor."""
+_GREY = "#888888"
+_FAINT, _HIDDEN = 0.35, 0.06
+_ASIDE = 0.006
+"""Between intervals at the same place, as a share of the axis."""
+_TICKS = 10
+_MANY = 20
+"""Points on a line from which on they are small."""
+_FEW = 8
+"""Charts up to which two stand side by side in a picture; of more, four."""
+
+
+def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
+    """Return a chart for a page, as wide as its place: points tell what is known of them, the legend filters."""
+    drawn = _layers(chart, looks, shown=alt.selection_point(name="shown", fields=["label"], bind="legend"))
+    return json.loads(drawn.properties(width="container", height=_HEIGHT).to_json())
+
+
+def picture(charts: Sequence[Chart]) -> bytes:
+    """Return all charts in one PNG, two or four side by side."""
+    looks = Looks()
+    drawn = [_layers(chart, looks).properties(width=_WIDTH, height=_HEIGHT) for chart in charts]
+    together = alt.concat(*drawn, columns=2 if len(drawn) <= _FEW else 4).resolve_scale(
+        color="independent", shape="independent"
+    )
+    return vl_convert.vegalite_to_png(together.to_json(), scale=1)
+
+
+def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None = None) -> alt.LayerChart:
+    drawing = _Drawing(chart, looks, shown)
+    layers = drawing.stacks() if chart.stacked else drawing.layers()
+    title = alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start")
+    return alt.LayerChart(layer=list(layers), title=title)
+
+
+class _Drawing:
+    """The layers of one chart."""
+
+    def __init__(self, chart: Chart, looks: Looks, shown: alt.Parameter | None):
+        self.chart, self.shown = chart, shown
+        # Lines come before levels, as there is more to find of them.
+        levels = chart.points.sort(pl.col("x").is_null(), maintain_order=True)
+        self.labels = levels["label"].unique(maintain_order=True).to_list()
+        told, self.tooltips = _told(chart.points)
+        self.x_scale, self.y_scale = _Scale(chart.x, chart.points, "x"), _Scale(chart.y, chart.points, "y")
+        self.points = self._aside(self.y_scale.fitted(self.x_scale.fitted(told)))
+        legend = alt.Legend(title=None, labelLimit=260, symbolOpacity=1) if len(self.labels) > 1 else None
+        found = self._looks(looks)
+        colors, shapes = [look.color for look in found], [look.shape for look in found]
+        self.color = alt.Color("label:N", scale=alt.Scale(domain=self.labels, range=colors), legend=legend, sort=None)
+        self.shape = alt.Shape("label:N", scale=alt.Scale(domain=self.labels, range=shapes), legend=legend, sort=None)
+
+    def _looks(self, looks: Looks) -> list[Look]:
+        """Return the look of each label: its own, or that of the engine that the label is one step of."""
+        if self.chart.stacked:
+            return [Look(color, "square") for color in shades(len(self.labels))]
+        if "strength" not in self.chart.points.columns:
+            return list(looks(self.labels).values())
+        steps = self.points.select("label", "row", "strength").unique(maintain_order=True)
+        of = {label: (row, strength) for label, row, strength in steps.iter_rows()}
+        engines = looks(steps["row"].unique(maintain_order=True).to_list())
+        return [engines[of[label][0]].faded(of[label][1]) for label in self.labels]
+
+    def _aside(self, points: pl.DataFrame) -> pl.DataFrame:
+        """Return the points of lines that share places a little aside of each other, where they have intervals."""
+        if self.chart.x.kind not in ("counts", "whole") or points["y_low"].drop_nulls().is_empty():
+            return points
+        low, high = min(self.x_scale.values), max(self.x_scale.values)
+        middle = (len(self.labels) - 1) / 2
+        steps = {label: _ASIDE * (n - middle) for n, label in enumerate(self.labels)}
+        step = pl.col("label").replace_strict(steps, return_dtype=pl.Float64)
+        x = pl.col("x").cast(pl.Float64)
+        return points.with_columns(
+            x=x * (high / low) ** step if self.chart.x.kind == "counts" else x + (high - low) * step
+        )
+
+    @property
+    def subtitle(self) -> str:
+        """Say what is drawn that is no label's."""
+        told = [f"grey: {what}" for what in self.chart.band] + [f"dotted: {what}" for what in self.chart.rules]
+        return "; ".join([*told, *([f"ringed: {self.chart.ringed}"] if self.chart.ringed else [])])
+
+    def layers(self) -> Iterator[alt.Chart]:
+        """Yield what is drawn, from behind to before."""
+        chart, x, y = self.chart, self.x_scale.encoding(alt.X), self.y_scale.encoding(alt.Y)
+        yield from self._across()
+        at = self.points.drop_nulls("x")
+        levels = self.points.filter(pl.col("x").is_null())
+        if not levels.is_empty():
+            yield (
+                self._of(levels)
+                .mark_rule(strokeDash=[6, 4], strokeWidth=2)
+                .encode(y=y, color=self.color, tooltip=self.tooltips)
+            )
+        if chart.lines:
+            faint = _FAINT if chart.lines == "faint" else 1.0
+            yield self._of(at, faint).mark_line(clip=True).encode(x=x, y=y, color=self.color, detail="label:N")
+        for name, channels in (
+            ("y", {"x": x, "y": self.y_scale.encoding(alt.Y, "y_low"), "y2": "y_high"}),
+            ("x", {"y": y, "x": self.x_scale.encoding(alt.X, "x_low"), "x2": "x_high"}),
+        ):
+            known = at.drop_nulls([f"{name}_low", f"{name}_high"])
+            if not known.is_empty():
+                yield self._of(known).mark_rule(clip=True, strokeWidth=1.5).encode(color=self.color, **channels)
+        if chart.ringed:
+            ringed = alt.Chart(at.filter("ringed").sort("x")).encode(x=x, y=y)
+            yield ringed.mark_line(interpolate="step-after", strokeDash=[2, 3], color=_GREY)
+            yield ringed.mark_point(size=350, color=_GREY, strokeWidth=1.5)
+        yield (
+            self._filtering(at)
+            .mark_point(filled=True, size=70 if len(at) <= _MANY * len(self.labels) else 12)
+            .encode(x=x, y=y, color=self.color, shape=self.shape, tooltip=self.tooltips)
+        )
+        yield from self._iterations(at, x, y)
+
+    def stacks(self) -> Iterator[alt.Chart]:
+        """Yield horizontal bars, their parts in the labels' order from the left."""
+        order = self.points.with_columns(
+            order=pl.col("label").replace_strict(self.labels, range(len(self.labels)), return_dtype=pl.Int64)
+        )
+        yield (
+            self._filtering(order)
+            .mark_bar()
+            .encode(
+                x=alt.X("x:Q", title=self.chart.x.title),
+                y=self.y_scale.encoding(alt.Y),
+                color=self.color,
+                order="order:Q",
+                tooltip=self.tooltips,
+            )
+        )
+
+    def _of(self, points: pl.DataFrame, opacity: float = 1.0) -> alt.Chart:
+        """Return the chart of some points, which a click on the legend leaves alone or all but hides."""
+        drawn = alt.Chart(points)
+        if self.shown is None:
+            return drawn.encode(opacity=alt.value(opacity))
+        return drawn.encode(opacity=alt.when(self.shown).then(alt.value(opacity)).otherwise(alt.value(_HIDDEN)))
+
+    def _filtering(self, points: pl.DataFrame) -> alt.Chart:
+        """Return the chart of the points that the legend is of; bound to a layer without one, it would not answer."""
+        return self._of(points).add_params(self.shown) if self.shown else self._of(points)
+
+    def _across(self) -> Iterator[alt.Chart]:
+        """Yield what reaches across the chart."""
+        for what, ends in self.chart.band.items():
+            low, high = map(self.y_scale.inside, ends)
+            drawn = alt.Chart(pl.DataFrame({"low": [low], "high": [high], "what": [what]}))
+            y = self.y_scale.encoding(alt.Y, "low")
+            yield drawn.mark_rect(color=_GREY, opacity=0.15).encode(y=y, y2="high", tooltip="what:N")
+        for what, value in self.chart.rules.items():
+            drawn = alt.Chart(pl.DataFrame({"value": [value], "what": [what]}))
+            y = self.y_scale.encoding(alt.Y, "value")
+            yield drawn.mark_rule(color=_GREY, strokeDash=[2, 3]).encode(y=y, tooltip="what:N")
+
+    def _iterations(self, at: pl.DataFrame, x: alt.X, y: alt.Y) -> Iterator[alt.Chart]:
+        """Yield k beside the first and last point of each faint line, every line on a side of its own."""
+        if self.chart.lines != "faint" or "k" not in at.columns:
+            return
+        for n, (_, line) in enumerate(at.drop_nulls("k").group_by("label", maintain_order=True)):
+            line = line.sort("k")
+            ends = line if len(line) < 3 else line[[0, -1]]
+            side = 1 if n % 2 == 0 else -1
+            named = ends.with_columns(text=pl.concat_str(pl.lit("k="), "k"))
+            yield (
+                self._of(named)
+                .mark_text(dx=8 * side, dy=-9 * side, align="left" if side > 0 else "right", fontSize=11)
+                .encode(x=x, y=y, text="text:N", color=self.color)
+            )
+
+
+class _Scale:
+    """How values lie along an axis."""
+
+    def __init__(self, axis: Axis, points: pl.DataFrame, name: str):
+        self.axis, self.name, self.ends = axis, name, [f"{name}_low", f"{name}_high"]
+        self.values = points[name].drop_nulls().to_list()
+        intervals = [end for column in self.ends for end in points[column].drop_nulls()]
+        self.domain = self._domain([*self.values, *intervals]) if axis.kind not in ("names", "counts") else None
+
+    def _domain(self, known: list[float]) -> tuple[float, float]:
+        """Return the ends of the axis, with room for markers beyond what is known."""
+        low, high = min(known, default=0.0), max(known, default=1.0)
+        if self.axis.kind == "log":
+            return max(low / _LOG_ROOM, min(self.values) / 2), high * _LOG_ROOM
+        if self.axis.bounds:
+            low, high = max(low, self.axis.bounds[0]), min(high, self.axis.bounds[1])
+        room = _ROOM * (high - low) or 0.1 * abs(high) or 1.0
+        return low - room, high + room
+
+    def inside(self, value: float) -> float:
+        """Return ``value``, or the axis' end that is next to it."""
+        return value if self.domain is None else min(max(value, self.domain[0]), self.domain[1])
+
+    def fitted(self, points: pl.DataFrame) -> pl.DataFrame:
+        """Return the points with intervals that end with the axis."""
+        return points if self.domain is None else points.with_columns(pl.col(self.ends).clip(*self.domain))
+
+    def encoding(self, channel: Any, field: str = "") -> Any:
+        """Return the axis for ``field``, its own values if nothing else is named."""
+        field, title, kind = field or self.name, self.axis.title, self.axis.kind
+        if self.domain is None and kind == "names":
+            axis = alt.Axis(labelAngle=-20 if channel is alt.X else 0, labelLimit=220)
+            return channel(f"{field}:N", title=title, sort=None, axis=axis)
+        if self.domain is None:
+            scale, axis = alt.Scale(type="log", base=2, nice=False, padding=20), alt.Axis(format="d")
+            axis.values = sorted(set(self.values))
+        elif kind == "log":
+            scale = alt.Scale(type="log", domain=self.domain, nice=False)
+            axis = alt.Axis(format="~g", tickCount=6, gridOpacity=0.4)
+        else:
+            scale = alt.Scale(domain=self.domain, nice=False, zero=False)
+            axis = alt.Axis(format="d", values=_ticks(self.values)) if kind == "whole" else alt.Axis()
+        return channel(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def _ticks(values: Sequence[float]) -> list[int]:
+    """Return whole numbers from the least to the greatest of ``values``, few enough to be told apart."""
+    low, high = int(min(values)), int(max(values))
+    return list(range(low, high + 1, max(1, ceil((high - low) / _TICKS))))
+
+
+def _told(points: pl.DataFrame) -> tuple[pl.DataFrame, list[alt.Tooltip]]:
+    """Return the points with a column for each heading of what is known of them, and what shows those."""
+    told = [json.loads(text) if text else {} for text in points[TIPS]]
+    headings = list(dict.fromkeys(heading for tips in told for heading in tips))
+    columns = {f"tip{n}": [tips.get(heading) for tips in told] for n, heading in enumerate(headings)}
+    tooltips = [alt.Tooltip(f"{name}:N", title=heading) for name, heading in zip(columns, headings, strict=True)]
+    named = [alt.Tooltip(f"{name}:N", title=name) for name in ("row", "setting") if points[name].drop_nulls().len()]
+    texts = {name: pl.Series(values, dtype=pl.String) for name, values in columns.items()}
+    return points.drop(TIPS).with_columns(**texts), [*named, *tooltips]

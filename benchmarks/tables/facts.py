@@ -1,0 +1,149 @@
+"""The one source of a report: a tidy table of facts, one number a row, with all that it takes to be understood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isnan, nan
+from typing import Any
+
+import polars as pl
+
+from gradfree.benchmarks.tables.estimates import Estimate
+
+SCHEMA: dict[str, pl.DataType] = {
+    "task": pl.String(),
+    "device": pl.String(),
+    "threads": pl.Int64(),
+    "setting": pl.String(),
+    "at": pl.Float64(),
+    "row": pl.String(),
+    "series": pl.String(),
+    "k": pl.Int64(),
+    "seed": pl.Int64(),
+    "metric": pl.String(),
+    "unit": pl.String(),
+    "value": pl.Float64(),
+    "low": pl.Float64(),
+    "high": pl.Float64(),
+    "interval": pl.String(),
+    "n": pl.Int64(),
+    "source": pl.String(),
+    "note": pl.String(),
+}
+"""Columns of the table.
+
+task, device, threads: what was run, and where.
+setting, at: where, if an experiment has several: "5 hidden layers", 5.
+row, series, k: the engine, the line of a chart that it is a point of, and its iterations.
+seed: of a single run; null for what several come to.
+metric, unit: what is told.
+value: null if not known, NaN if a run diverged.
+low, high, interval: the value's interval and what kind it is, :data:`MEAN` or :data:`MEDIAN`.
+n: number of runs that the value is a mean of.
+source: who says so, if not our records.
+note: in words, above all why there is no value.
+"""
+
+MEAN, MEDIAN = "95 % CI", "quartiles"
+_WHERE = ("task", "device", "threads", "setting", "at", "source")
+_WHO = ("row", "series", "k")
+_WHAT = ("metric", "unit")
+
+Fact = dict[str, Any]
+"""A row of the table; what is left out is null."""
+
+
+def fact(metric: str, unit: str, told: Estimate | float = nan, **context: Any) -> Fact:
+    """Return the fact that ``metric`` is ``told``; of estimates without ``n``, the interval is of a median."""
+    if not isinstance(told, Estimate):
+        told = Estimate(told)
+    unknown = isnan(told.value) and not told.n
+    return {
+        "metric": metric,
+        "unit": unit,
+        "value": None if unknown else told.value,
+        "low": _known(told.low),
+        "high": _known(told.high),
+        "interval": "" if isnan(told.low) else MEAN if told.n else MEDIAN,
+        "n": told.n,
+        **context,
+    }
+
+
+def table(facts: Iterable[Fact]) -> pl.DataFrame:
+    """Return the table of ``facts``.
+
+    Raises:
+        ValueError: a fact has what is no column.
+    """
+    rows = list(facts)
+    if strange := {name for row in rows for name in row} - SCHEMA.keys():
+        raise ValueError(f"facts have no {', '.join(sorted(strange))}; their columns are {', '.join(SCHEMA)}.")
+    return pl.DataFrame(rows, schema=SCHEMA)
+
+
+def select(facts: pl.DataFrame, **where: Any) -> pl.DataFrame:
+    """Return the facts that have these values; those of single seeds only where ``seed`` is asked for."""
+    wanted = {"seed": None, **where}
+    return facts.filter(pl.all_horizontal(pl.col(name).eq_missing(value) for name, value in wanted.items()))
+
+
+def estimate_of(row: Mapping[str, Any]) -> Estimate:
+    """Return the value of a fact with its interval."""
+    value, low, high = (nan if row[name] is None else row[name] for name in ("value", "low", "high"))
+    return Estimate(value, low, high, row["n"] or 0)
+
+
+def estimates(facts: pl.DataFrame, by: str = "row", **where: Any) -> dict[Any, Estimate]:
+    """Return what is known where facts have these values, by row or another column; what is not known is left out."""
+    known = select(facts, **where).filter(pl.col("value").is_not_null())
+    return {row[by]: estimate_of(row) for row in _rows(known)}
+
+
+def run_fact(metric: str, unit: str, value: float, seed: int, **context: Any) -> Fact:
+    """Return the fact that a single run came to ``value``, NaN if it diverged."""
+    return fact(metric, unit, Estimate(value, n=1), seed=seed, **context)
+
+
+def means(found: pl.DataFrame) -> pl.DataFrame:
+    """Return the means over seeds of what single runs came to, with their intervals."""
+    groups = found.filter(pl.col("seed").is_not_null()).group_by(*_WHERE, *_WHO, *_WHAT, maintain_order=True)
+    return table(_of_runs(row, Estimate.of) for row in _rows(groups.agg("value")))
+
+
+def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str]) -> pl.DataFrame:
+    """Return by how much more each row's ``metric`` is than that of the row which ``references`` has, seed by seed.
+
+    Nothing is told of rows without a reference, nor where the two have no seed in common.
+    """
+    ours = found.filter(pl.col("seed").is_not_null(), pl.col("metric") == metric).with_columns(
+        reference=pl.col("row").replace_strict(references, default=None, return_dtype=pl.String)
+    )
+    theirs = ours.select(*_WHERE, "seed", "value", reference="row")
+    pairs = ours.join(theirs, on=[*_WHERE, "seed", "reference"], nulls_equal=True, maintain_order="left")
+    groups = pairs.filter(pl.col("reference").is_not_null()).group_by(
+        *_WHERE, *_WHO, *_WHAT, "reference", maintain_order=True
+    )
+    return table(
+        _of_runs(row | {"metric": difference_to(row.pop("reference"), metric)}, Estimate.of_differences)
+        for row in _rows(groups.agg(pl.col("value") - pl.col("value_right")))
+    )
+
+
+def difference_to(reference: str, metric: str) -> str:
+    """Return what the difference of a metric to that of another row is called."""
+    return f"{metric}, difference to {reference}"
+
+
+def _of_runs(group: dict[str, Any], estimated: Callable[[Sequence[float]], Estimate]) -> Fact:
+    """Return the fact that the values of a group of runs come to."""
+    values = group.pop("value")
+    return fact(told=estimated(values), **group)
+
+
+def _rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    return frame.iter_rows(named=True)
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
