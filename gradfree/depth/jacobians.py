@@ -104,7 +104,7 @@ class Mixing:
 
 
 def _looked_at(answers: Sequence[Tensor]) -> list[bool]:
-    return torch.stack(list(answers)).tolist()  # type: ignore[no-any-return]
+    return torch.stack(list(answers)).tolist()
 
 
 def _unlike(state: Tensor) -> Tensor:
