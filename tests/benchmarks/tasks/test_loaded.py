@@ -159,7 +159,7 @@ def check(capsys, *args):
 def test_a_check_tells_of_every_engine_and_measures_those_that_work(capsys):
     out = check(capsys, MODEL)
     assert "backprop:\n  note: nothing is attached: autograd computes all gradients" in out
-    assert "dsf, fixed_point, highway_bp, truncated:\n  chain 'blocks': 4 blocks" in out
+    assert "deeppcr, dsf, fixed_point, highway_bp, truncated:\n  chain 'blocks': 4 blocks" in out
     assert "dfa, fa, foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
     table = {line.split()[0]: line.split() for line in out.splitlines() if "to" in line.split()}
     assert table["highway_bp"][1:3] == ["1.0000", "1.000"] or float(table["highway_bp"][1]) > 0.9
