@@ -1,1 +1,1 @@
-"""Engines that run recurrent layers in parallel over time, forward and backward."""
+"""Engines that solve chains in parallel, exactly or to a tolerance."""

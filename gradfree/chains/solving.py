@@ -40,13 +40,12 @@ class Attachment:
         Args:
             chain: the chain.
             direct: the direct cotangents of its states.
-            name: what the chain is called in :func:`engine_figures`; its path, if left out.
+            name: what the chain is called in messages and figures; its path, if left out.
         """
         if self.exactly:
             return chain.backpropagate(direct)
         asking = tuple(_asking)
-        chain.path = self.path if name is None else name
-        chain.figures = {} if asking else None
+        chain.path, chain.figures = self.path if name is None else name, {} if asking else None
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
             figures[chain.path] = dict(chain.figures or {})
@@ -57,10 +56,12 @@ class Attachment:
 def engine_figures() -> Iterator[Figures]:
     """Ask engines how they solve their chains in the backward passes inside the block, of whatever model.
 
-    Costs one more sweep a chain; the gradients are bit for bit the same as without. What there is depends on the
-    engine: "sweeps", their number; "residual", the norm of what one more sweep would change in the cotangents of all
-    states, relative to theirs; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal; "mismatch" at
-    the borders of segments, and "sequential", whether they were given up, of both passes ("forward mismatch").
+    Costs one more sweep a chain, but where an engine sweeps until a tolerance; the gradients are bit for bit the same
+    as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
+    would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
+    changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal;
+    "mismatch" at the borders of segments, and "sequential", whether they were given up, of both passes ("forward
+    mismatch").
 
     Yields:
         The figures of each chain's last pass, single numbers on their devices: filled by the backward passes, by module

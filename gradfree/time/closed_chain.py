@@ -52,6 +52,7 @@ class CellChain(TimeChain):
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
         self._given = mode, out, first, gates
+        self.states = [out] * len(first)
 
     @cached_property
     def before(self) -> Tensor:
@@ -87,6 +88,11 @@ class CellChain(TimeChain):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
+
+    @phase("jacobians")
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), for LSTM of (h, c) side by side."""
+        return self.cell.jacobians(self.parameters[1], _LATER)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients: δ step by step, everything else at once."""

@@ -9,7 +9,7 @@ import torch
 from places import RESULTS, ROOT
 
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.chains import kinds
 from gradfree.layers import roles
@@ -33,7 +33,7 @@ def made_by_the_demo(folder):
     """Write the numbers that ``make demo`` leaves, from the committed records."""
     folder.mkdir(parents=True)
     records = RecordFile(RESULTS / "quick" / "records.jsonl").read()
-    Report.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
+    SuiteReport.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
