@@ -142,7 +142,7 @@ class LinearisedGRU(Linearised):
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return the sum over the three parts of diag(their factor) W_hh, and diag(z)."""
         jacobians = _scaled(self.factors[steps], weight)
-        jacobians.diagonal(0, -2, -1).add_(self._carry[steps])
+        jacobians.diagonal(0, -2, -1).add_(self.carry[steps])
         return jacobians
 
     @phase("δ step by step")
@@ -190,7 +190,7 @@ class LinearisedLSTM(Linearised):
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return what h' and c' get from h, through the four factors, and from c, unit by unit."""
-        factors, out, f = self.factors[steps], self.out[steps], self._carry[steps]
+        factors, out, f = self.factors[steps], self.out[steps], self.carry[steps]
         width = f.shape[-1]
         jacobians = _wide(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
         (of_h_h, of_h_c), (of_c_h, of_c_c) = (rows.split(width, -1) for rows in jacobians.split(width, -2))
