@@ -9,6 +9,7 @@ from gradfree.algorithms.foton import FOTON, FOTONRule
 from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
+from gradfree.algorithms.parallel.deeppcr import DeepPCR
 from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.truncated import Truncated
 
@@ -19,6 +20,7 @@ __all__ = [
     "FOTON",
     "PEPITA",
     "Backprop",
+    "DeepPCR",
     "FOTONRule",
     "FixedPoint",
     "HighwayBP",

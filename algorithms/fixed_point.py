@@ -6,30 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradfree.chains.chain import Chain
-from gradfree.engines.options import check_count
-from gradfree.engines.sweeps import SweepEngine
+from gradfree.engines.sweeps import IteratedEngine
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedPoint(SweepEngine):
+class FixedPoint(IteratedEngine):
     """Fixed-point iteration δ ← e + δF: all links at once, k times; K = 0.
 
     The baseline of Highway-BP (arXiv 2501.17086, section 4.2, after Wang & Ragni 2021) and its case γ = 1.
     A cotangent crosses at most k + 1 links; the gradients are exact once k reaches L - 1.
 
     Args:
-        iterations: k, the number of sweeps.
+        iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
+        tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
+            relative to them, L - 1 times at most. Waits for the device once a sweep.
     """
-
-    iterations: int = 2
-
-    def __post_init__(self) -> None:
-        check_count(self, "iterations", least=0)
-
-    @property
-    def sweeps(self) -> int:
-        """Return ``iterations``."""
-        return self.iterations
 
     def split(self, chain: Chain) -> Any:
         """Return K = 0."""

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradfree.chains.chain import Chain
-from gradfree.engines.options import check_count
-from gradfree.engines.sweeps import SweepEngine
+from gradfree.engines.sweeps import IteratedEngine
 
 
 @dataclass(frozen=True, kw_only=True)
-class HighwayBP(SweepEngine):
+class HighwayBP(IteratedEngine):
     """Highway-BP: gradients travel the whole residual path in one scan and cross k blocks by k sweeps.
 
     Fagnou et al., "Accelerated training through iterative gradient propagation along the residual path", ICLR
@@ -23,7 +22,9 @@ class HighwayBP(SweepEngine):
     what lies before the chain gets δ_1 F_1, one exact pull that costs nothing extra, instead of the iterate.
 
     Args:
-        iterations: k, the number of sweeps.
+        iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
+        tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
+            relative to them, L - 1 times at most. Waits for the device once a sweep.
         gamma: γ in [0, 1], the share of the residual path that is left to the sweeps. 0 is the plain split, 1 the
             fixed-point iteration; the authors use 0.2 for pre-LN and 0.8 for post-LN transformers, without
             which theirs diverged.
@@ -31,12 +32,11 @@ class HighwayBP(SweepEngine):
             has the diagonal, which sends nothing from h to c: at k = 0 a loss on h then trains no memory.
     """
 
-    iterations: int = 2
     gamma: float = 0.0
     block: bool = False
 
     def __post_init__(self) -> None:
-        check_count(self, "iterations", least=0)
+        super().__post_init__()
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, int | float):
             raise TypeError(f"HighwayBP: gamma must be a number from 0 to 1, not {self.gamma!r}.")
         if not 0.0 <= self.gamma <= 1.0:
@@ -48,11 +48,6 @@ class HighwayBP(SweepEngine):
     def needs_residual(self) -> bool:
         """Whether γ leaves anything of the residual path to K."""
         return self.gamma < 1.0
-
-    @property
-    def sweeps(self) -> int:
-        """Return ``iterations``."""
-        return self.iterations
 
     def split(self, chain: Chain) -> Any:
         """Return K = (1 - γ) times the residual path's diagonal."""

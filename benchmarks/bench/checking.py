@@ -20,7 +20,7 @@ from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Paths, listed
 from gradfree.benchmarks.sweeps.sweep import row
-from gradfree.benchmarks.tasks.imported import Reference
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
@@ -60,7 +60,7 @@ def check(model: str, data: str | None, loss: str | None, chains: Paths, device:
     console = Console()
     data = data or _loader_beside(model)
     task = own_task(model, {}, data, loss, paths) if data else None
-    built = task.create_model(0) if task else Reference.to(model)()
+    built = task.create_model(0) if task else Imported.to(model)()
     rows = [row(name, {}) for name in list_engines()]
     reports = {r.engine: r.create_engine().validate(built, paths) for r in rows}
     for text in dict.fromkeys(map(str, reports.values())):
@@ -84,7 +84,7 @@ def _loader_beside(model: str) -> str | None:
     """Return the function ``loader`` of the model's module, if there is one."""
     name = f"{model.partition(':')[0]}:loader"
     try:
-        return Reference.to(name).name
+        return Imported.to(name).name
     except UsageError:
         return None
 

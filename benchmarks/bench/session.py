@@ -17,7 +17,7 @@ from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
-from gradfree.benchmarks.reports.report import Report, print_section, sections
+from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.plan import Plan, Shard
 from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
@@ -171,7 +171,7 @@ def compare(a: Path, b: Path) -> None:
 
 
 def _show(comparisons: Suite, file: RecordFile) -> None:
-    report = Report.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
+    report = SuiteReport.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
     if not report.sections:
         raise UsageError(
             f"{file.path} has no results of this suite; `gradfree bench run --suite` makes them. Records of a sweep "
@@ -180,4 +180,4 @@ def _show(comparisons: Suite, file: RecordFile) -> None:
     console = Console()
     report.print(console)
     files = publish(report, file.path.parent)
-    console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))
+    console.print(Text(f"SuiteReport: {' '.join(map(str, files))}  Records: {file.path}"))

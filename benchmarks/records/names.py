@@ -28,14 +28,14 @@ _UNNAMED = {
     "Builder",
     "ConstantSGDTask",
     "Images",
+    "Imported",
     "LabelledImages",
-    "Layer",
     "Loaded",
     "LossMetric",
     "Network",
     "Operands",
-    "RecurrentModel",
-    "Reference",
+    "RecurrentLayer",
+    "RecurrentNet",
     "Row",
     "SGDTask",
     "Score",
@@ -45,7 +45,8 @@ _UNNAMED = {
     "Task",
     "Text",
 }
-"""Classes of ours whose fields were in records before their names were. Never to be added to."""
+"""Classes of ours whose fields were in records before their names were. Never to be added to; who renames one
+renames it here."""
 
 
 def recorded_name(thing: Any) -> str:

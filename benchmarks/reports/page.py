@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from gradfree.benchmarks.reports.drawing import spec
 from gradfree.benchmarks.reports.looks import Looks
-from gradfree.benchmarks.reports.report import Report, is_prose
+from gradfree.benchmarks.reports.report import SuiteReport, is_prose
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
-def page(report: Report) -> str:
+def page(report: SuiteReport) -> str:
     """Return the page."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATE.parent),

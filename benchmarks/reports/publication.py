@@ -6,10 +6,10 @@ from pathlib import Path
 
 from gradfree.benchmarks.reports.drawing import picture
 from gradfree.benchmarks.reports.page import page
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 
 
-def publish(report: Report, folder: Path) -> list[Path]:
+def publish(report: SuiteReport, folder: Path) -> list[Path]:
     """Write ``report`` to ``folder``, as a page, as Markdown with a picture, and its facts; return the files.
 
     Without a chart there is no picture.

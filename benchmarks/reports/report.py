@@ -25,7 +25,7 @@ _PROSE = 24
 
 
 @dataclass(frozen=True)
-class Report:
+class SuiteReport:
     """What some records tell.
 
     Attributes:
@@ -39,7 +39,7 @@ class Report:
     provenance: Provenance
 
     @classmethod
-    def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> Report:
+    def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
         """Report what ``records``, by case id, tell of ``suite``."""
         return cls(title, sections(suite, records), Provenance(belonging(suite, records)))
 

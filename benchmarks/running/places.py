@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.environment import require
-from gradfree.benchmarks.tasks.imported import is_reference
+from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 from gradfree.wording import no_such
 
@@ -17,7 +17,7 @@ _DEVICES = ("cpu", "cuda")
 
 def loader_in(data: str | None) -> str | None:
     """Return what loads the data of a model of the user's own; set where those of tasks are, if ``data`` says that."""
-    if data is None or is_reference(data):
+    if data is None or names_a_function(data):
         return data
     # The workers inherit it.
     os.environ[DATA_ROOT] = data

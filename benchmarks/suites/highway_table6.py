@@ -21,7 +21,7 @@ from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.catalogue import cross_entropy, digit_accuracy
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score
-from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentModel, RecurrentSteps, gain_column, time_column
+from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentNet, RecurrentSteps, gain_column, time_column
 from gradfree.benchmarks.training.comparison import Comparison
 
 _K = (0, 1, 2, 3, 5, 10, 20)
@@ -70,18 +70,18 @@ def _language(cell: str, layers: int, width: int, vocabulary: int) -> dict[str, 
     return {"vocab_size": vocabulary, "cell": cell, "layers": layers, "width": width}
 
 
-def _nets(batch: int, width: int, words: int, pixels: tuple[int, int, int]) -> tuple[RecurrentModel, ...]:
+def _nets(batch: int, width: int, words: int, pixels: tuple[int, int, int]) -> tuple[RecurrentNet, ...]:
     """Return the four models of Table 6."""
     length, side, narrow = pixels
     languages = ((_LSTM, "lstm", 1, 210), (_GRU, "gru", 1, 210), (_STACK, "gru", 3, words))
     return (
         *(
-            RecurrentModel(
+            RecurrentNet(
                 label, "recurrent_lm", _language(cell, layers, width, vocabulary), batch, (length,), vocabulary
             )
             for label, cell, layers, vocabulary in languages
         ),
-        RecurrentModel(
+        RecurrentNet(
             _PIXELS,
             "pixel_classifier",
             {"in_channels": 3, "num_classes": 10, "cell": "gru", "width": narrow},

@@ -24,7 +24,7 @@ from gradfree.benchmarks.tasks.catalogue import (
 )
 from gradfree.benchmarks.tasks.imported import Reference
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTimings
+from gradfree.benchmarks.timing.recurrent_layers import LayerTimings, RecurrentLayer
 from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
 from gradfree.benchmarks.timing.scans import Operands, ScanTimings
 from gradfree.benchmarks.timing.strategies import StrategyTimings
@@ -44,10 +44,13 @@ _RECURRENT = (
 )
 _SIZES = ((1, 4096, 64), (8, 1024, 64), (8, 1024, 256), (32, 256, 256))
 _LENGTHS = (64, 256, 4096)
-_GRUS = (*(Layer("GRU", *size) for size in _SIZES), *(Layer("GRU", 8, steps, 64) for steps in _LENGTHS))
+_GRUS = (
+    *(RecurrentLayer("GRU", *size) for size in _SIZES),
+    *(RecurrentLayer("GRU", 8, steps, 64) for steps in _LENGTHS),
+)
 _LAYERS = (
     *_GRUS,
-    *(Layer(cell, *size) for cell in ("LSTM", "RNN") for size in (_SIZES[0], _SIZES[2])),
+    *(RecurrentLayer(cell, *size) for cell in ("LSTM", "RNN") for size in (_SIZES[0], _SIZES[2])),
 )
 _LAYER_ROWS = (
     Row("backprop", "backprop", {}),

@@ -31,7 +31,7 @@ from gradfree.benchmarks.tasks.catalogue import (
     WIKITEXT2,
 )
 from gradfree.benchmarks.tasks.folders import folder_task, is_folder
-from gradfree.benchmarks.tasks.imported import Builder, is_reference
+from gradfree.benchmarks.tasks.imported import Builder, names_a_function
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
@@ -115,7 +115,7 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each task with each model and each combination of its options."""
     models = with_options(sweep.model)
-    own = [name for name in models if is_reference(name)]
+    own = [name for name in models if names_a_function(name)]
     if sweep.loss and not loader:
         raise UsageError("--loss goes with --data module:function; --tasks have their losses.")
     if sweep.chains and not own:
@@ -156,7 +156,7 @@ def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tu
     if not models:
         yield task
     for name, given in models.items():
-        if is_reference(name):
+        if names_a_function(name):
             other = replace(task, model=name, builder=Builder.to(name), chains=chains)
             # What a model of the user's own is told of the data is for the user to say.
             facts: Mapping[str, Any] = {}

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def is_reference(name: str) -> bool:
+def names_a_function(name: str) -> bool:
     """Tell whether ``name`` is a ``module:function``, not a registered name or a folder."""
     return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None and not Path(name).exists()
 
 
 @dataclass(frozen=True)
-class Reference:
+class Imported:
     """A function by its name.
 
     Attributes:
@@ -90,7 +90,7 @@ def _module(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Builder(Reference):
+class Builder(Imported):
     """A function that returns a new model when called with its options."""
 
     def build(self, **options: Any) -> nn.Module:

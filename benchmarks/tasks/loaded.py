@@ -20,7 +20,7 @@ from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
-from gradfree.benchmarks.tasks.imported import Builder, Reference
+from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
 from gradfree.wording import did_you_mean, one
@@ -49,11 +49,11 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
     Raises:
         UsageError: something is not there or not of the kind.
     """
-    loaded = Loaded.by(Reference.to(data))
+    loaded = Loaded.by(Imported.to(data))
     classes = not loaded().train.targets.is_floating_point()
     function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
     if loss is not None:
-        function = Reference.to(loss)
+        function = Imported.to(loss)
     by_classes = loss is None and classes
     return Task(
         name=model,
@@ -132,11 +132,11 @@ class Loaded:
             Nothing where the examples are others each time: then a change to them is not seen, but one to the loader.
     """
 
-    loader: Reference
+    loader: Imported
     examples: str = field(default="", metadata=ADDED)
 
     @classmethod
-    def by(cls, loader: Reference) -> Self:
+    def by(cls, loader: Imported) -> Self:
         """Return the examples with their digest; the user is told if they have none.
 
         Raises:
@@ -154,7 +154,7 @@ class Loaded:
 
 
 @cache
-def _digest(loader: Reference) -> str:
+def _digest(loader: Imported) -> str:
     """Return the digest of what ``loader`` returns twice, or nothing."""
     digest = _load(loader)[1]
     if examples_digest(_drawn(loader)) == digest:
@@ -168,7 +168,7 @@ def _digest(loader: Reference) -> str:
 
 
 @cache
-def _load(loader: Reference) -> tuple[Data, str]:
+def _load(loader: Imported) -> tuple[Data, str]:
     """Return the examples and their digest before any are held out."""
     splits = _drawn(loader)
     if not all(len(split.inputs) for split in splits.values()):
@@ -181,7 +181,7 @@ def _load(loader: Reference) -> tuple[Data, str]:
     return data, examples_digest(splits)
 
 
-def _drawn(loader: Reference) -> dict[str, Split]:
+def _drawn(loader: Imported) -> dict[str, Split]:
     with _seeded():
         return {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
 

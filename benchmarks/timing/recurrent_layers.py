@@ -36,7 +36,7 @@ _RATIO = times(PLAIN)
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """A layer of torch's, with a batch of sequences of as many features as it has units."""
 
     cell: str
@@ -78,7 +78,7 @@ class Pass:
 class LayerCase(Timing[Step]):
     """A measurement of one layer."""
 
-    layer: Layer
+    layer: RecurrentLayer
 
     @property
     def topic(self) -> str:
@@ -109,12 +109,12 @@ class LayerTiming(LayerCase[Pass]):
 
 
 @dataclass(frozen=True)
-class LayerTimings(Timings[Layer]):
+class LayerTimings(Timings[RecurrentLayer]):
     """Engines on single layers; cells without a gate are not run with engines that need one."""
 
     metric: ClassVar[str] = "time of forward and backward"
 
-    def case(self, layer: Layer, /, **where: Any) -> LayerTiming:
+    def case(self, layer: RecurrentLayer, /, **where: Any) -> LayerTiming:
         """Return the case that times a layer."""
         rows = tuple(row for row in self.rows if layer.cell != "RNN" or row.engine != "highway_bp")
         return LayerTiming(layer=layer, **where | {"rows": rows})
@@ -181,9 +181,9 @@ def _verdict(ratios: Mapping[str, Estimate]) -> str:
     return f"{words}; slower: {slower}" if slower else words
 
 
-def _swept(layers: Sequence[Layer], size: str) -> list[Layer]:
+def _swept(layers: Sequence[RecurrentLayer], size: str) -> list[RecurrentLayer]:
     """Return the largest number of ``layers`` that differ in ``size`` alone, ascending; none if there are no two."""
-    groups: dict[Layer, list[Layer]] = {}
+    groups: dict[RecurrentLayer, list[RecurrentLayer]] = {}
     for layer in layers:
         others: dict[str, Any] = {size: 0}
         groups.setdefault(replace(layer, **others), []).append(layer)

@@ -31,7 +31,7 @@ _SPEED = "speed"
 
 
 @dataclass(frozen=True)
-class RecurrentModel:
+class RecurrentNet:
     """A model with a batch of random examples.
 
     Attributes:
@@ -78,7 +78,7 @@ class RecurrentStep(Timing[Trainee]):
     kind: ClassVar[str] = "recurrent step"
     runs: ClassVar[int] = 1
     """It is long."""
-    net: RecurrentModel
+    net: RecurrentNet
 
     @property
     def topic(self) -> str:
@@ -108,10 +108,10 @@ class RecurrentStep(Timing[Trainee]):
 
 
 @dataclass(frozen=True)
-class RecurrentSteps(Timings[RecurrentModel]):
+class RecurrentSteps(Timings[RecurrentNet]):
     """Training steps of recurrent models."""
 
-    def case(self, net: RecurrentModel, /, **where: Any) -> RecurrentStep:
+    def case(self, net: RecurrentNet, /, **where: Any) -> RecurrentStep:
         """Return the case that times a model."""
         return RecurrentStep(net=net, **where)
 

@@ -17,7 +17,7 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
-from gradfree.benchmarks.timing.recurrent_layers import PLAIN, Layer, LayerCase, Pass
+from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, Pass, RecurrentLayer
 from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
 from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
 from gradfree.torchside.phases import PREFIX
@@ -96,10 +96,10 @@ def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
 
 
 @dataclass(frozen=True)
-class PhaseTimings(Timings[Layer]):
+class PhaseTimings(Timings[RecurrentLayer]):
     """Where the time of single GRU layers goes."""
 
-    def case(self, layer: Layer, /, **where: Any) -> PhaseTiming:
+    def case(self, layer: RecurrentLayer, /, **where: Any) -> PhaseTiming:
         """Return the case that takes a layer's time apart."""
         return PhaseTiming(layer=layer, **where)
 

@@ -27,16 +27,20 @@ class ChainGradients(NamedTuple):
 
 
 class Chain(ABC):
-    """One recorded forward pass, linearised: the Jacobians F_i = ∂h_i/∂h_{i-1} as products, never as matrices.
+    """One recorded forward pass, linearised: the Jacobians F_i = ∂h_i/∂h_{i-1}, as products or as matrices.
 
     An engine turns the direct cotangents e_i (what the loss sends to each state itself) into the cotangents
     δ_i = e_i + δ_{i+1} F_{i+1}, exactly or not. The chain has the two operations for that, :meth:`pull` and
     :meth:`scan`, and the last step, the same for every engine: :meth:`gradients`. The containers of cotangents
-    and of factors are the chain's own affair; engines only hand them on.
+    and of factors are the chain's own affair; engines only hand them on, or ask for them as plain tensors: as
+    :meth:`vectors`, which go with :meth:`jacobians` and come back by :meth:`cotangents`.
     """
 
     like: Tensor
     """A state or several, for their dtype, device and last dimension, the number of units."""
+
+    path: str = ""
+    """What the chain is called in messages and figures."""
 
     figures: dict[str, Tensor] | None = None
     """Takes what is offered, where somebody asks: :func:`gradfree.engine_figures`."""
@@ -92,6 +96,29 @@ class Chain(ABC):
     @abstractmethod
     def pull(self, direct: Any, delta: Any, factors: Any) -> Any:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
+
+    @abstractmethod
+    def vectors(self, cotangents: Any) -> Tensor:
+        """Return the cotangents of all states as row vectors, (L, B, H), in single precision at least.
+
+        B is the number of samples, H the largest number of elements that a state has of one sample; smaller states are
+        filled up with zeros, as is what has no cotangent.
+
+        Raises:
+            ChainError: the states have different numbers of samples.
+        """
+
+    @abstractmethod
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_L of every sample as matrices, (L - 1, B, H, H), as :meth:`vectors` has it.
+
+        Raises:
+            ChainError: a link mixes the samples of the batch.
+        """
+
+    @abstractmethod
+    def cotangents(self, vectors: Tensor, direct: Any) -> Any:
+        """Undo :meth:`vectors`, for all states that the direct cotangents ``direct`` reach."""
 
     @abstractmethod
     def backpropagate(self, direct: Any) -> ChainGradients:

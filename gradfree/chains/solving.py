@@ -40,15 +40,15 @@ class Attachment:
         Args:
             chain: the chain.
             direct: the direct cotangents of its states.
-            name: what the chain is called in :func:`engine_figures`; its path, if left out.
+            name: what the chain is called in messages and figures; its path, if left out.
         """
         if self.exactly:
             return chain.backpropagate(direct)
         asking = tuple(_asking)
-        chain.figures = {} if asking else None
+        chain.path, chain.figures = self.path if name is None else name, {} if asking else None
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
-            figures[self.path if name is None else name] = dict(chain.figures or {})
+            figures[chain.path] = dict(chain.figures or {})
         return gradients
 
 
@@ -56,9 +56,10 @@ class Attachment:
 def engine_figures() -> Iterator[Figures]:
     """Ask engines how they solve their chains in the backward passes inside the block, of whatever model.
 
-    Costs one more sweep a chain; the gradients are bit for bit the same as without. What there is depends on the
-    engine: "sweeps", their number; "residual", the norm of what one more sweep would change in the cotangents of all
-    states, relative to theirs; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal.
+    Costs one more sweep a chain, but where an engine sweeps until a tolerance; the gradients are bit for bit the same
+    as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
+    would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
+    changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal.
 
     Yields:
         The figures of each chain's last pass, single numbers on their devices: filled by the backward passes, by module

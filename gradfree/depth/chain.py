@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
+from gradfree.depth.jacobians import Mixing, jacobians, vectors, width
+from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.phases import phase
 from gradfree.torchside.residual import residual_factor
-
-
-@dataclass(frozen=True)
-class Link:
-    """One block's part of a forward pass: a graph that ends at the block's own inputs.
-
-    Attributes:
-        path: the block's module path.
-        block: the block.
-        out: the block's output h_i, the root of the graph.
-        state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
-        inputs: where other tensors that need a gradient enter it, by their number in the chain.
-        parameters: the block's trainable parameters, by their number in the chain.
-        root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
-        writes: whether a walk through the graph may change the cotangent that it starts from, in place.
-    """
-
-    path: str
-    block: nn.Module
-    out: Tensor
-    state: GradientEdge | None
-    inputs: tuple[tuple[int, GradientEdge], ...]
-    parameters: dict[int, Tensor]
-    root: Node | None
-    writes: bool
-
-    def given(self, delta: Tensor) -> Tensor:
-        """Return ``delta`` for the graph to start from, a copy if it must not be changed."""
-        return delta.clone() if self.writes else delta
 
 
 class DepthChain(Chain):
@@ -59,6 +29,7 @@ class DepthChain(Chain):
         inputs: how many tensors other than the state the links were given.
         keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
         memory: what is kept of this chain from pass to pass.
+        mixing: what earlier passes have told of whether blocks mix the samples of a batch.
     """
 
     def __init__(
@@ -68,6 +39,7 @@ class DepthChain(Chain):
         inputs: int,
         keep_graph: bool,
         memory: Memory,
+        mixing: Mixing,
     ):
         self.like = links[-1].out
         self.links = links
@@ -75,6 +47,7 @@ class DepthChain(Chain):
         self.inputs = inputs
         self.keep_graph = keep_graph
         self.memory = memory
+        self.mixing = mixing
 
     def __len__(self) -> int:
         """L, the number of links."""
@@ -130,7 +103,7 @@ class DepthChain(Chain):
         result = list(direct)
         for group in _groups(live):
             links, cotangents = [self.links[i] for i in group], [delta[i] for i in group]
-            with _walking(links, cotangents):
+            with walking(links, cotangents):
                 pulled = torch.autograd.grad(
                     [link.out for link in links],
                     [link.state for link in links],  # type: ignore[arg-type]
@@ -141,6 +114,28 @@ class DepthChain(Chain):
             for i, v in zip(group, pulled, strict=True):
                 known = times(delta[i], factors[i])
                 result[i - 1] = plus(result[i - 1], v if known is None else v - known)
+        return result
+
+    def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
+        """Return the cotangents as row vectors, (L, B, H); the first dimension of a state is that of the samples."""
+        return vectors(self.links, cotangents)
+
+    @phase("jacobians")
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_L of every sample, (L - 1, B, H, H): H products of all links at once."""
+        self.mixing.refuse(self.links)
+        return jacobians(self.links)
+
+    def cotangents(self, vectors: Tensor, direct: Sequence[Cotangent]) -> list[Cotangent]:
+        """Undo :meth:`vectors`; ``None`` for states that no direct cotangent reaches."""
+        result: list[Cotangent] = [None] * len(self)
+        reached = False
+        for i in reversed(range(len(self))):
+            reached = direct[i] is not None or (reached and self.links[i + 1].state is not None)
+            if reached:
+                out = self.links[i].out
+                samples = vectors[i][:, : width(out)]
+                result[i] = samples.reshape(out.shape).to(out.dtype)
         return result
 
     @phase("backpropagation")
@@ -189,7 +184,7 @@ class DepthChain(Chain):
         leaves = [self.parameters[n] for n in numbers]
         if not first and not entries and not leaves:
             return None
-        with _walking(links, delta), without_hooks(leaves):
+        with walking(links, delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
                     [link.out for link in links],
@@ -223,21 +218,3 @@ def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
     if torch.is_anomaly_enabled():
         return [[i] for i in indices]
     return [indices] if indices else []
-
-
-@contextmanager
-def _walking(links: Sequence[Link], delta: Sequence[Cotangent]) -> Iterator[None]:
-    """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
-    where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
-    versions = [None if d is None else d._version for d in delta]
-    try:
-        yield
-        if any(d is not None and d._version != version for d, version in zip(delta, versions, strict=True)):
-            raise ChainError(
-                f"a hook on a tensor inside {where} changes its gradient in place, which others read too. Return a new "
-                "one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
-            )
-    except (torch.OutOfMemoryError, ChainError):
-        raise
-    except RuntimeError as error:
-        raise ChainError(f"the backward pass inside {where} failed: {error}") from error

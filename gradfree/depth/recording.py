@@ -26,7 +26,9 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Site
 from gradfree.chains.solving import Attachment
-from gradfree.depth.chain import DepthChain, Link
+from gradfree.depth.chain import DepthChain
+from gradfree.depth.jacobians import Mixing
+from gradfree.depth.link import Link
 from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import may_write, walk
@@ -103,7 +105,8 @@ class Recording:
 
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
-        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain.attachment.memory)
+        memory, mixing = self.chain.attachment.memory, self.chain.mixing
+        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
 
 
 class _Context(FunctionCtx):
@@ -191,6 +194,7 @@ class RecordedChain:
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
         self.blocks, self.inside = site.blocks, site.inside
+        self.mixing = Mixing()
         self._modules = list(dict.fromkeys(m for block in self.blocks.values() for m in block.modules()))
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import torch
 from gradfree.algebra.cotangents import relative_change
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.engines.engine import Engine
+from gradfree.engines.options import check_count, check_positive, refuse_unresolved
 
 
 class SweepEngine(Engine):
@@ -22,23 +25,73 @@ class SweepEngine(Engine):
     @property
     @abstractmethod
     def sweeps(self) -> int:
-        """Return k, the number of sweeps after the first scan."""
+        """Return k, the number of sweeps after the first scan; of a chain of L links, L - 1 at most."""
+
+    @property
+    def tolerance(self) -> float | None:
+        """The change of δ by one sweep, relative to δ, below which no other follows; ``None``: it is not looked at."""
+        return None
 
     @abstractmethod
     def split(self, chain: Chain) -> Any:
         """Return the factors K_i, made by ``chain.constant`` or ``chain.residual``."""
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the gradients after :attr:`sweeps` sweeps."""
+        """Return the gradients after :attr:`sweeps` sweeps, or as many as :attr:`tolerance` takes.
+
+        Raises:
+            ChainError: the tolerance is finer than the states' precision.
+        """
+        tolerance = self.tolerance
+        refuse_unresolved(self, tolerance, chain.like.dtype)
         factors = self.split(chain)
         delta = chain.scan(direct, factors)
-        sweeps = min(self.sweeps, len(chain) - 1)
+        change: torch.Tensor | None = None
+        sweeps, most = 0, min(self.sweeps, len(chain) - 1)
+        # Not "change <= tolerance" to end it: NaN does, too.
+        while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
+            before, delta = delta, chain.scan(chain.pull(direct, delta, factors), factors)
+            change = None if tolerance is None else relative_change(before, delta)
+            sweeps += 1
 
-        def swept() -> Any:
-            return chain.scan(chain.pull(direct, delta, factors), factors)
+        def residual() -> torch.Tensor:
+            if change is not None:
+                return change
+            return relative_change(delta, chain.scan(chain.pull(direct, delta, factors), factors))
 
-        for _ in range(sweeps):
-            delta = swept()
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
-        chain.offer("residual", lambda: relative_change(delta, swept()))
+        chain.offer("residual", residual)
         return chain.gradients(delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IteratedEngine(SweepEngine):
+    """A sweep engine whose user says how many sweeps, or how small a change is to end them.
+
+    Args:
+        iterations: k, the number of sweeps; 2 if neither is given.
+        tolerance: in place of ``iterations``: sweep until what a sweep changes in δ is this small, relative to δ, all
+            states together; L - 1 times at most. Waits for the device once a sweep.
+
+    Raises:
+        TypeError: no ``int``, or no number.
+        ValueError: too small, or both given.
+    """
+
+    iterations: int | None = None
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tolerance is None:
+            object.__setattr__(self, "iterations", 2 if self.iterations is None else self.iterations)
+            check_count(self, "iterations", least=0)
+        elif self.iterations is None:
+            check_positive(self, "tolerance")
+        else:
+            name = type(self).__name__
+            raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
+
+    @property
+    def sweeps(self) -> int:
+        """Return ``iterations``, or more than any chain takes."""
+        return sys.maxsize if self.iterations is None else self.iterations

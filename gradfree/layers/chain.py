@@ -13,7 +13,9 @@ from torch.autograd.graph import GradientEdge
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.depth.chain import DepthChain, Link
+from gradfree.depth.chain import DepthChain
+from gradfree.depth.jacobians import Mixing
+from gradfree.depth.link import Link
 from gradfree.errors import ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, linear_part, role_of
 
@@ -37,6 +39,10 @@ class Replay(Protocol):
     @property
     def memory(self) -> Memory:
         """What the chain keeps from pass to pass."""
+
+    @property
+    def mixing(self) -> Mixing:
+        """What earlier passes have told of the layers."""
 
     def check_parameters(self) -> None:
         """Refuse to go on with layers that have got other parameters since the pass."""
@@ -77,7 +83,8 @@ class LayerChain(DepthChain):
     links: Sequence[Link]
 
     def __init__(self, recording: Replay, links: Sequence[Link], keep_graph: bool):
-        super().__init__(links, recording.parameters, len(recording.inputs), keep_graph, recording.memory)
+        inputs = len(recording.inputs)
+        super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
         self.recording = recording
         weighted = [i for i, link in enumerate(links) if role_of(link.block) is Role.WEIGHTS]
         if not weighted:

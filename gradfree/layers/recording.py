@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
-from gradfree.depth.chain import Link
+from gradfree.depth.jacobians import Mixing
+from gradfree.depth.link import Link
 from gradfree.depth.recording import BlockRecorder, RecordedChain, Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain
@@ -44,6 +45,11 @@ class LayerRecording(Recording):
     def memory(self) -> Memory:
         """What the chain keeps from pass to pass."""
         return self.chain.attachment.memory
+
+    @property
+    def mixing(self) -> Mixing:
+        """What earlier passes have told of the layers."""
+        return self.chain.mixing
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Remember the random state that a dropout mask is drawn from, to draw it again.

@@ -39,6 +39,9 @@ class TimeChain(Chain):
     diagonal: Sequence[Factor]
     """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
 
+    states: Sequence[Tensor]
+    """h_1 to h_T, (T, B, ·), or for each part what has its shape."""
+
     parameters: Sequence[Tensor]
     """What the links share, in the order of :meth:`gradients`."""
 
@@ -96,6 +99,17 @@ class TimeChain(Chain):
     def pull(self, direct: State, delta: State, factors: Split) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
+
+    def vectors(self, cotangents: State) -> Tensor:
+        """Return the cotangents as row vectors, the parts of a state side by side, (T, B, H)."""
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        pairs = zip(cotangents, self.states, strict=True)
+        return torch.cat([(torch.zeros_like(s) if e is None else e).flatten(2).to(wide) for e, s in pairs], -1)
+
+    def cotangents(self, vectors: Tensor, direct: State) -> State:
+        """Undo :meth:`vectors`."""
+        parts = vectors.split([s.shape[2:].numel() for s in self.states], -1)
+        return tuple(part.reshape(s.shape).to(s.dtype) for part, s in zip(parts, self.states, strict=True))
 
     @abstractmethod
     def crossed(self, delta: State, factors: Split) -> State:

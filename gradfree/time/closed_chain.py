@@ -53,6 +53,7 @@ class CellChain(TimeChain):
         self.before = torch.cat([first[0].unsqueeze(0), out[:-1]])
         self.cell = linearise(mode, x, out, self.before, first, weights, gates)
         self.diagonal = self.cell.diagonal
+        self.states = [out] * len(self.diagonal)
 
     @phase("scan")
     def scan(self, terms: State, factors: Split) -> State:
@@ -70,6 +71,11 @@ class CellChain(TimeChain):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
+
+    @phase("jacobians")
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), for LSTM of (h, c) side by side."""
+        return self.cell.jacobians(self.parameters[1], _LATER)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients: δ step by step, everything else at once."""

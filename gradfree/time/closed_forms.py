@@ -48,6 +48,10 @@ class Linearised(ABC):
         return (None,) * len(self.diagonal)
 
     @abstractmethod
+    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+        """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, of all parts side by side; ``weight`` is W_hh."""
+
+    @abstractmethod
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step; ``weight`` is W_hh."""
 
@@ -63,6 +67,10 @@ class LinearisedRNN(Linearised):
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ ⊙ φ'."""
         return delta[0][steps] * self.slope[steps]
+
+    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+        """Return diag(φ') W_hh."""
+        return _wide(self.slope[steps]).unsqueeze(-1) * weight
 
     @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
@@ -98,6 +106,12 @@ class LinearisedGRU(Linearised):
         """Return the same but for n, whose Q is multiplied by r."""
         torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
+
+    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+        """Return the sum over the three parts of diag(their factor) W_hh, and diag(z)."""
+        jacobians = _scaled(self.factors[steps], weight)
+        jacobians.diagonal(0, -2, -1).add_(self._carry[steps])
+        return jacobians
 
     @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
@@ -136,6 +150,18 @@ class LinearisedLSTM(Linearised):
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
         return None, delta[0][steps] * self.out[steps] * self._carry[steps]
 
+    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+        """Return what h' and c' get from h, through the four factors, and from c, unit by unit."""
+        factors, out, f = self.factors[steps], self.out[steps], self._carry[steps]
+        width = f.shape[-1]
+        jacobians = _wide(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
+        (of_h_h, of_h_c), (of_c_h, of_c_c) = (rows.split(width, -1) for rows in jacobians.split(width, -2))
+        of_c_h.copy_(_scaled(factors[..., :3, :], weight[: 3 * width]))
+        of_h_h.copy_(_scaled(factors[..., 3:, :], weight[3 * width :])).addcmul_(of_c_h, out.unsqueeze(-1))
+        of_h_c.diagonal(0, -2, -1).copy_(out * f)
+        of_c_c.diagonal(0, -2, -1).copy_(f)
+        return jacobians
+
     @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor) -> State:
         """Return the exact δ."""
@@ -149,6 +175,22 @@ class LinearisedLSTM(Linearised):
             parts = torch.stack([whole, whole, whole, hs[t]], -2)
             hs[t - 1].addmm_((factors[t] * parts).flatten(-2), weight)
         return delta_h, delta_c
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _scaled(factors: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum over n of diag(factors_n) weight_n, for factors (·, B, n, H) and weight (n · H, H)."""
+    each = zip(
+        _wide(factors).unsqueeze(-1).unbind(-3), weight.to(_wide(factors).dtype).chunk(factors.shape[-2]), strict=True
+    )
+    factor, part = next(each)
+    total = factor * part
+    for factor, part in each:
+        total.addcmul_(factor, part)
+    return total
 
 
 def recompute_gates(p: Tensor, q: Tensor) -> Gates:

@@ -17,6 +17,7 @@ from gradfree.time.chain import Split, TimeChain
 from gradfree.time.closed_forms import State
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.jacobians import pull_many
 from gradfree.torchside.phases import phase
 
 
@@ -59,7 +60,7 @@ class UnrolledChain(TimeChain):
             self.x = x.detach().requires_grad_(x.is_floating_point())
             self.before = [part.detach().requires_grad_() for part in before]
             after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
-            self.after = [part.unflatten(0, self.shape) for part in after]
+            self.states = self.after = [part.unflatten(0, self.shape) for part in after]
         known = {id(t) for t in (self.x, *self.before, *parameters)}
         graph = walk(self.after)
         if any(id(leaf) not in known for leaf in graph.leaves):
@@ -74,6 +75,19 @@ class UnrolledChain(TimeChain):
         pulled = self._pull(delta, self.before, keep=True)
         whole = (plus(v, times(d, rest)) for v, d, rest in zip(pulled, delta, factors.rest, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
+
+    @phase("jacobians")
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state side by side."""
+        widths = [part.shape[2:].numel() for part in self.after]
+        identity = torch.eye(sum(widths), device=self.like.device)
+        rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
+        given = [row.reshape(-1, *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
+        live = [n for n, a in enumerate(self.after) if a.requires_grad]
+        pulled = pull_many([self.after[n] for n in live], self.before, [given[n] for n in live], self._writes)
+        parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, pulled, strict=True)]
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients."""

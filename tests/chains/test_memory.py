@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradfree
-from gradfree.chains.memory import Memory
+from gradfree.chains.memory import Memory, running_mean
 from gradfree.testing.cases.models import layered_model, plain_model
 
 MATRICES = [f"blocks.{n} (6, 6)" for n in (0, 2, 4)]
@@ -108,3 +108,13 @@ def test_what_nobody_is_known_to_own_is_kept_for_the_next_checkpoint():
     memory = Memory()
     memory.load_state_dict({"something": torch.ones(1)})
     assert memory.state_dict() == {"something": torch.ones(1)}
+
+
+def test_a_running_mean_moves_by_the_momentum_towards_each_new_value():
+    """The first value is the mean; then it goes the momentum's share of the way, 0.1 of it, to each."""
+    memory = Memory()
+    assert running_mean(memory, "gate", torch.tensor([2.0, 4.0]), 0.1).tolist() == [2.0, 4.0]
+    torch.testing.assert_close(running_mean(memory, "gate", torch.tensor([12.0, 4.0]), 0.1), torch.tensor([3.0, 4.0]))
+    torch.testing.assert_close(
+        running_mean(memory, "gate", torch.tensor([torch.inf, 14.0]), 0.1), torch.tensor([3.0, 5.0])
+    )

@@ -56,6 +56,9 @@ def _a_device_like_any_other(monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())
     monkeypatch.setattr("gradfree.orthogonal.isometry.drift", lambda weights: [0.0])
     # Once, in the first step.
+    monkeypatch.setattr(
+        "gradfree.depth.jacobians._looked_at", lambda answers: [not a.is_meta and bool(a) for a in answers]
+    )
     monkeypatch.setattr("gradfree.time.unrolled._close", lambda again, state: True)
 
 
@@ -81,7 +84,7 @@ def test_a_step_stays_on_the_models_device(name, case, device):
 
 
 @pytest.mark.usefixtures("_a_device_like_any_other")
-@pytest.mark.parametrize("name", ["backprop", "dsf", "fixed_point", "highway_bp", "truncated"])
+@pytest.mark.parametrize("name", ["backprop", "deeppcr", "dsf", "fixed_point", "highway_bp", "truncated"])
 def test_packed_sequences_stay_on_the_models_device(name):
     """But for their sizes, from which the places of the rows are computed and sent, without waiting for it."""
     module, x, watcher = nn.GRU(6, 4, device="meta"), torch.randn(5, 3, 6, device="meta"), Watcher()

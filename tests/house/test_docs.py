@@ -10,7 +10,7 @@ import torch
 from places import RESULTS, ROOT
 
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.chains import kinds
 from gradfree.cli import main
@@ -36,7 +36,7 @@ def made_by_the_demo(folder):
     """Write the numbers that ``make demo`` leaves, from the committed records."""
     folder.mkdir(parents=True)
     records = RecordFile(RESULTS / "quick" / "records.jsonl").read()
-    Report.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
+    SuiteReport.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")

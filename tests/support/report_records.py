@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
 from gradfree.benchmarks.records.provenance import Provenance
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.tables.experiment import findings
 from gradfree.benchmarks.tables.facts import select
 
@@ -64,7 +64,7 @@ RECORDS = dict([*TRAININGS, timed((1.0, 4), (1.25, 5), (0.5, 10))])
 
 
 def markdown(*sections):
-    return Report("", sections, Provenance([])).markdown()
+    return SuiteReport("", sections, Provenance([])).markdown()
 
 
 def table_rows(text):

@@ -12,7 +12,7 @@ from gradfree.testing.cases.models import plain_model
 from gradfree.time.gru_forward import pays
 
 BATCH, LENGTH, WIDTH = 32, 16, 128
-ENGINES = ["backprop", "highway_bp", "dsf", "fixed_point", "truncated"]
+ENGINES = ["backprop", "deeppcr", "highway_bp", "dsf", "fixed_point", "truncated"]
 
 
 class Task:

@@ -28,6 +28,7 @@ LAYOUTS = {
 def exact(cell, length):
     """Return engines that are exact on ``length`` steps."""
     yield gradfree.create_engine("backprop")
+    yield gradfree.create_engine("deeppcr")
     yield gradfree.create_engine("fixed_point", iterations=length)
     yield gradfree.create_engine("truncated", window=length)
     for feedback in ("linspace", 0.7, torch.rand(HIDDEN)):

@@ -47,3 +47,40 @@ def test_a_state_that_passes_two_relus(sign):
     (expected,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
     assert set(expected.unique().tolist()) == ({0, 1, 2} if sign == 1 else {-1, 0, 1})
     assert torch.equal(torch.as_tensor(residual_factor(out, state), dtype=torch.float64), expected)
+
+
+def read(block, x):
+    """K of one pass of a block, and its output."""
+    x = x.requires_grad_()
+    out = block(x)
+    return residual_factor(out, get_gradient_edge(x)), out.detach()
+
+
+def test_behind_a_relu_the_residual_path_is_its_mask():
+    """Zeros where the ReLU has cut the state off; there nothing may travel along the path."""
+    linear = nn.Linear(4, 4)
+    factor, out = read(lambda x: torch.relu(x + linear(x)), torch.randn(8, 4))
+    assert 0 < (out == 0).sum() < out.numel()
+    assert torch.equal(factor.to(out.dtype), (out > 0).to(out.dtype))
+
+
+def test_behind_a_layer_norm_the_residual_path_is_its_scale():
+    linear, norm = nn.Linear(4, 4), nn.LayerNorm(4)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(8, 4)
+    factor, _ = read(lambda x: norm(x + linear(x)), x)
+    total = (x + linear(x)).detach()
+    scale = norm.weight.detach() / (total.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+    torch.testing.assert_close(factor, scale, rtol=1e-12, atol=1e-12)
+
+
+def test_of_a_gated_sum_the_residual_path_is_the_gate():
+    gate, other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def block(x):
+        t = torch.sigmoid(gate(x))
+        return t * other(x) + (1 - t) * x
+
+    x = torch.randn(8, 4)
+    factor, _ = read(block, x)
+    torch.testing.assert_close(factor, 1 - torch.sigmoid(gate(x)).detach(), rtol=1e-12, atol=1e-12)

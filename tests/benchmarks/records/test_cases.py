@@ -14,7 +14,7 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, traini
 from gradfree.benchmarks.data.bundled import Split, pydoc
 from gradfree.benchmarks.records.case import ADDED, Row
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tables.experiment import cases
@@ -219,7 +219,7 @@ def test_committed_reports_are_what_the_records_give_now(name):
     """A change of the reports' words or statistics is published with it: `gradfree bench report` writes them anew."""
     records = RecordFile(RESULTS / name / "records.jsonl").read()
     published = (RESULTS / name / "report.md").read_text(encoding="utf-8")
-    assert Report.of(name, SUITES[name], records).markdown() == published
+    assert SuiteReport.of(name, SUITES[name], records).markdown() == published
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "cifar100", "parity"])

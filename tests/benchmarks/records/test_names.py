@@ -10,7 +10,7 @@ from gradfree.benchmarks.records.names import recorded_name
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
-from gradfree.benchmarks.tasks.imported import Builder, Reference
+from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.loaded import Accuracy, Loaded, LossMetric, squared_error
 from gradfree.benchmarks.tasks.task import Score, Task
 
@@ -49,7 +49,7 @@ def test_version_0_1_wrote_the_same_ids(suite, digest):
 
 def test_a_model_of_ones_own_has_the_id_that_version_0_1_wrote():
     given = {"name": "my:build", "model": "my:build", "options": {}, "learning_rate": 1e-3, "batch_size": 32}
-    own = {"data": Loaded(Reference("my:loader", "0123abcd")), "builder": Builder("my:build", "4567cdef"), "steps": 200}
+    own = {"data": Loaded(Imported("my:loader", "0123abcd")), "builder": Builder("my:build", "4567cdef"), "steps": 200}
     of_numbers = Task(
         **given, **own, loss=squared_error, score=Score("loss", "mean", LossMetric(squared_error)), chains=("blocks",)
     )

@@ -15,7 +15,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import spec
 from gradfree.benchmarks.reports.looks import Looks
-from gradfree.benchmarks.reports.report import Report, sections
+from gradfree.benchmarks.reports.report import SuiteReport, sections
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure
@@ -35,7 +35,7 @@ def published():
     """Every chart of the committed reports, by suite and title, as a page has it."""
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
-        report, looks = Report.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read()), Looks()
+        report, looks = SuiteReport.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read()), Looks()
         found += [(name, chart.title, spec(chart, looks)) for section in report.sections for chart in section.charts]
     return found
 

@@ -11,7 +11,7 @@ from gradfree.benchmarks.reports.drawing import spec
 from gradfree.benchmarks.reports.looks import Looks
 from gradfree.benchmarks.reports.page import page
 from gradfree.benchmarks.reports.publication import publish
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 
 VOID = {"meta", "img", "br", "hr", "link"}
 SCRIPT = "RuntimeError: <script>alert('&')</script>"
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
 
 def report(records=RECORDS):
-    return Report.of("tiny & small", SUITE, records)
+    return SuiteReport.of("tiny & small", SUITE, records)
 
 
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere():

@@ -13,7 +13,7 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import picture
-from gradfree.benchmarks.reports.report import Report, print_section, sections
+from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.experiment import belonging
@@ -292,7 +292,7 @@ ANSWERS = [
 def test_a_report_begins_with_the_answer(ratios, answer):
     """Everywhere: who reads no further has it."""
     chain, highway = ratios
-    report = Report.of(
+    report = SuiteReport.of(
         "",
         SUITE,
         dict(

@@ -22,7 +22,7 @@ from gradfree.benchmarks.timing.recurrent_models import (
     COMPILED,
     FUSED,
     LOOP,
-    RecurrentModel,
+    RecurrentNet,
     RecurrentSteps,
 )
 from gradfree.benchmarks.training.comparison import Comparison
@@ -30,7 +30,7 @@ from gradfree.benchmarks.training.depths import DepthSweep
 
 PAPERS = ("highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth")
 ROWS = (Row("backprop", "backprop", {}), Row("highway_bp k=1", "highway_bp", {"iterations": 1}))
-NET = RecurrentModel(
+NET = RecurrentNet(
     "GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, batch=2, example=(6,), classes=5
 )
 STEPS = RecurrentSteps((NET,), ROWS, threads=1)

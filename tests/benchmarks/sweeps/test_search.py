@@ -216,7 +216,7 @@ def test_what_others_are_at_counts_until_they_are_gone(tmp_path):
     [
         ["--tasks", "points", "--steps", "5"],
         ["--tasks", "points", "--model", "{residual_mlp: {expansion: 2}}", "--target", "80"],
-        ["--model", "{own_module:build: {depth: 3}}", "--data", "own_module:loader", "--chains", "[blocks]"],
+        ["--model", "{user_module:build: {depth: 3}}", "--data", "user_module:loader", "--chains", "[blocks]"],
     ],
 )
 def test_the_command_that_is_printed_trains_the_best_settings(flags, tmp_path, capsys):
@@ -304,7 +304,7 @@ def test_without_optuna_the_extra_is_named():
 def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_third(tmp_path):
     """One is killed in the midst of its trial, then two start at once: not a trial more or less, and each of them has
     one whole line of records."""
-    flags = ["--model", "own_module:build_doomed", "--data", "own_module:loader", "--engines", "highway_bp"]
+    flags = ["--model", "user_module:build_doomed", "--data", "user_module:loader", "--engines", "highway_bp"]
     flags += ["--steps", "5", "--space", SPACE, "--trials", "12", "--out", str(tmp_path)]
     command = [sys.executable, "-c", "from gradfree.cli import main; main()", "bench", "search", *flags]
 

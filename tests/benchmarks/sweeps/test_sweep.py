@@ -72,7 +72,7 @@ def test_one_learning_rate_is_used_and_several_are_tried():
 
 def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
     (part,) = suite_of(Sweep(tasks="points", engines="all"))
-    assert {row.engine for row in part.rows} == {"backprop", "dsf", "fixed_point", "highway_bp", "truncated"}
+    assert {row.engine for row in part.rows} == {"backprop", "deeppcr", "dsf", "fixed_point", "highway_bp", "truncated"}
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("points without dfa, fa, foton, orthogonal_backprop, pepita: the model has no chain")
 

@@ -3,29 +3,29 @@
 import re
 import sys
 
-import own_module
 import pytest
 import torch
+import user_module
 from tiny_suite import PLAIN, TASK, training
 
 from gradfree.benchmarks.bench.checking import Measured, recommendation
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, row, suite_of
-from gradfree.benchmarks.tasks.imported import Reference, is_reference
+from gradfree.benchmarks.tasks.imported import Imported, names_a_function
 from gradfree.benchmarks.tasks.loaded import Loaded, own_task
 from gradfree.cli import UsageError, main
 from gradfree.fidelity import Agreement
 
-MODEL, DATA = "own_module:build", "own_module:loader"
+MODEL, DATA = "user_module:build", "user_module:loader"
 
 
 def loaded(name):
-    return Loaded(Reference.to(f"own_module:{name}"))()
+    return Loaded(Imported.to(f"user_module:{name}"))()
 
 
 def test_a_tenth_each_of_one_source_is_held_out():
-    whole = own_module.inputs()
+    whole = user_module.inputs()
     for name in ("loader", "pair"):
         data = loaded(name)
         assert [len(split.inputs) for split in data] == [32, 4, 4]
@@ -35,7 +35,7 @@ def test_a_tenth_each_of_one_source_is_held_out():
 
 
 def test_sources_of_their_own_stay_apart():
-    x, y = own_module.pair()
+    x, y = user_module.pair()
     data = loaded("named")
     for split, part in zip(data, (slice(20), slice(20, 30), slice(30, 40)), strict=True):
         assert torch.equal(split.inputs, x[part])
@@ -44,7 +44,7 @@ def test_sources_of_their_own_stay_apart():
 
 def test_of_two_sources_validation_is_no_test():
     """The last tenth of the training examples: a learning rate must not be chosen by what is reported."""
-    x, y = own_module.pair()
+    x, y = user_module.pair()
     for split, part in zip(loaded("two"), (slice(27), slice(27, 30), slice(30, 40)), strict=True):
         assert torch.equal(split.inputs, x[part])
         assert torch.equal(split.targets, y[part])
@@ -55,12 +55,12 @@ def test_the_loss_and_the_score_are_those_of_the_targets():
     assert (classes.score.name, classes.score.goodness(2.0)) == ("accuracy", 2.0)
     results = training(PLAIN, task=classes).run()
     assert 0 <= results["validation"] <= 100
-    regression = own_task("own_module:build_regression", {}, "own_module:regression", None, None)
+    regression = own_task("user_module:build_regression", {}, "user_module:regression", None, None)
     assert (regression.score.name, regression.score.goodness(2.0)) == ("loss", -2.0)
-    chosen = own_task("own_module:build_regression", {}, "own_module:regression", "own_module:loss", None)
+    chosen = own_task("user_module:build_regression", {}, "user_module:regression", "user_module:loss", None)
     model, data = chosen.create_model(0), chosen.data()
     assert chosen.loss(torch.tensor([[1.0]]), torch.tensor([[3.0]])) == 2
-    expected = own_module.loss(model(data.train.inputs), data.train.targets).item()
+    expected = user_module.loss(model(data.train.inputs), data.train.targets).item()
     assert chosen.score.of(model, data.train) == pytest.approx(expected)
 
 
@@ -76,7 +76,7 @@ def test_options_and_axes_reach_the_builder():
     sweep = Sweep(model={MODEL: {"depth": [2, 3]}}, engines="highway_bp", batch_size=5)
     two, three = suite_of(sweep, DATA)
     assert [len(part.task.create_model(0).blocks) for part in (two, three)] == [2, 3]
-    assert (two.task.name, two.task.batch_size) == ("own_module:build depth=2 batch=5", 5)
+    assert (two.task.name, two.task.batch_size) == ("user_module:build depth=2 batch=5", 5)
     (deep,) = suite_of(Sweep(model=MODEL, depth=6), DATA)
     assert len(deep.task.create_model(0).blocks) == 6
     (named,) = suite_of(Sweep(model=MODEL, chains=["blocks"]), DATA)
@@ -86,32 +86,32 @@ def test_options_and_axes_reach_the_builder():
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
-        ("own_module:biuld", DATA, "no function of own_module is called 'biuld'.*Did you mean 'build'"),
+        ("user_module:biuld", DATA, "no function of user_module is called 'biuld'.*Did you mean 'build'"),
         ("nowhere:build", DATA, "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
-        ("own_module:inputs", DATA, "own_module:inputs returns a Tensor, not an nn.Module"),
-        ("own_module:broken", DATA, "own_module:broken fails: OSError: no such disk"),
-        (MODEL, "own_module:broken", "own_module:broken fails: OSError: no such disk"),
-        (MODEL, "own_module:not_a_function", "own_module:not_a_function fails: TypeError"),
-        (MODEL, "own_module:bad_batches", "has a batch that is a dict, not two tensors"),
+        ("user_module:inputs", DATA, "user_module:inputs returns a Tensor, not an nn.Module"),
+        ("user_module:broken", DATA, "user_module:broken fails: OSError: no such disk"),
+        (MODEL, "user_module:broken", "user_module:broken fails: OSError: no such disk"),
+        (MODEL, "user_module:not_a_function", "user_module:not_a_function fails: TypeError"),
+        (MODEL, "user_module:bad_batches", "has a batch that is a dict, not two tensors"),
         (
             MODEL,
-            "own_module:misnamed",
+            "user_module:misnamed",
             "misnamed has the key 'val'; the keys are train, validation, test. Did you mean 'validation'",
         ),
-        (MODEL, "own_module:untrained", "the key 'train' is missing"),
-        (MODEL, "own_module:number", "own_module:number returns an int, not examples"),
-        (MODEL, "own_module:nothing", "own_module:nothing has no batch"),
-        (MODEL, "own_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
-        (MODEL, "own_module:examples", "inputs of shape .4,. and targets of shape ..: .*make a DataLoader"),
-        (MODEL, "own_module:few", "own_module:few returns too few examples: nothing is left to train on"),
-        ("own_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
-        ("own_module:build_picky", DATA, "cannot be trained on these data: AssertionError.'only pictures'"),
+        (MODEL, "user_module:untrained", "the key 'train' is missing"),
+        (MODEL, "user_module:number", "user_module:number returns an int, not examples"),
+        (MODEL, "user_module:nothing", "user_module:nothing has no batch"),
+        (MODEL, "user_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
+        (MODEL, "user_module:examples", "inputs of shape .4,. and targets of shape ..: .*make a DataLoader"),
+        (MODEL, "user_module:few", "user_module:few returns too few examples: nothing is left to train on"),
+        ("user_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
+        ("user_module:build_picky", DATA, "cannot be trained on these data: AssertionError.'only pictures'"),
         (
             MODEL,
-            "own_module:regression",
-            "^own_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
+            "user_module:regression",
+            "^user_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
         ),
-        (MODEL, None, "--model own_module:build goes with --data module:function"),
+        (MODEL, None, "--model user_module:build goes with --data module:function"),
         ("residual_mlp", DATA, "is for a model of your own"),
     ],
 )
@@ -123,16 +123,16 @@ def test_what_cannot_be_used_is_said(model, data, message):
 
 def test_a_loss_for_each_example_is_refused_before_anything_runs():
     with pytest.raises(UsageError, match=r"its loss is no single number, but of shape \(2,\)"):
-        suite_of(Sweep(model=MODEL, loss="own_module:losses"), DATA)
+        suite_of(Sweep(model=MODEL, loss="user_module:losses"), DATA)
 
 
 def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
     """It has the task's data, loss, score and settings, and of options what is named; the other knows the data."""
     monkeypatch.setitem(TASKS, "points", TASK)
-    models = {"own_module:build_points": {"width": [2, 5]}, "residual_mlp": {"depth": 3}}
+    models = {"user_module:build_points": {"width": [2, 5]}, "residual_mlp": {"depth": 3}}
     narrow, wide, other = (part.task for part in suite_of(Sweep(tasks="points", model=models, engines="highway_bp")))
     assert [task.create_model(0).stem.out_features for task in (narrow, wide)] == [2, 5]
-    assert narrow.name == "points own_module:build_points width=2"
+    assert narrow.name == "points user_module:build_points width=2"
     assert other.name == "points depth=3"
     for task in (narrow, wide, other):
         kept = {name: getattr(task, name) for name in ("data", "loss", "score", "learning_rate", "steps")}
@@ -143,12 +143,12 @@ def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
 
 def test_a_folder_is_no_function(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert is_reference("my_module:build")
-    assert is_reference("a.b:C.build")
-    assert not is_reference("data")
-    assert not is_reference("C:/data")
+    assert names_a_function("my_module:build")
+    assert names_a_function("a.b:C.build")
+    assert not names_a_function("data")
+    assert not names_a_function("C:/data")
     (tmp_path / "odd:name").mkdir()
-    assert not is_reference("odd:name")
+    assert not names_a_function("odd:name")
 
 
 def check(capsys, *args):
@@ -159,7 +159,7 @@ def check(capsys, *args):
 def test_a_check_tells_of_every_engine_and_measures_those_that_work(capsys):
     out = check(capsys, MODEL)
     assert "backprop:\n  note: nothing is attached: autograd computes all gradients" in out
-    assert "dsf, fixed_point, highway_bp, truncated:\n  chain 'blocks': 4 blocks" in out
+    assert "deeppcr, dsf, fixed_point, highway_bp, truncated:\n  chain 'blocks': 4 blocks" in out
     assert "dfa, fa, foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
     table = {line.split()[0]: line.split() for line in out.splitlines() if "to" in line.split()}
     assert table["highway_bp"][1:3] == ["1.0000", "1.000"] or float(table["highway_bp"][1]) > 0.9
@@ -168,7 +168,7 @@ def test_a_check_tells_of_every_engine_and_measures_those_that_work(capsys):
 
 
 def test_a_check_without_data_measures_nothing(capsys, tmp_path, monkeypatch):
-    (tmp_path / "lone_module.py").write_text("from own_module import Model\ndef build():\n    return Model(2, 3)\n")
+    (tmp_path / "lone_module.py").write_text("from user_module import Model\ndef build():\n    return Model(2, 3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     out = check(capsys, "lone_module:build")
     assert "chain 'blocks': 2 blocks" in out
@@ -178,7 +178,7 @@ def test_a_check_without_data_measures_nothing(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["own_module"], "own_module names no function; write own_module:build."),
+        (["user_module"], "user_module names no function; write user_module:build."),
         ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
     ],
 )
@@ -229,7 +229,7 @@ def test_what_is_recommended(others, words):
 
 @pytest.mark.slow
 def test_a_model_in_the_current_folder_is_swept(tmp_path, monkeypatch):
-    (tmp_path / "their_module.py").write_text("from own_module import *\n")
+    (tmp_path / "their_module.py").write_text("from user_module import *\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     flags = ["--model", "their_module:build", "--data", "their_module:loader", "--engines", "highway_bp"]

@@ -5,11 +5,11 @@ import torch
 from report_records import TRACEBACK, chart, lines, markdown, section_of, texts, told
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing.recurrent_layers import Layer, LayerTiming, LayerTimings, Pass
+from gradfree.benchmarks.timing.recurrent_layers import LayerTiming, LayerTimings, Pass, RecurrentLayer
 
 BACKPROP = Row("backprop", "backprop", {})
 HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
-LAYERS = (Layer("GRU", 2, 4, 3), Layer("GRU", 2, 8, 3), Layer("RNN", 2, 4, 3))
+LAYERS = (RecurrentLayer("GRU", 2, 4, 3), RecurrentLayer("GRU", 2, 8, 3), RecurrentLayer("RNN", 2, 4, 3))
 PART = LayerTimings(LAYERS, (BACKPROP, HIGHWAY), threads=1)
 
 
@@ -24,7 +24,7 @@ def test_engines_that_need_a_gate_are_not_run_on_cells_without():
 
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "RNN"])
 def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
-    timing = case(Layer(cell, 2, 5, 3), (BACKPROP,))
+    timing = case(RecurrentLayer(cell, 2, 5, 3), (BACKPROP,))
     torch.set_default_dtype(torch.float64)
     plain, loop, engine = Pass(timing), Pass(timing, loop=True), Pass(timing, BACKPROP)
     grads = []
@@ -37,10 +37,10 @@ def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
 
 
 def test_a_timing_names_its_rows_and_sets_them_against_the_plain_layer():
-    rows = case(Layer("GRU", 2, 4, 3)).run()["rows"]
+    rows = case(RecurrentLayer("GRU", 2, 4, 3)).run()["rows"]
     labels = ["plain", "loop over cells", "backprop", "highway_bp k=0", "backprop, lean"]
     assert [row["label"] for row in rows] == labels
-    assert [row["label"] for row in case(Layer("LSTM", 2, 4, 3)).run()["rows"]] == labels[:-1]
+    assert [row["label"] for row in case(RecurrentLayer("LSTM", 2, 4, 3)).run()["rows"]] == labels[:-1]
     assert rows[0]["ratio"] == 1.0
     assert all(row["peak_memory"] > 0 and len(row["times"]) == len(rows[0]["times"]) for row in rows)
 
@@ -85,7 +85,7 @@ def test_the_section_shows_every_layer_and_says_where_an_engine_is_slower():
 
 
 def test_time_and_memory_are_drawn_against_what_was_swept():
-    part = LayerTimings((*LAYERS, Layer("GRU", 6, 8, 3)), PART.rows, threads=1)
+    part = LayerTimings((*LAYERS, RecurrentLayer("GRU", 6, 8, 3)), PART.rows, threads=1)
     records = {}
     for timing, ratio in zip(part.timing("cpu"), (0.5, 0.25, 1.0, 0.125), strict=True):
         records |= fake(timing.layer, part, **{"plain": 1.0, "backprop": ratio, "highway_bp k=0": ratio})

@@ -3,11 +3,11 @@
 from report_records import chart, markdown, section_of, told
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing.recurrent_layers import Layer
+from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer
 from gradfree.benchmarks.timing.recurrent_phases import PHASES, PhaseTiming, PhaseTimings
 
 ROWS = (Row("backprop", "backprop", {}), Row("highway_bp k=1", "highway_bp", {"iterations": 1}))
-PART = PhaseTimings((Layer("GRU", 2, 6, 3), Layer("GRU", 64, 2, 128)), ROWS, threads=1)
+PART = PhaseTimings((RecurrentLayer("GRU", 2, 6, 3), RecurrentLayer("GRU", 64, 2, 128)), ROWS, threads=1)
 
 
 def test_the_phases_add_up_to_the_whole_and_are_those_of_the_engine():

@@ -7,7 +7,7 @@ from report_records import chart, failed, lines, rounds, texts, trained
 from tiny_suite import HIGHWAY, PLAIN, TASK, fake, points
 
 from gradfree.benchmarks.reports.page import page
-from gradfree.benchmarks.reports.report import Report
+from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.training.comparison import Comparison
 
 ROWS = (PLAIN, HIGHWAY)
@@ -36,7 +36,7 @@ def sized(depth, batch=8, length=16, device="cpu"):
 
 def trend_sections(*sized_parts):
     suite = tuple(part for part, _ in sized_parts)
-    sections = Report.of("", suite, dict(record for _, record in sized_parts)).sections
+    sections = SuiteReport.of("", suite, dict(record for _, record in sized_parts)).sections
     return [section for section in sections if section.title.startswith("cost against")]
 
 
@@ -83,8 +83,8 @@ def test_what_was_trained_and_not_timed_has_no_costs_to_show():
     """A table of a head alone would be one without a word on why, and no page can be made of it."""
     parts = [part for part, _ in map(sized, (2, 4))]
     records = dict(r for part in parts for r in trained(PLAIN, [90], [90], task=part.task))
-    report = Report.of("", tuple(parts), records)
+    report = SuiteReport.of("", tuple(parts), records)
     assert [section.title.partition(" ")[0] for section in report.sections] == ["points", "points"]
     assert "<h1>" in page(report)
-    (trend,) = Report.of("", tuple(parts), records | dict([sized(2)[1], sized(4)[1]])).sections[2:]
+    (trend,) = SuiteReport.of("", tuple(parts), records | dict([sized(2)[1], sized(4)[1]])).sections[2:]
     assert trend.head[1:] == ["2", "4"]

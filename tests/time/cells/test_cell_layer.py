@@ -14,6 +14,7 @@ from gradfree import CellLayer
 
 def exact(cell, length):
     yield gradfree.create_engine("backprop")
+    yield gradfree.create_engine("deeppcr")
     yield gradfree.create_engine("fixed_point", iterations=length)
     yield gradfree.create_engine("truncated", window=length)
     yield gradfree.create_engine("dsf", feedback=0.7, iterations=length)

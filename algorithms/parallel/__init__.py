@@ -1,0 +1,1 @@
+"""Engines that solve chains in parallel, exactly or to a tolerance."""

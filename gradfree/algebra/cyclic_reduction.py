@@ -1,0 +1,29 @@
+"""The reverse linear recurrence with dense links, solved in O(log L) steps by parallel cyclic reduction."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradfree.algebra.precision import full_precision
+
+
+def cyclic_reduction(terms: Tensor, links: Tensor) -> Tensor:
+    """Solve y_i = terms_i + y_{i+1} links_i for all i at once, row vectors times matrices.
+
+    Each of ceil(log2 L) rounds doubles the number of links that one matrix stands for: behind the round of stride s,
+    y_i counts the terms i to i + 2s - 1, and the matrix of i leads from i + 2s to i (DeepPCR, arXiv 2309.16318).
+
+    Args:
+        terms: (L, B, H), single or double precision.
+        links: of the same precision, (L - 1, B, H, H); links_i leads from i + 1 to i.
+
+    Returns:
+        y, (L, B, H); matrices are multiplied in full precision, without TF32.
+    """
+    y, stride = terms.clone(), 1
+    with full_precision(terms.device):
+        while stride < len(y):
+            y[:-stride] += (y[stride:].unsqueeze(-2) @ links).squeeze(-2)
+            links = links[stride:] @ links[:-stride] if len(links) > stride else links
+            stride *= 2
+    return y

@@ -1,0 +1,128 @@
+"""The links of a chain in depth as dense matrices, one for each sample of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Cotangent
+from gradfree.depth.link import Link, walking
+from gradfree.errors import ChainError
+from gradfree.torchside.jacobians import pull_many
+from gradfree.torchside.marks import Marks, held_marks, unchanged
+
+
+def samples(state: Tensor) -> int:
+    """Return how many samples ``state`` is of: its first dimension, one if it has no other."""
+    return state.shape[0] if state.dim() > 1 else 1
+
+
+def width(state: Tensor) -> int:
+    """Return the number of elements of one sample."""
+    return (state.shape[1:] if state.dim() > 1 else state.shape).numel()
+
+
+def vectors(links: Sequence[Link], cotangents: Sequence[Cotangent]) -> Tensor:
+    """Return (L, B, H); see :meth:`.Chain.vectors`."""
+    batch, widest = samples(links[0].out), max(width(link.out) for link in links)
+    for link in links:
+        if samples(link.out) != batch:
+            raise ChainError(
+                f"{link.path} returns a state of {samples(link.out)} samples, the blocks before it of {batch}: its "
+                "first dimension must be that of the samples throughout. Use the engine 'backprop'."
+            )
+    rows = links[0].out.new_zeros(len(links), batch, widest, dtype=_wide(links))
+    for row, cotangent in zip(rows, cotangents, strict=True):
+        if cotangent is not None:
+            row[:, : width(cotangent)] = cotangent.reshape(batch, width(cotangent))
+    return rows
+
+
+def jacobians(links: Sequence[Link]) -> Tensor:
+    """Return (L - 1, B, H, H); see :meth:`.Chain.jacobians`. The links must not mix samples."""
+    batch, widest = samples(links[0].out), max(width(link.out) for link in links)
+    result = links[0].out.new_zeros(len(links) - 1, batch, widest, widest, dtype=_wide(links))
+    live = [i for i in range(1, len(links)) if links[i].state is not None]
+    identity = torch.eye(widest, dtype=result.dtype, device=result.device)
+    rows = [identity[:, : width(links[i].out)].unsqueeze(1).expand(-1, batch, -1) for i in live]
+    for i, pulled in zip(live, _pull([links[i] for i in live], rows), strict=True):
+        if pulled is not None:
+            result[i - 1, ..., : pulled.shape[-1]] = pulled.transpose(0, 1)
+    return result
+
+
+class Mixing:
+    """What is known of whether blocks mix the samples of a batch, as batch normalization does in training.
+
+    A block is asked at its first pass, and again once something of it has changed, its mode for one: to look at the
+    answer waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Marks] = {}
+
+    def __getstate__(self) -> dict[str, dict[str, Marks]]:
+        """Leave out what the blocks held: those of a copy are others."""
+        return {"_asked": {}}
+
+    def refuse(self, links: Sequence[Link]) -> None:
+        """Refuse links that mix samples: such Jacobians are not one matrix for each.
+
+        Cotangents of some samples must bring exactly nothing to the others. Which ones tells the binary number of a
+        sample, digit by digit and the other way round, so that any two samples are once on different sides.
+
+        Raises:
+            ChainError: the first block that does.
+        """
+        batch = samples(links[-1].out)
+        if batch < 2:
+            return
+        held = {link.path: held_marks(link.block) for link in links[1:]}
+        asked = [
+            link
+            for link in links[1:]
+            if link.state is not None and not unchanged(held[link.path], self._asked.get(link.path, []))
+        ]
+        if not asked:
+            return
+        digits = torch.arange((batch - 1).bit_length(), device=links[-1].out.device).unsqueeze(1)
+        chosen = (torch.arange(batch, device=digits.device) >> digits) & 1 == 1
+        chosen = torch.cat([chosen, ~chosen]).unsqueeze(-1)
+        pulled = _pull(asked, [_unlike(link.out) * chosen for link in asked])
+        mixed = [torch.zeros_like(digits).any() if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
+        for link, mixes in zip(asked, _looked_at(mixed), strict=True):
+            if mixes:
+                raise ChainError(
+                    f"{link.path} mixes the samples of a batch, as batch normalization does in training: it has no "
+                    "Jacobian for each of them. Use another normalization, eval() for that module, a batch in the "
+                    "first dimension of the states if there is none, or the engine 'backprop'."
+                )
+        self._asked.update((link.path, held[link.path]) for link in asked)
+
+
+def _looked_at(answers: Sequence[Tensor]) -> list[bool]:
+    return torch.stack(list(answers)).tolist()
+
+
+def _unlike(state: Tensor) -> Tensor:
+    """Return numbers for a cotangent (B, width) that no symmetry of a block makes vanish; draws nothing."""
+    count = torch.arange(1.0, samples(state) * width(state) + 1, device=state.device)
+    return (count * count).sin().reshape(samples(state), width(state))
+
+
+def _pull(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
+    """Pull N cotangents (N, B, width) of each link back to the state before it, (N, B, width of that)."""
+    if not links:
+        return []
+    given = [row.reshape(len(row), *link.out.shape).to(link.out.dtype) for link, row in zip(links, rows, strict=True)]
+    with walking(links, given):
+        writes = any(link.writes for link in links)
+        pulled = pull_many([link.out for link in links], [link.state for link in links], given, writes)
+    return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in pulled]
+
+
+def _wide(links: Sequence[Link]) -> torch.dtype:
+    return reduce(torch.promote_types, (link.out.dtype for link in links), torch.float32)

@@ -1,0 +1,61 @@
+"""One block's part of a forward pass, and walks through its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
+
+from gradfree.algebra.cotangents import Cotangent
+from gradfree.errors import ChainError
+
+
+@dataclass(frozen=True)
+class Link:
+    """One block's part of a forward pass: a graph that ends at the block's own inputs.
+
+    Attributes:
+        path: the block's module path.
+        block: the block.
+        out: the block's output h_i, the root of the graph.
+        state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
+        inputs: where other tensors that need a gradient enter it, by their number in the chain.
+        parameters: the block's trainable parameters, by their number in the chain.
+        root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
+        writes: whether a walk through the graph may change the cotangent that it starts from, in place.
+    """
+
+    path: str
+    block: nn.Module
+    out: Tensor
+    state: GradientEdge | None
+    inputs: tuple[tuple[int, GradientEdge], ...]
+    parameters: dict[int, Tensor]
+    root: Node | None
+    writes: bool
+
+    def given(self, delta: Tensor) -> Tensor:
+        """Return ``delta`` for the graph to start from, a copy if it must not be changed."""
+        return delta.clone() if self.writes else delta
+
+
+@contextmanager
+def walking(links: Sequence[Link], delta: Sequence[Cotangent]) -> Iterator[None]:
+    """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
+    where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
+    versions = [None if d is None else d._version for d in delta]
+    try:
+        yield
+        if any(d is not None and d._version != version for d, version in zip(delta, versions, strict=True)):
+            raise ChainError(
+                f"a hook on a tensor inside {where} changes its gradient in place, which others read too. Return a new "
+                "one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
+            )
+    except (torch.OutOfMemoryError, ChainError):
+        raise
+    except RuntimeError as error:
+        raise ChainError(f"the backward pass inside {where} failed: {error}") from error

@@ -1,0 +1,63 @@
+"""The dense reverse recurrence: as a loop solves it, in O(log L) steps, and in full precision."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradfree.algebra.cyclic_reduction import cyclic_reduction
+from gradfree.algebra.precision import full_precision
+
+
+def by_loop(terms, links):
+    y = list(terms)
+    for i in reversed(range(len(links))):
+        y[i] = y[i] + torch.einsum("bh,bhk->bk", y[i + 1], links[i])
+    return torch.stack(y)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13, 16, 17, 33])
+def test_it_solves_what_a_loop_solves_and_changes_nothing(length):
+    terms, links = torch.randn(length, 3, 4), torch.randn(length - 1, 3, 4, 4)
+    before = terms.clone(), links.clone()
+    torch.testing.assert_close(cyclic_reduction(terms, links), by_loop(terms, links), rtol=1e-10, atol=1e-10)
+    assert torch.equal(terms, before[0])
+    assert torch.equal(links, before[1])
+
+
+class Products(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.bmm.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("length", [2, 64, 65, 1000])
+def test_it_takes_two_products_a_round_but_for_the_last(length):
+    with Products() as products:
+        cyclic_reduction(torch.randn(length, 2, 3), torch.randn(length - 1, 2, 3, 3))
+    assert products.count == 2 * math.ceil(math.log2(length)) - 1
+
+
+def test_autocast_rounds_nothing():
+    terms, links = torch.randn(9, 2, 3), torch.randn(8, 2, 3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = cyclic_reduction(terms, links)
+    assert torch.equal(actual, cyclic_reduction(terms, links))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_is_off_inside_and_as_before_behind(allowed):
+    settings = torch.backends.cuda.matmul
+    before, settings.allow_tf32 = settings.allow_tf32, allowed
+    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
+    try:
+        outside = getattr(settings, name)
+        with full_precision(torch.device("cpu")):
+            assert getattr(settings, name) in ("ieee", False)
+        assert getattr(settings, name) == outside
+        assert settings.allow_tf32 == allowed
+    finally:
+        settings.allow_tf32 = before

@@ -1,0 +1,208 @@
+"""deeppcr where a chain has no Jacobian for each sample, or none that fits, and in lower precisions."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree import ChainError
+from gradfree.testing.cases.models import (
+    Model,
+    NormAndDropout,
+    Plain,
+    assert_equal_gradients,
+    gradients,
+    plain_model,
+)
+
+ENGINE = gradfree.create_engine("deeppcr")
+
+
+def exact(model, x):
+    return gradients(model, lambda: model(x))
+
+
+class Attending(nn.Module):
+    """Attention over the first dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        scores = torch.einsum("tbd,sbd->bts", self.linear(x), x)
+        return x + torch.einsum("bts,sbd->tbd", scores.softmax(-1), x)
+
+
+class Rolling(Plain):
+    """Samples take from the one two places before them, and from no other: even ones from even ones."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6 * x.roll(2, 0)
+
+
+class Taking(Plain):
+    """The first sample takes from the second."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6 * torch.cat([x[1:2], torch.zeros_like(x[1:])])
+
+
+@pytest.mark.parametrize(
+    ("block", "shape"), [(NormAndDropout, (8, 6)), (Attending, (5, 2, 6)), (Rolling, (8, 6)), (Taking, (2, 6))]
+)
+def test_blocks_that_mix_samples_are_refused(block, shape):
+    model = Model([Plain(), Plain(), block(), Plain()])
+    with ENGINE.attach(model, ["blocks"]):
+        for _ in range(2):
+            with pytest.raises(ChainError, match=r"^blocks\.2 mixes the samples of a batch"):
+                gradients(model, lambda: model(torch.randn(shape)))
+    assert all(p.grad is None for p in model.blocks.parameters())
+
+
+def test_a_block_is_asked_again_when_its_mode_changes():
+    model, x = Model([Plain(), NormAndDropout(), NormAndDropout()]), torch.randn(8, 6)
+    model.eval()
+    expected = exact(model, x)
+    with ENGINE.attach(model, ["blocks"]):
+        assert_equal_gradients(exact(model, x), expected)
+        model.blocks[2].norm.train()
+        with pytest.raises(ChainError, match=r"^blocks\.2 mixes"):
+            exact(model, x)
+        model.eval()
+        actual = exact(model, x)
+    assert_equal_gradients(actual, exact(model, x))
+
+
+def test_a_batch_of_one_tells_nothing_of_larger_ones():
+    model = Model([Plain(), Attending(), Plain()])
+    with ENGINE.attach(model, ["blocks"]):
+        one = torch.randn(1, 2, 6)
+        actual = exact(model, one)
+        with pytest.raises(ChainError, match=r"^blocks\.1 mixes"):
+            exact(model, torch.randn(5, 2, 6))
+    assert_equal_gradients(actual, exact(model, one))
+
+
+def test_what_was_found_is_not_copied():
+    """A copy's blocks are others."""
+    model, x = Model([Plain(), NormAndDropout(), Plain()]).eval(), torch.randn(8, 6)
+    expected = exact(model, x)
+    with ENGINE.attach(model, ["blocks"]):
+        exact(model, x)
+        other = copy.deepcopy(model)
+        assert_equal_gradients(exact(other, x), expected)
+        with pytest.raises(ChainError, match="mixes"):
+            exact(other.train(), x)
+
+
+def test_another_number_of_samples_is_refused():
+    model = nn.Sequential(Plain(), Plain(), nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1), nn.Unflatten(0, (4, 5))))
+    model.append(nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1)))
+    with ENGINE.attach(model, [""]), pytest.raises(ChainError, match=r"^3 returns a state of 20 samples, .* of 4"):
+        model(torch.randn(4, 5, 6)).sum().backward()
+
+
+def test_a_state_of_one_dimension_is_one_sample():
+    model, x = nn.Sequential(Plain(), Plain(), Plain()), torch.randn(6)
+    expected = exact(model, x)
+    with ENGINE.attach(model):
+        assert_equal_gradients(exact(model, x), expected)
+
+
+@pytest.mark.parametrize("kind", ["depth", "time"])
+def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
+    """4 links, 3 samples, 6 x 6 numbers of 8 bytes, three times; an LSTM's state has h and c."""
+    if kind == "depth":
+        model, x, size, path = plain_model(5), torch.randn(3, 6), 3 * 4 * 3 * 6 * 6 * 8, "blocks"
+    else:
+        model, x, size, path = nn.LSTM(6, 3), torch.randn(5, 3, 6), 3 * 4 * 3 * 6 * 6 * 8, "l0"
+
+    def run():
+        out = model(x)
+        return out if kind == "depth" else out[0]
+
+    expected = gradients(model, run)
+    with gradfree.create_engine("deeppcr", memory_limit=size / 2**30).attach(model):
+        assert_equal_gradients(gradients(model, run), expected)
+    model.zero_grad()
+    words = (
+        rf"would need 9.66e-06 GiB for '{path}': 4 links of 3 samples with dense Jacobians of 6 x 6 in torch.float64"
+    )
+    smaller = gradfree.create_engine("deeppcr", memory_limit=0.99 * size / 2**30)
+    with smaller.attach(model), pytest.raises(ChainError, match=words):
+        run().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"), [(0, ValueError), (float("inf"), ValueError), ("2", TypeError), (True, TypeError)]
+)
+def test_a_limit_that_is_none_is_refused(limit, error):
+    with pytest.raises(error, match="DeepPCR: memory_limit must be"):
+        gradfree.create_engine("deeppcr", memory_limit=limit)
+
+
+class Hooked(Plain):
+    """A block with a hook on a tensor inside it."""
+
+    hook = None
+
+    def forward(self, x):
+        h = self.linear(x)
+        h.register_hook(self.hook)
+        return x + torch.tanh(h)
+
+
+@pytest.mark.parametrize(
+    "hook", [lambda g: 0.5 * g, lambda g: g * (2.0 if g.sum().item() < 1e300 else 1.0)], ids=["batched", "one by one"]
+)
+def test_a_backward_pass_of_their_own_that_is_linear_is_followed(hook):
+    """What torch cannot run as one batch of cotangents is run one by one."""
+    model, x = Model([Hooked() for _ in range(4)]), torch.randn(4, 6)
+    for block in model.blocks:
+        block.hook = hook
+    expected = exact(model, x)
+    with ENGINE.attach(model, ["blocks"]):
+        assert_equal_gradients(exact(model, x), expected)
+
+
+def test_a_backward_pass_that_is_not_linear_gives_nan():
+    """Clamping has no Jacobian; a wrong gradient in silence would be worse."""
+    model, x = Model([Hooked() for _ in range(4)]), torch.randn(4, 6)
+    for block in model.blocks:
+        block.hook = lambda g: g.clamp(-0.3, 0.3)
+    with ENGINE.attach(model, ["blocks"]):
+        actual = exact(model, x)
+    assert all(g.isnan().all() for name, g in actual.items() if name.endswith("linear.weight"))
+
+
+def assert_no_worse_than_backprop(model, run, accurate):
+    """Rounding adds up in another order: at most four times the error of backprop in the same precision."""
+    theirs = gradients(model, run)
+    with ENGINE.attach(model), gradfree.engine_figures() as figures:
+        ours = gradients(model, run)
+    assert figures["blocks"]["residual"] < 0.02
+    for name, expected in accurate.items():
+        if expected is not None:
+            error, allowed = ((g[name].double() - expected).norm() for g in (ours, theirs))
+            assert error <= 4 * allowed + 1e-7 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precisions_are_as_exact_as_backprop(dtype):
+    model, x = plain_model(20).to(dtype), torch.randn(4, 6).to(dtype)
+    accurate = exact(copy.deepcopy(model).double(), x.double())
+    assert_no_worse_than_backprop(model, lambda: model(x), accurate)
+
+
+def test_autocast_inside_the_blocks():
+    model, x = plain_model(20).float(), torch.randn(4, 6).float()
+    accurate = exact(copy.deepcopy(model).double(), x.double())
+
+    def run():
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    assert_no_worse_than_backprop(model, run, accurate)

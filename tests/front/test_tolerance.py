@@ -1,0 +1,131 @@
+"""Sweeping until the cotangents change no more than a tolerance, in place of a number of sweeps."""
+
+import pytest
+import torch
+from test_fidelity import Sequences
+from torch import nn
+
+import gradfree
+from gradfree.depth.chain import DepthChain
+from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+from gradfree.time.chain import TimeChain
+
+NAMES = ["highway_bp", "fixed_point"]
+KINDS = {
+    "blocks": (lambda: plain_model(9), lambda: torch.randn(4, 6), "blocks"),
+    "time": (Sequences, lambda: torch.randn(4, 6), "rnn.l0"),
+}
+
+
+def solved(model, x, path, name, scale=1.0, **options):
+    """Return the gradients of ``scale`` times the loss, divided by it, and the figures."""
+    model.zero_grad()
+    with gradfree.create_engine(name, **options).attach(model), gradfree.engine_figures() as figures:
+        (scale * model(x).pow(2).sum()).backward()
+    return {n: None if p.grad is None else p.grad / scale for n, p in model.named_parameters()}, figures[path]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stops_behind_the_first_sweep_that_changes_less(name, kind):
+    """The residual behind k sweeps is what sweep k + 1 changes: known from runs with a fixed number."""
+    make, batch, path = KINDS[kind]
+    model, x = make().eval(), batch()
+    links = 9 if kind == "blocks" else 6
+    counted = [solved(model, x, path, name, iterations=k) for k in range(links)]
+    changes = [figures["residual"].item() for _, figures in counted]
+    found = set()
+    for tolerance in (0.5, 0.05, 1e-3, 1e-14):
+        expected = next((k + 1 for k in range(links - 1) if changes[k] <= tolerance), links - 1)
+        actual, figures = solved(model, x, path, name, tolerance=tolerance)
+        assert figures["sweeps"] == expected
+        assert figures["residual"].item() == changes[expected - 1]
+        assert_equal_gradients(actual, counted[expected][0], tolerance=0.0)
+        found.add(expected)
+    assert len(found) > 1
+    assert links - 1 in found
+    assert_equal_gradients(solved(model, x, path, name, tolerance=1e-14)[0], gradients_of_backprop(model, x))
+
+
+def gradients_of_backprop(model, x):
+    return gradients(model, lambda: model(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_scale_of_the_loss_changes_neither_the_sweeps_nor_the_gradients(name, kind):
+    make, batch, path = KINDS[kind]
+    model, x = make().eval(), batch()
+    expected, figures = solved(model, x, path, name, tolerance=1e-2)
+    for scale in (1e-4, 65536.0):
+        actual, scaled = solved(model, x, path, name, scale, tolerance=1e-2)
+        assert scaled["sweeps"] == figures["sweeps"]
+        assert_equal_gradients(actual, expected, tolerance=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "chain"), [("blocks", DepthChain), ("time", TimeChain)])
+def test_the_residual_costs_no_pull(kind, chain, monkeypatch):
+    make, batch, path = KINDS[kind]
+    model, x, pulls = make(), batch(), []
+    pull = chain.pull
+    monkeypatch.setattr(chain, "pull", lambda *given: pulls.append(1) or pull(*given))
+    _, figures = solved(model, x, path, "fixed_point", tolerance=0.2)
+    assert len(pulls) == figures["sweeps"] > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_finite_ends_the_sweeps(name, kind):
+    """A NaN or inf cotangent passes on, as in backpropagation; zeros are solved already."""
+    make, batch, path = KINDS[kind]
+    model, x = make(), batch()
+    for scale, found in ((float("nan"), torch.isnan), (float("inf"), torch.isnan), (0.0, lambda g: g == 0.0)):
+        with gradfree.create_engine(name, tolerance=1e-9).attach(model), gradfree.engine_figures() as figures:
+            (scale * model(x).pow(2).sum()).backward()
+        assert figures[path]["sweeps"] == 1
+        assert any(found(p.grad).any() for p in model.get_submodule(path.split(".")[0]).parameters())
+        model.zero_grad()
+
+
+def test_a_chain_of_one_link_needs_no_sweep():
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(6, 6))), torch.randn(4, 6)
+    with (
+        gradfree.create_engine("fixed_point", tolerance=1e-3).attach(model, [""]),
+        gradfree.engine_figures() as figures,
+    ):
+        model(x).sum().backward()
+    assert figures[""]["sweeps"] == figures[""]["residual"] == 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tolerance": 0.0}, ValueError, "tolerance must be positive and finite, not 0.0"),
+        ({"tolerance": -1e-3}, ValueError, "tolerance must be positive and finite, not -0.001"),
+        ({"tolerance": float("nan")}, ValueError, "tolerance must be positive and finite, not nan"),
+        ({"tolerance": float("inf")}, ValueError, "tolerance must be positive and finite, not inf"),
+        ({"tolerance": "1e-3"}, TypeError, "tolerance must be a positive number, not '1e-3'"),
+        ({"tolerance": True}, TypeError, "tolerance must be a positive number, not True"),
+        ({"tolerance": 1e-3, "iterations": 2}, ValueError, "iterations=2 and tolerance=0.001; give one of them"),
+        ({"iterations": 1.5}, TypeError, "iterations must be an int of at least 0, not 1.5"),
+    ],
+)
+def test_values_that_are_refused(name, options, error, message):
+    with pytest.raises(error, match=message):
+        gradfree.create_engine(name, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tolerance_that_the_states_do_not_resolve_is_refused(kind):
+    make, batch, _ = KINDS[kind]
+    model, x = make().float(), batch().float()
+    finer = pytest.raises(gradfree.ChainError, match=r"tolerance=1e-09 is finer than states in torch.float32 resolve")
+    with gradfree.create_engine("fixed_point", tolerance=1e-9).attach(model), finer:
+        model(x).sum().backward()
+    assert all(p.grad is None for p in model.get_submodule("blocks" if kind == "blocks" else "rnn").parameters())
+
+
+def test_an_engine_without_either_sweeps_twice():
+    for name in NAMES:
+        assert gradfree.create_engine(name) == gradfree.create_engine(name, iterations=2)
