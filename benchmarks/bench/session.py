@@ -26,7 +26,7 @@ from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tasks.imported import is_reference
+from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra
 from gradfree.wording import no_such
@@ -150,7 +150,7 @@ def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
         raise UsageError(
             f"{_SWEEP} is no suite's: repeat the `gradfree bench run` that made it; it does nothing but report."
         )
-    if is_reference(suite):
+    if names_a_function(suite):
         return suite_by(suite), out or Path("results", suite.replace(":", "-"))
     if suite not in SUITES:
         raise UsageError(no_such("suite", suite, SUITES))

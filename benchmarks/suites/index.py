@@ -22,7 +22,7 @@ from gradfree.benchmarks.tasks.catalogue import (
     TINYSHAKESPEARE,
     WIKITEXT2,
 )
-from gradfree.benchmarks.tasks.imported import Reference
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import LayerTimings, RecurrentLayer
 from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
@@ -143,7 +143,7 @@ def suite_by(name: str) -> Suite:
     Raises:
         UsageError: there is no such function, or it returns something else.
     """
-    suite = Reference.to(name).result()
+    suite = Imported.to(name).result()
     if not (isinstance(suite, tuple) and suite and all(isinstance(e, Experiment) for e in suite)):
         raise UsageError(f"{name} returns no suite, which is a tuple of experiments: (Comparison(task, rows),), say.")
     return suite
