@@ -36,7 +36,8 @@ def run(
     Args:
         suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "scan", "lightning", "text",
             "forward-only"; after papers "highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth", each also with
-            "-small" for a CPU. docs/benchmarks.md has what each compares, needs and takes.
+            "-small" for a CPU. docs/benchmarks.md has what each compares, needs and takes. Or one of your own,
+            module:function.
         out: folder for records and report; results/<suite>, or results/sweep, if not given.
         seeds: training runs for each engine and task.
         device: where to train: cpu, cuda, or both, separated by a comma.
@@ -93,7 +94,7 @@ def report(suite: str = "quick", out: Path | None = None) -> None:
     """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
 
     Args:
-        suite: the comparisons to show.
+        suite: the comparisons to show, as for `gradfree bench run`.
         out: folder of the records, and for the report; results/<suite> if not given.
     """
     _extra("bench.session").report(suite, out)

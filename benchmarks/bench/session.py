@@ -22,10 +22,11 @@ from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, m
 from gradfree.benchmarks.running.plan import Plan, Shard
 from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
 from gradfree.benchmarks.running.workers import Executor, Workers
-from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra
 from gradfree.wording import no_such
@@ -149,6 +150,8 @@ def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
         raise UsageError(
             f"{_SWEEP} is no suite's: repeat the `gradfree bench run` that made it; it does nothing but report."
         )
+    if names_a_function(suite):
+        return suite_by(suite), out or Path("results", suite.replace(":", "-"))
     if suite not in SUITES:
         raise UsageError(no_such("suite", suite, SUITES))
     return SUITES[suite], out or Path("results", suite)
@@ -170,7 +173,10 @@ def compare(a: Path, b: Path) -> None:
 def _show(comparisons: Suite, file: RecordFile) -> None:
     report = SuiteReport.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
     if not report.sections:
-        raise UsageError(f"{file.path} has no results of this suite; `gradfree bench run` makes them.")
+        raise UsageError(
+            f"{file.path} has no results of this suite; `gradfree bench run --suite` makes them. Records of a sweep "
+            "are reported on by the `gradfree bench run` that made them, repeated."
+        )
     console = Console()
     report.print(console)
     files = publish(report, file.path.parent)

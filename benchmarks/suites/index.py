@@ -11,7 +11,7 @@ from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY, ORTHOGONAL_DIG
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
-from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks.catalogue import (
     ADDING,
     COPYING,
@@ -22,12 +22,14 @@ from gradfree.benchmarks.tasks.catalogue import (
     TINYSHAKESPEARE,
     WIKITEXT2,
 )
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import LayerTimings, RecurrentLayer
 from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
 from gradfree.benchmarks.timing.scans import Operands, ScanTimings
 from gradfree.benchmarks.timing.strategies import StrategyTimings
 from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.cli import UsageError
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
 _BACKPROP_IN_DEPTH = (BACKPROP, Row("backprop via chain", "backprop", {"plain": False}))
@@ -133,3 +135,15 @@ SUITES: dict[str, Suite] = {
     "foton-depth": FOTON_DEPTH,
     "foton-depth-small": FOTON_DEPTH_SMALL,
 }
+
+
+def suite_by(name: str) -> Suite:
+    """Return the suite that a function of the user's own, ``module:function``, returns.
+
+    Raises:
+        UsageError: there is no such function, or it returns something else.
+    """
+    suite = Imported.to(name).result()
+    if not (isinstance(suite, tuple) and suite and all(isinstance(e, Experiment) for e in suite)):
+        raise UsageError(f"{name} returns no suite, which is a tuple of experiments: (Comparison(task, rows),), say.")
+    return suite

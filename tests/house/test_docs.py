@@ -4,6 +4,7 @@ import re
 import sys
 from types import ModuleType
 
+import polars as pl
 import pytest
 import torch
 from places import RESULTS, ROOT
@@ -12,6 +13,8 @@ from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.chains import kinds
+from gradfree.cli import main
+from gradfree.depth import ports
 from gradfree.layers import roles
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,8 +22,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    """Leave no kind of chains or layers to other tests."""
+    """Leave no kind of chains or layers, and no port, to other tests."""
     monkeypatch.setattr(kinds, "_registered", {})
+    monkeypatch.setattr(ports, "_ports", dict(ports._ports))
     monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
 
 
@@ -28,7 +32,6 @@ def examples(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def made_by_the_demo(folder):
     """Write the numbers that ``make demo`` leaves, from the committed records."""
     folder.mkdir(parents=True)
@@ -36,6 +39,7 @@ def made_by_the_demo(folder):
     SuiteReport.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -96,6 +100,64 @@ def test_the_example_chain_kind_is_right():
     assert list(handle.chains[""].blocks) == ["b1", "b2", "b3", "b4", "b5"]
     with gradfree.create_engine("truncated").attach(model), pytest.raises(AssertionError):
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+def test_the_example_port_is_right():
+    """Without it the state is taken for what it is not, and refused; with it the gradients are exact."""
+    import gradfree
+
+    names = {"__name__": "example"}
+    *_, code = examples(ROOT / "docs" / "how-it-works.md")
+    definitions, registration = code.rsplit("\n\n", 1)
+    exec(definitions, names)
+
+    class Model(torch.nn.ModuleList):
+        def forward(self, x):
+            for block in self:
+                _, x = block(x)
+            return x
+
+    model, batch = Model(names["MyBlock"](6) for _ in range(3)), (torch.randn(4, 6), torch.randn(4, 6))
+    engine = gradfree.create_engine("highway_bp", iterations=3)
+    with pytest.raises(gradfree.ChainError, match="register_port"):
+        gradfree.gradient_fidelity(engine, model, torch.nn.functional.mse_loss, batch)
+    exec(registration, names)
+    fidelity = gradfree.gradient_fidelity(engine, model, torch.nn.functional.mse_loss, batch)
+    assert fidelity.total.relative_error < 1e-5
+
+
+def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
+    """The page's file runs by its name, and its own section is in the report; other functions are refused."""
+    (tmp_path / "my_suite.py").write_text("\n".join(examples(ROOT / "docs" / "benchmarks.md")), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        main(["bench", "run", "--suite", "my_suite:suite", "--seeds", "2", "--jobs", "2"])
+        with pytest.raises(SystemExit):
+            main(["bench", "report", "--suite", "my_suite:halves"])
+        with pytest.raises(SystemExit):
+            main(["bench", "report", "--suite", "my_suite:sweet"])
+    finally:
+        sys.modules.pop("my_suite", None)
+    refused = capfd.readouterr().err
+    assert "my_suite:halves returns no suite" in refused
+    assert "no function of my_suite is called 'sweet'" in refused
+    folder = tmp_path / "results" / "my_suite-suite"
+    facts = pl.read_parquet(folder / "report.parquet")
+    own = facts.filter(pl.col("section") == "halves: first gradient, device: cpu", pl.col("seed").is_null())
+    assert dict(own.select("row", "n").iter_rows()) == {"backprop": 2, "highway_bp k=1": 2}
+    assert own["value"][1] < own["value"][0] == pytest.approx(1)
+    assert "halves: first gradient, device: cpu" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_examples_of_the_readme_run_alone(tmp_path, monkeypatch):
+    """But for the one that says that it goes on behind the lines above."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    first, _, *others = examples(ROOT / "README.md")
+    for code in (first, *others):
+        exec(compile(code, "README.md", "exec"), {"__name__": "my_package"})
 
 
 def test_links_between_pages_lead_somewhere():
