@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict
 
 import torch
+from places import SUPPORT
 from plain_modules import Net, PlainModule, samples
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
@@ -54,6 +55,7 @@ def results_of_ranks(folder, script):
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
     command = [sys.executable, script, str(folder)]
+    shared["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for env in environments]
     for process in started:
