@@ -39,7 +39,7 @@ def assert_is_said(cell, refusal):
 
 
 class Covering(EngineConformance):
-    """Each quick feature on the chain that stands for its family; of the rest every pair of engine, chain and feature."""
+    """Quick features on the chain that stands for its family; of the rest every pair of engine, chain and feature."""
 
     def cells(self, device):
         found = {(str(cell[0]), cell[1].name, cell[2].name): cell for cell in super().cells(device)}

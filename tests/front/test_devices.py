@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import gradfree
 from gradfree.testing import FEATURES
-from gradfree.testing.cases.cases import CASES, LAYERS, Task
+from gradfree.testing.cases.cases import CASES, LAYERS, STANDING_FOR, Task
 
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
 BASIC = "forward and backward pass"
@@ -63,7 +63,11 @@ def _a_device_like_any_other(monkeypatch):
 
 
 @pytest.mark.usefixtures("_a_device_like_any_other")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in STANDING_FOR.values() else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=lambda case: case.name,
+)
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_step_stays_on_the_models_device(name, case, device):
     if device != "cpu":

@@ -105,6 +105,7 @@ def edit(file, text):
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.slow
 def test_changed_examples_are_other_cases(folder):
     """Not so what is only written anew, shuffled or augmented: no run would ever find its records."""
     loaders = "read", "shuffled", "shuffled_anew", "augmented"
