@@ -23,6 +23,30 @@ def recurrent(cell: str, width: int) -> nn.RNNBase:
     return _MODULES[cell](width, width, batch_first=True)
 
 
+def remember(module: nn.RNNBase, steps: int) -> None:
+    """Set a layer's gates so that its units forget after up to ``steps`` steps, some sooner, some later.
+
+    Chrono initialisation, Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", arXiv 1804.11188, section
+    2: the bias of the gate that keeps the state is log u, with u uniform between 1 and ``steps`` - 1; that of an LSTM's
+    input gate is the negative of it.
+
+    Raises:
+        ValueError: ``steps`` below 3, or a cell without gates.
+    """
+    if steps < 3 or isinstance(module, nn.RNN):
+        raise ValueError(
+            f"memory must be at least 3 steps, of a GRU or an LSTM, not {steps} of {type(module).__name__}."
+        )
+    kept = torch.empty(module.hidden_size).uniform_(1, steps - 1).log()
+    with torch.no_grad():
+        nn.init.zeros_(module.bias_ih_l0)
+        nn.init.zeros_(module.bias_hh_l0)
+        gates = module.bias_ih_l0.chunk(3 if isinstance(module, nn.GRU) else 4)
+        gates[1].copy_(kept)
+        if isinstance(module, nn.LSTM):
+            gates[0].copy_(-kept)
+
+
 def run(module: nn.Module, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the outputs, (B, T, width), and the final state of one layer, a single tensor for every cell.
 

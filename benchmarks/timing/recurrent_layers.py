@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
@@ -20,7 +20,7 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.cell_loop import CellLoop
+from gradfree.benchmarks.timing.cell_loop import COMPILED, CellLoop
 from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
 from gradfree.benchmarks.timing.speed import Step, Timing, Turn
@@ -43,22 +43,33 @@ class RecurrentLayer:
     batch: int
     steps: int
     units: int
+    dtype: str = field(default="float32", metadata=ADDED)
+    batch_first: bool = field(default=True, metadata=ADDED)
 
     def __str__(self) -> str:
-        return f"{self.cell} ({self.batch}, {self.steps}, {self.units})"
+        others = ("" if self.dtype == "float32" else self.dtype), ("" if self.batch_first else "time first")
+        return ", ".join([f"{self.cell} ({self.batch}, {self.steps}, {self.units})", *filter(None, others)])
 
 
 class Pass:
     """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
 
-    def __init__(self, case: LayerCase[Any], row: Row | None = None, lean: bool = False, loop: bool = False):
+    def __init__(
+        self,
+        case: LayerCase[Any],
+        row: Row | None = None,
+        lean: bool = False,
+        loop: Callable[[nn.RNNBase], nn.Module] | None = None,
+    ):
         torch.manual_seed(case.seed)
         layer = case.layer
-        shape = (layer.batch, layer.steps, layer.units)
-        self.x = torch.randn(shape, device=case.device, requires_grad=True)
-        self.cotangent = torch.randn(shape, device=case.device)
-        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=True).to(case.device)
-        self.module: nn.Module = CellLoop(plain) if loop else plain
+        sizes = (layer.batch, layer.steps) if layer.batch_first else (layer.steps, layer.batch)
+        dtype = getattr(torch, layer.dtype)
+        # Drawn in one precision for all.
+        self.x, self.cotangent = (torch.randn(*sizes, layer.units).to(case.device, dtype) for _ in range(2))
+        self.x.requires_grad_()
+        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first).to(case.device, dtype)
+        self.module: nn.Module = plain if loop is None else loop(plain)
         if row is not None:
             row.create_engine().attach(self.module, [""], lean=lean)
 
@@ -97,7 +108,7 @@ class LayerTiming(LayerCase[Pass]):
 
     def steps(self) -> Mapping[str, Callable[[], Pass]]:
         """Return what builds the passes."""
-        passes = {PLAIN: partial(Pass, self), _LOOP: partial(Pass, self, loop=True)}
+        passes = {PLAIN: partial(Pass, self), _LOOP: partial(Pass, self, loop=CellLoop)}
         passes |= {row.label: partial(Pass, self, row) for row in self.rows}
         if self.layer.cell == "GRU":
             passes[_lean(self.rows)] = partial(Pass, self, self.rows[0], lean=True)
@@ -113,6 +124,7 @@ class LayerTimings(Timings[RecurrentLayer]):
     """Engines on single layers; cells without a gate are not run with engines that need one."""
 
     metric: ClassVar[str] = "time of forward and backward"
+    share: ClassVar[str] = "{value:.2f}"
 
     def case(self, layer: RecurrentLayer, /, **where: Any) -> LayerTiming:
         """Return the case that times a layer."""
@@ -128,9 +140,9 @@ class LayerTimings(Timings[RecurrentLayer]):
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of times and memory as multiples of the plain layer's, a row a layer."""
         known = {str(a): estimates(facts, metric=self.metric, unit=_RATIO, setting=str(a)) for a in self.subjects}
-        labels = (_LOOP, *(row.label for row in self.rows), _lean(self.rows))
+        labels = (_LOOP, COMPILED, *(row.label for row in self.rows), _lean(self.rows))
         shown = [label for label in labels if any(label in ratios for ratios in known.values())]
-        figures = Figure(self.metric, unit=_RATIO), Figure(MEMORY, "{value:.1f}", _RATIO)
+        figures = Figure(self.metric, self.share, _RATIO), Figure(MEMORY, "{value:.1f}", _RATIO)
         ratios = {f"{label} on {layer}": t for layer, ts in known.items() for label, t in ts.items()}
         return Section(
             title=f"recurrent layers, device: {facts['device'][0]}, threads: {self.threads}",
@@ -172,7 +184,7 @@ class LayerTimings(Timings[RecurrentLayer]):
 
 def _verdict(ratios: Mapping[str, Estimate]) -> str:
     """Say which engine is fastest, and which are slower than the plain module."""
-    known = {label: ratio for label, ratio in ratios.items() if label not in (PLAIN, _LOOP)}
+    known = {label: ratio for label, ratio in ratios.items() if label not in (PLAIN, _LOOP, COMPILED)}
     if not known:
         return _FAILED
     fastest = min(known, key=lambda label: known[label].value)
