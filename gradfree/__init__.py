@@ -19,6 +19,7 @@ from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer
+from gradfree.time.elementwise import ElementwiseCell
 
 checkout.map_subpackages()
 
@@ -36,6 +37,7 @@ __all__ = [
     "Chain",
     "ChainError",
     "ChainGradients",
+    "ElementwiseCell",
     "Engine",
     "EngineOptimizer",
     "Fidelity",

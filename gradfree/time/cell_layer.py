@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from gradfree.time.elementwise import ElementwiseCell
 
 
 class CellLayer(nn.Module):
@@ -38,8 +41,8 @@ class CellLayer(nn.Module):
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
-        single = not isinstance(state, tuple) and not (state is None and isinstance(self.cell, nn.LSTMCell))
-        parts = self._zeros(x) if state is None else (state,) if single else state
+        parts = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
+        single = len(parts) == 1 and not isinstance(state, tuple)
         out, *final = self.unroll(x, parts)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
@@ -52,14 +55,18 @@ class CellLayer(nn.Module):
         size = getattr(self.cell, "hidden_size", None)
         if size is None:
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
-        return (x.new_zeros(x.shape[1], size),) * (2 if isinstance(self.cell, nn.LSTMCell) else 1)
+        parts = 2 if isinstance(self.cell, nn.LSTMCell) else getattr(self.cell, "parts", 1)
+        return (x.new_zeros(x.shape[1], size),) * parts
 
 
 def steps_of(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Return the state behind every step, part by part."""
+    advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
+    if isinstance(cell, ElementwiseCell):
+        advance, x = cell.advance, cell.fed(x)
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
-        parts = apply_cell(cell, fed, parts)
+        parts = advance(fed, parts)
         steps.append(tuple(parts))
     return steps
 
