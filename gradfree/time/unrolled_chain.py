@@ -14,7 +14,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.errors import ChainError
 from gradfree.time.cell_layer import apply_cell
-from gradfree.time.chain import Links, Split, TimeChain
+from gradfree.time.chain import Links, SplitJacobian, TimeChain
 from gradfree.time.closed_forms import State
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
@@ -77,7 +77,7 @@ class UnrolledChain(TimeChain):
         """Nothing is known of the cell's gates."""
         return [0.0] * len(self.before)
 
-    def crossed(self, delta: State, factors: Split) -> State:
+    def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
         pulled = self._pull(delta, self.before, keep=True)
         whole = (plus(v, times(d, rest)) for v, d, rest in zip(pulled, delta, factors.rest, strict=True))
