@@ -31,6 +31,11 @@ def __getattr__(name: str) -> ModuleType:
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    """Return what is meant for users."""
+    return [*__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"]
+
+
 __version__ = "0.1.0"
 __all__ = [
     "CellLayer",

@@ -21,7 +21,7 @@ from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitJacobian:
     """F_t = K_t + J_t for all t, part by part of the state.
 
     Attributes:
@@ -78,11 +78,11 @@ class TimeChain(Chain):
         """T, the number of steps."""
         return self.length
 
-    def constant(self, factor: Factor) -> Split:
+    def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part."""
         return self._split([factor] * len(self.states))
 
-    def residual(self, weight: float = 1.0, block: bool = False) -> Split:
+    def residual(self, weight: float = 1.0, block: bool = False) -> SplitJacobian:
         """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
         if weight == 0.0:
             return self.constant(0.0)
@@ -93,10 +93,10 @@ class TimeChain(Chain):
             )
         crossing = weight if block else 0.0
         if weight == 1.0:
-            return Split(self.diagonal, [0.0] * len(self.diagonal), crossing)
-        return Split([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
+            return SplitJacobian(self.diagonal, [0.0] * len(self.diagonal), crossing)
+        return SplitJacobian([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
 
-    def mean_residual(self, momentum: float) -> Split:
+    def mean_residual(self, momentum: float) -> SplitJacobian:
         """Return the running mean of the gates over steps and sequences, unit by unit."""
         return self._split(
             [
@@ -110,16 +110,16 @@ class TimeChain(Chain):
         d = d.to(torch.promote_types(d.dtype, torch.float32))
         return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()
 
-    def _split(self, known: Sequence[Factor]) -> Split:
-        return Split(known, list(map(_minus, self.diagonal, known)))
+    def _split(self, known: Sequence[Factor]) -> SplitJacobian:
+        return SplitJacobian(known, list(map(_minus, self.diagonal, known)))
 
     @phase("scan")
-    def scan(self, terms: State, factors: Split) -> State:
+    def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
         return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
 
     @phase("pulls")
-    def pull(self, direct: State, delta: State, factors: Split) -> State:
+    def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
 
@@ -146,7 +146,7 @@ class TimeChain(Chain):
         """
 
     @abstractmethod
-    def crossed(self, delta: State, factors: Split) -> State:
+    def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
 
     @abstractmethod

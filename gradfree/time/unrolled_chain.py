@@ -17,7 +17,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.errors import ChainError
 from gradfree.time.cell_layer import apply_cell
-from gradfree.time.chain import Links, Split, TimeChain
+from gradfree.time.chain import Links, SplitJacobian, TimeChain
 from gradfree.time.closed_forms import State
 from gradfree.time.elementwise import ElementwiseCell, unit_blocks
 from gradfree.torchside.graph import may_write, walk
@@ -88,9 +88,9 @@ class UnrolledChain(TimeChain):
     def _blocks(self) -> Blocks | None:
         return unit_blocks(self.after, self.before) if isinstance(self.cell, ElementwiseCell) else None
 
-    def _split(self, known: Sequence[Factor]) -> Split:
+    def _split(self, known: Sequence[Factor]) -> SplitJacobian:
         """Leave the rest to :meth:`crossed`, which needs nothing but what is known."""
-        return Split(known, [0.0] * len(known))
+        return SplitJacobian(known, [0.0] * len(known))
 
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return all of each F_t, if the cell has no links between its units; or the diagonals of its dense Jacobians.
@@ -110,7 +110,7 @@ class UnrolledChain(TimeChain):
             for row in rows
         ]
 
-    def crossed(self, delta: State, factors: Split) -> State:
+    def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
         pulled = self._pull(delta, self.before, keep=True)
         whole = (plus(v, times(d, -known)) for v, d, known in zip(pulled, delta, factors.known, strict=True))

@@ -252,13 +252,13 @@ def test_pixel_classifier_reads_row_by_row_from_the_left():
         (lambda: small("gpt")(torch.zeros(1, 10, dtype=torch.long)), "10 tokens exceed the context of 9"),
         (
             lambda: small("recurrent_lm", cell="mgu"),
-            "cell must be one of 'gru', 'lstm', 'rnn', 'para_gru', 'para_lstm', not 'mgu'",
+            "cell must be one of 'gru', .*, 'para_lstm', not 'mgu'",
         ),
         (lambda: small("recurrent_lm", block="conv"), "block must be one of 'plain', 'transformer', not 'conv'"),
         (lambda: small("recurrent_lm", layers=0), "layers must be at least 1, not 0"),
         (
             lambda: small("pixel_classifier", cell="GRU"),
-            "cell must be one of 'gru', 'lstm', 'rnn', 'para_gru', 'para_lstm', not 'GRU'",
+            "cell must be one of 'gru', .*, 'para_lstm', not 'GRU'",
         ),
     ],
 )
