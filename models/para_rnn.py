@@ -21,6 +21,8 @@ class _ParaCell(ElementwiseCell):
     """Weights of three gates: B and b of the input, and vectors in place of the matrices of the state."""
 
     vectors: tuple[str, ...]
+    a: Tensor
+    c: Tensor
 
     def __init__(self, input_size: int, hidden_size: int, clip: float | None):
         super().__init__()
