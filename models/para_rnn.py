@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradfree.time.cell_layer import CellLayer
-from gradfree.time.elementwise import ElementwiseCell
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 
 class _ParaCell(ElementwiseCell):

@@ -13,10 +13,9 @@ from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
-from gradfree.time.cell_layer import CellLayer
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
-from gradfree.time.elementwise import ElementwiseCell
 from gradfree.time.forward import Recurrence, run
 from gradfree.time.unrolled_chain import UnrolledChain
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved

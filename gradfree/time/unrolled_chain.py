@@ -16,10 +16,9 @@ from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.errors import ChainError
-from gradfree.time.cell_layer import apply_cell
+from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.chain import Links, SplitJacobian, TimeChain
 from gradfree.time.closed_forms import State
-from gradfree.time.elementwise import ElementwiseCell, unit_blocks
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.jacobians import pull_many
