@@ -33,7 +33,7 @@ def recurrent(cell: str, width: int) -> nn.Module:
     return _MODULES[cell](width, width, batch_first=True)
 
 
-def remember(module: nn.RNNBase, steps: int) -> None:
+def remember(module: nn.Module, steps: int) -> None:
     """Set a layer's gates so that its units forget after up to ``steps`` steps, some sooner, some later.
 
     Chrono initialisation, Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", arXiv 1804.11188, section
@@ -41,12 +41,11 @@ def remember(module: nn.RNNBase, steps: int) -> None:
     input gate is the negative of it.
 
     Raises:
-        ValueError: ``steps`` below 3, or a cell without gates.
+        ValueError: ``steps`` below 3, or a layer that is no GRU or LSTM of torch's.
     """
-    if steps < 3 or isinstance(module, nn.RNN):
-        raise ValueError(
-            f"memory must be at least 3 steps, of a GRU or an LSTM, not {steps} of {type(module).__name__}."
-        )
+    if steps < 3 or not isinstance(module, nn.GRU | nn.LSTM):
+        name = type(module).__name__
+        raise ValueError(f"memory must be at least 3 steps of a cell 'gru' or 'lstm', not {steps} of {name}.")
     kept = torch.empty(module.hidden_size).uniform_(1, steps - 1).log()
     with torch.no_grad():
         nn.init.zeros_(module.bias_ih_l0)

@@ -100,7 +100,7 @@ _LAYERS = (
     *(RecurrentLayer("GRU", *size) for size in ((8, 1024, 256), (32, 256, 256), (8, 1024, 64))),
     RecurrentLayer("GRU", 8, 1024, 64, batch_first=False),
 )
-_TEXT = Comparison(TINYSHAKESPEARE_LONG, _ROWS, learning_rates=(1e-2, 2e-2, 4e-2))
+_TEXT = Comparison(TINYSHAKESPEARE_LONG, _ROWS)
 
 LONG_SEQUENCES: Suite = (
     LongLayerTimings(_LAYERS, _LAYER_ROWS, threads=1),
