@@ -127,7 +127,7 @@ def refuse_entries(loss: Tensor) -> None:
     for node in walk([loss]).nodes:
         for before, index in node.next_functions:
             if isinstance(before, ENTRIES):
-                raise ChainError(_LEFT_THE_BLOCK.format(path=before.paths[index]))  # type: ignore[attr-defined]
+                raise ChainError(_LEFT_THE_BLOCK.format(path=before.paths[index]))
 
 
 class Outputs:

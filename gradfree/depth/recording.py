@@ -106,7 +106,9 @@ class Recording:
 
     def _check_start(self, _: Cotangent) -> None:
         """Refuse a backward pass that will not reach the chain's start."""
-        if not torch._C._will_engine_execute_node(self.start()):
+        start = self.start()
+        assert start is not None  # The graph that is walked leads to it.
+        if not torch._C._will_engine_execute_node(start):
             raise ChainError(
                 f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
                 f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
