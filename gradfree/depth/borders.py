@@ -27,7 +27,7 @@ from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
 
 
-class Pass(Protocol):
+class Recorded(Protocol):
     """A recorded pass: what the nodes have to tell."""
 
     start: weakref.ref[Any]
@@ -45,7 +45,7 @@ class Pass(Protocol):
 
 
 class _Context(FunctionCtx):
-    recording: Pass
+    recording: Recorded
     index: int
     paths: list[str]
 
@@ -54,7 +54,7 @@ class Start(torch.autograd.Function):
     """(pass, h_0, other inputs and parameters) -> what the first Exits continue from."""
 
     @staticmethod
-    def forward(ctx: _Context, recording: Pass, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
+    def forward(ctx: _Context, recording: Recorded, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
         """Let the node know its pass."""
         ctx.recording = recording
         recording.start = weakref.ref(ctx)
@@ -78,7 +78,7 @@ class Exits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, recording: Pass, index: int, before: Tensor, out: Tensor, more: int
+        ctx: _Context, recording: Recorded, index: int, before: Tensor, out: Tensor, more: int
     ) -> tuple[Tensor, ...]:
         """Hand on ``out``, of link ``index``, and what the ``more`` links behind it will leave."""
         ctx.recording, ctx.index = recording, index
