@@ -18,7 +18,7 @@ from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
-from gradfree.time.cell_layer import CellLayer
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 checkout.map_subpackages()
 
@@ -41,6 +41,7 @@ __all__ = [
     "Chain",
     "ChainError",
     "ChainGradients",
+    "ElementwiseCell",
     "Engine",
     "EngineOptimizer",
     "Fidelity",
