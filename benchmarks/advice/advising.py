@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
@@ -14,13 +13,14 @@ from rich.text import Text
 
 from gradfree.benchmarks.advice.compiled import compiled_cost
 from gradfree.benchmarks.advice.contest import Budget, Outcome, Say, contest, rows_to_try
-from gradfree.benchmarks.advice.findings import as_json, contest_section, race_section
+from gradfree.benchmarks.advice.findings import advice_record, contest_section, race_section
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.race import race
 from gradfree.benchmarks.advice.recommendation import advise
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.environment import environment, require
+from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.provenance import Provenance
+from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.rows import BACKPROP
@@ -73,18 +73,21 @@ def run(
         runners = race(job, net, [BACKPROP, *_racers(outcome)], train, say) if train else []
     advice = advise(outcome, compiled, paths)
     sections = [contest_section(job, outcome, compiled, advice), *([race_section(job, runners)] if runners else [])]
-    made = {"environment": environment(device), "timestamp": datetime.now(timezone.utc).isoformat()}
-    report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([made]))
-    files = []
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "advice.json").write_text(json.dumps(as_json(outcome, compiled, advice), indent=1), encoding="utf-8")
-        files = [out / "advice.json", *publish(report, out)]
+    record = advice_record(job, outcome, compiled, advice)
+    report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]))
     report.print(console)
     if advice.code:
         console.print(Text(f"\n    {advice.code}\n"), soft_wrap=True)
-    if files:
+    if out is not None:
+        files = _write(record, report, out)
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
+
+
+def _write(record: Record, report: SuiteReport, out: Path) -> list[Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "advice.json"
+    file.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return [file, *publish(report, out)]
 
 
 def _print_reports(reports: Mapping[str, Report], console: Console) -> None:

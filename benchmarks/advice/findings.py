@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from math import nan
 from typing import Any
 
 from gradfree.benchmarks.advice.compiled import LABEL
@@ -10,6 +12,8 @@ from gradfree.benchmarks.advice.contest import Contestant, Outcome
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.race import LEARNING_RATE, Runner
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
+from gradfree.benchmarks.records.environment import environment
+from gradfree.benchmarks.records.records import SCHEMA, Record
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.estimates import Estimate
@@ -62,7 +66,8 @@ def contest_section(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | st
 
 
 def _told(contestant: Contestant, outcome: Outcome, where: Mapping[str, Any]) -> Iterator[Fact]:
-    who = {"row": contestant.row.label, "series": contestant.row.series, "k": contestant.row.iterations, **where}
+    row = contestant.row
+    who: dict[str, Any] = {"row": row.label, "series": row.series, "k": row.iterations, **where}
     if len(contestant.times) > 1:
         yield from _times(outcome.cost(contestant), who)
     if contestant.gradient:
@@ -126,13 +131,12 @@ def _run(runner: Runner, target: float, where: Mapping[str, Any]) -> Iterator[Fa
     yield fact(_STEPS, "count", runner.steps, **who)
     yield fact(_LOSS, "at the end", runner.losses[-1], **who)
     reached = runner.reached(target)
-    told = {"note": "never"} if reached is None else {"told": reached}
-    yield fact(_REACHED, "s", **told, **who)
+    yield fact(_REACHED, "s", nan if reached is None else reached, note="never" if reached is None else None, **who)
     for n, (seconds, loss) in enumerate(zip(runner.seconds, runner.losses, strict=True)):
         yield fact(_LOSS, "on the way", loss, at=seconds, setting=f"leg {n + 1}", **who)
 
 
-def as_json(outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice) -> dict[str, Any]:
+def advice_record(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:
     """Return the contest for programs: times in seconds, memory in bytes."""
     rows = [
         {
@@ -147,7 +151,7 @@ def as_json(outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice)
         }
         for c in outcome.contestants
     ]
-    return {
+    results = {
         "take": advice.engine,
         "advice": advice.words,
         "code": advice.code,
@@ -157,3 +161,13 @@ def as_json(outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice)
         "failures": outcome.failures,
         "untried": outcome.untried,
     }
+    return Record(
+        schema=SCHEMA,
+        case=f"advice/{job.model}/{job.data}/{job.device}",
+        kind="advice",
+        config={"model": job.model, "data": job.data, "loss": job.loss, "chains": job.chains},
+        seeds=[],
+        results=results,
+        environment=environment(job.device),
+        timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )

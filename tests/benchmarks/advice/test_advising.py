@@ -27,7 +27,7 @@ def test_every_engine_is_told_of_and_those_that_work_are_measured(capsys, tmp_pa
     out = capsys.readouterr().out
     assert "backprop:\n  note: nothing is attached: autograd computes all gradients" in out
     assert "dfa, fa, foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
-    found = json.loads((tmp_path / "advice.json").read_text())
+    found = json.loads((tmp_path / "advice.json").read_text())["results"]
     told = {row["label"]: row for row in found["rows"]}
     labels = {*told, *found["untried"], *found["failures"]}
     assert {"backprop", "highway_bp k=0", "fixed_point k=4", "truncated window=8", "dsf feedback=gate"} <= labels
