@@ -27,7 +27,7 @@ _LOSS, _STEPS, _REACHED = "training loss", "steps", "time to backprop's loss"
 
 def contest_section(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice) -> Section:
     """Return what the contest came to."""
-    where = {"task": job.model, "device": job.device, "threads": outcome.threads}
+    where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": outcome.threads}
     facts = table(
         [
             *(f for c in outcome.contestants for f in _told(c, outcome, where)),
