@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.depth.recording import refuse_entries
+from gradfree.depth.borders import refuse_entries
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
