@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from gradfree.benchmarks.advice.compiled import compiled_cost
-from gradfree.benchmarks.advice.contest import Budget, Outcome, Say, contest, rows_to_try
+from gradfree.benchmarks.advice.contest import Budget, Standings, Say, contest, rows_to_try
 from gradfree.benchmarks.advice.findings import advice_record, contest_section, race_section
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.race import race
@@ -67,13 +67,13 @@ def run(
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
     with _progress(budget + train) as say:
-        outcome = contest(job, net, rows, Budget((1 - _COMPILING) * budget), say)
+        standings = contest(job, net, rows, Budget((1 - _COMPILING) * budget), say)
         say("torch.compile")
-        compiled = compiled_cost(job, outcome.threads, _COMPILING * budget)
-        runners = race(job, net, [BACKPROP, *_racers(outcome)], train, say) if train else []
-    advice = advise(outcome, compiled, paths)
-    sections = [contest_section(job, outcome, compiled, advice), *([race_section(job, runners)] if runners else [])]
-    record = advice_record(job, outcome, compiled, advice)
+        compiled = compiled_cost(job, standings.threads, _COMPILING * budget)
+        runners = race(job, net, [BACKPROP, *_racers(standings)], train, say) if train else []
+    advice = advise(standings, compiled, paths)
+    sections = [contest_section(job, standings, compiled, advice), *([race_section(job, runners)] if runners else [])]
+    record = advice_record(job, standings, compiled, advice)
     report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]))
     report.print(console)
     if advice.code:
@@ -106,10 +106,10 @@ def _loader_beside(model: str) -> str | None:
         return None
 
 
-def _racers(outcome: Outcome) -> list[Row]:
+def _racers(standings: Standings) -> list[Row]:
     """Return the rows to train beside plain backprop: the fastest."""
-    _, *others = (c for c in outcome.contestants if len(c.times) > 1)
-    return [c.row for c in sorted(others, key=lambda c: outcome.cost(c)["ratio"])[:_RACERS]]
+    _, *others = (c for c in standings.contestants if len(c.times) > 1)
+    return [c.row for c in sorted(others, key=lambda c: standings.cost(c)["ratio"])[:_RACERS]]
 
 
 @contextmanager

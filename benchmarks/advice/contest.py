@@ -101,7 +101,7 @@ class Contestant:
 
 
 @dataclass
-class Outcome:
+class Standings:
     """What a contest came to.
 
     Attributes:
@@ -136,7 +136,7 @@ def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[st
     return reports, [row(name, settings[name][n]) for n in range(deepest) for name in fit if n < len(settings[name])]
 
 
-def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say: Say) -> Outcome:
+def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say: Say) -> Standings:
     """Time plain backpropagation and ``rows`` in turns, until ``budget`` is spent or the figures stand.
 
     Whoever takes much longer than plain backprop when first tried has no further turns.
@@ -161,23 +161,23 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     if failures:
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
     threads, why = _choose_threads(plain, job, budget, say)
-    outcome = Outcome(threads, why, [plain], failures, [])
+    standings = Standings(threads, why, [plain], failures, [])
     for candidate in rows:
         if budget.left < 0.4 * budget.seconds:
-            outcome.untried.append(candidate.label)
+            standings.untried.append(candidate.label)
             continue
         say(candidate.label)
         with _noted(failures, candidate.label):
-            outcome.contestants.append(_tried(candidate, model, plain, job))
-    close = [c for c in outcome.contestants if c.first is None]
-    _compare_gradients([c for c in close if c is not plain], job, outcome, say)
-    _take_turns(close, job, outcome, budget, say)
-    _compare_gradients([c for c in outcome.contestants if c.first and budget.left], job, outcome, say)
+            standings.contestants.append(_tried(candidate, model, plain, job))
+    close = [c for c in standings.contestants if c.first is None]
+    _compare_gradients([c for c in close if c is not plain], job, standings, say)
+    _take_turns(close, job, standings, budget, say)
+    _compare_gradients([c for c in standings.contestants if c.first and budget.left], job, standings, say)
     for contestant in close:
         say(f"memory of {contestant.row.label}")
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))
-    return outcome
+    return standings
 
 
 def _choose_threads(plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
@@ -223,7 +223,7 @@ def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job) -> Con
     return contestant
 
 
-def _take_turns(close: list[Contestant], job: Job, outcome: Outcome, budget: Budget, say: Say) -> None:
+def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget: Budget, say: Say) -> None:
     """Time ``close`` in rounds, until the budget is spent."""
     for n in range(_MOST):
         if n >= _FEWEST and not budget.left:
@@ -231,18 +231,18 @@ def _take_turns(close: list[Contestant], job: Job, outcome: Outcome, budget: Bud
         for contestant in list(close):
             label = contestant.row.label
             say(f"{label}, round {n + 1}")
-            with _noted(outcome.failures, label):
+            with _noted(standings.failures, label):
                 contestant.times.append(_turn(contestant, job, n))
-            if label in outcome.failures:
+            if label in standings.failures:
                 close.remove(contestant)
-                outcome.contestants.remove(contestant)
+                standings.contestants.remove(contestant)
 
 
-def _compare_gradients(contestants: Sequence[Contestant], job: Job, outcome: Outcome, say: Say) -> None:
+def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
     for contestant in contestants:
         say(f"gradient of {contestant.row.label}")
-        with _noted(outcome.failures, contestant.row.label):
-            engine, plain = contestant.row.create_engine(), outcome.contestants[0].model
+        with _noted(standings.failures, contestant.row.label):
+            engine, plain = contestant.row.create_engine(), standings.contestants[0].model
             contestant.gradient = gradient_fidelity(engine, plain, job.loss_fn, job.batches[0], job.chains).total
 
 

@@ -8,7 +8,7 @@ from math import nan
 from typing import Any
 
 from gradfree.benchmarks.advice.compiled import LABEL
-from gradfree.benchmarks.advice.contest import Contestant, Outcome
+from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.race import LEARNING_RATE, Runner
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
@@ -25,18 +25,18 @@ _COSINE, _NORM, _MEMORY, _NOTE = "cosine", "norm ratio", "peak memory", "note"
 _LOSS, _STEPS, _REACHED = "training loss", "steps", "time to backprop's loss"
 
 
-def contest_section(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice) -> Section:
+def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Section:
     """Return what the contest came to."""
-    where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": outcome.threads}
+    where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": standings.threads}
     facts = table(
         [
-            *(f for c in outcome.contestants for f in _told(c, outcome, where)),
+            *(f for c in standings.contestants for f in _told(c, standings, where)),
             *_told_of_compiled(compiled, where),
-            *(fact(_NOTE, "", row=label, note=f"failed: {e}", **where) for label, e in outcome.failures.items()),
+            *(fact(_NOTE, "", row=label, note=f"failed: {e}", **where) for label, e in standings.failures.items()),
         ]
     )
     return Section(
-        title=f"{job.model} on {job.data}: a training step ({job.device}, {outcome.threads} threads)",
+        title=f"{job.model} on {job.data}: a training step ({job.device}, {standings.threads} threads)",
         facts=facts,
         columns=[
             Column("step (ms)", (Figure(_TIME, "{value:.2f}", "s", 1e3),)),
@@ -49,9 +49,9 @@ def contest_section(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | st
         legend=(
             "×: of plain backprop's step in the same rounds, median [quartiles]. Cosine and norm ratio: of the whole "
             "gradient beside exact backpropagation's, on one batch, at these weights. "
-            + (f"Threads: {outcome.why}." if outcome.why else "")
+            + (f"Threads: {standings.why}." if standings.why else "")
         ),
-        remarks=[f"No time was left for {', '.join(outcome.untried)}."] if outcome.untried else [],
+        remarks=[f"No time was left for {', '.join(standings.untried)}."] if standings.untried else [],
         charts=[
             Chart(
                 "Step time and gradient",
@@ -65,11 +65,11 @@ def contest_section(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | st
     )
 
 
-def _told(contestant: Contestant, outcome: Outcome, where: Mapping[str, Any]) -> Iterator[Fact]:
+def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
     row = contestant.row
     who: dict[str, Any] = {"row": row.label, "series": row.series, "k": row.iterations, **where}
     if len(contestant.times) > 1:
-        yield from _times(outcome.cost(contestant), who)
+        yield from _times(standings.cost(contestant), who)
     if contestant.gradient:
         yield fact(_COSINE, "1", contestant.gradient.cosine, **who)
         yield fact(_NORM, "1", contestant.gradient.norm_ratio, **who)
@@ -136,7 +136,7 @@ def _run(runner: Runner, target: float, where: Mapping[str, Any]) -> Iterator[Fa
         yield fact(_LOSS, "on the way", loss, at=seconds, setting=f"leg {n + 1}", **who)
 
 
-def advice_record(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:
+def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:
     """Return the contest for programs: times in seconds, memory in bytes."""
     rows = [
         {
@@ -147,19 +147,19 @@ def advice_record(job: Job, outcome: Outcome, compiled: Mapping[str, Any] | str,
             "norm_ratio": c.gradient and c.gradient.norm_ratio,
             "peak_memory": c.memory,
             "first_try": c.first,
-            **(outcome.cost(c) if len(c.times) > 1 else {}),
+            **(standings.cost(c) if len(c.times) > 1 else {}),
         }
-        for c in outcome.contestants
+        for c in standings.contestants
     ]
     results = {
         "take": advice.engine,
         "advice": advice.words,
         "code": advice.code,
-        "threads": outcome.threads,
+        "threads": standings.threads,
         "rows": rows,
         "torch.compile": compiled if isinstance(compiled, Mapping) else {"note": compiled},
-        "failures": outcome.failures,
-        "untried": outcome.untried,
+        "failures": standings.failures,
+        "untried": standings.untried,
     }
     return Record(
         schema=SCHEMA,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradfree.benchmarks.advice.contest import Contestant, Outcome
+from gradfree.benchmarks.advice.contest import Contestant, Standings
 
 AS_GOOD = 0.99
 """The cosine from which on a gradient is recommended without a second thought."""
@@ -31,25 +31,25 @@ class Advice:
     code: str
 
 
-def advise(outcome: Outcome, compiled: Mapping[str, Any] | str, chains: Sequence[str] | None) -> Advice:
+def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequence[str] | None) -> Advice:
     """Return which engine to take, if any: of those with backprop's gradient that are faster beyond doubt the fastest.
 
     Between the quartiles of the ratios it is anyone's guess: of several that may be as fast, the nearest gradient.
     Where torch.compile alone is faster still, that.
     """
-    costs = {c.row.label: outcome.cost(c) for c in outcome.contestants if len(c.times) > 1}
-    _, *others = (c for c in outcome.contestants if c.row.label in costs and c.gradient)
+    costs = {c.row.label: standings.cost(c) for c in standings.contestants if len(c.times) > 1}
+    _, *others = (c for c in standings.contestants if c.row.label in costs and c.gradient)
     faster = [c for c in others if costs[c.row.label]["ratio_quartiles"][1] < 1]
     as_good = [c for c in faster if _cosine(c) >= AS_GOOD]
     best = _best(as_good, costs) if as_good else None
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
-    hints = _hints(outcome, others, faster, best, costs)
+    hints = _hints(standings, others, faster, best, costs)
     if isinstance(compiled, Mapping) and compiled["ratio_quartiles"][1] < least:
         words = f"Stay with backprop, and compile: a step then takes {compiled['ratio']:.2f} of the time"
         if best:
             words += f", less than with {best.row.label} ({costs[best.row.label]['ratio']:.2f})"
         return Advice(None, f"{words}.{hints}", "model.compile()")
-    if len(outcome.contestants) == 1:
+    if len(standings.contestants) == 1:
         return Advice(None, f"Nothing can be said: no engine could be timed.{hints}", "")
     if best is None:
         return Advice(None, f"Stay with backprop: no engine with its gradient is faster here.{hints}", "")
@@ -75,14 +75,14 @@ def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]])
 
 
 def _hints(
-    outcome: Outcome,
+    standings: Standings,
     others: Sequence[Contestant],
     faster: Sequence[Contestant],
     best: Contestant | None,
     costs: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """Return what else may be worth a try: a rougher gradient that is faster, less memory, what had no turn."""
-    words = f" {len(outcome.untried)} settings had no turn: give a longer --budget." if outcome.untried else ""
+    words = f" {len(standings.untried)} settings had no turn: give a longer --budget." if standings.untried else ""
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
     rough = [c for c in faster if _cosine(c) < AS_GOOD and costs[c.row.label]["ratio_quartiles"][1] < least]
     if rough:
@@ -91,7 +91,7 @@ def _hints(
             f" {nearest.row.label} is faster ({costs[nearest.row.label]['ratio']:.2f}), but its gradient only akin "
             f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains, --train 2m."
         )
-    plain = outcome.contestants[0].memory
+    plain = standings.contestants[0].memory
     lean = [c for c in others if plain and c.memory and c.memory < _LEANER * plain and _cosine(c) >= AS_GOOD]
     if lean:
         leanest = min(lean, key=lambda c: c.memory or 0)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gradfree.benchmarks.advice.contest import Contestant, Outcome
+from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.advice.recommendation import advise
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
@@ -46,14 +46,14 @@ def compiled(ratio):
 )
 def test_what_is_recommended(others, compiler, taken, words):
     """Of the engines that are faster beyond doubt, with backprop's gradient, the fastest; of rivals the most exact."""
-    advice = advise(Outcome(1, "", [PLAIN, *others], {}, []), compiler, None)
+    advice = advise(Standings(1, "", [PLAIN, *others], {}, []), compiler, None)
     assert advice.engine == taken
     assert re.search(words, advice.words)
 
 
 def test_the_code_has_options_and_chains():
     taken = contestant("highway_bp", 1.0, FAST, iterations=2)
-    advice = advise(Outcome(1, "", [PLAIN, taken], {}, []), "", ["blocks"])
+    advice = advise(Standings(1, "", [PLAIN, taken], {}, []), "", ["blocks"])
     assert advice.code == (
         "optimizer = gradfree.EngineOptimizer(optimizer, model, engine='highway_bp', iterations=2, chains=['blocks'])"
     )
