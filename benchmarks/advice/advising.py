@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from gradfree.benchmarks.advice.compiled import compiled_cost
-from gradfree.benchmarks.advice.contest import Budget, Standings, Say, contest, rows_to_try
+from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
 from gradfree.benchmarks.advice.findings import advice_record, contest_section, race_section
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.race import race
