@@ -47,10 +47,11 @@ def remember(module: nn.Module, steps: int) -> None:
         name = type(module).__name__
         raise ValueError(f"memory must be at least 3 steps of a cell 'gru' or 'lstm', not {steps} of {name}.")
     kept = torch.empty(module.hidden_size).uniform_(1, steps - 1).log()
+    _, _, bias, other = module.parameters()
     with torch.no_grad():
-        nn.init.zeros_(module.bias_ih_l0)
-        nn.init.zeros_(module.bias_hh_l0)
-        gates = module.bias_ih_l0.chunk(3 if isinstance(module, nn.GRU) else 4)
+        nn.init.zeros_(bias)
+        nn.init.zeros_(other)
+        gates = bias.chunk(3 if isinstance(module, nn.GRU) else 4)
         gates[1].copy_(kept)
         if isinstance(module, nn.LSTM):
             gates[0].copy_(-kept)
