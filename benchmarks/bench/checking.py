@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
+from gradfree.benchmarks.timing.speed import clocked, in_turns, noted, statistics
 from gradfree.benchmarks.timing.trainee import Trainee
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
@@ -106,7 +105,7 @@ def measure_rows(
     failures: dict[str, str] = {}
     for candidate in (BACKPROP, *rows):
         # What goes wrong in one engine's pass says nothing about the next.
-        with _noted(failures, candidate.label):
+        with noted(failures, candidate.label, _named):
             fidelity = gradient_fidelity(candidate.create_engine(), model, task.loss, batch, task.chains)
             trainee = Trainee.of(task, candidate, device, 0)
             trainee()
@@ -116,17 +115,13 @@ def measure_rows(
     try:
         times = in_turns([partial(clocked, trainee) for *_, trainee in started.values()])
     except Exception as error:
-        raise UsageError(f"{task.model} fails after some steps: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{task.model} fails after some steps: {_named(error)}") from error
     costs = [statistics(own, times[0]) for own in times]
     return [Measured(r, g, cost) for (r, g, _), cost in zip(started.values(), costs, strict=True)], failures
 
 
-@contextmanager
-def _noted(failures: dict[str, str], label: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        failures[label] = f"{type(error).__name__}: {error}"
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _table(measured: Sequence[Measured], batch_size: int) -> Table:
