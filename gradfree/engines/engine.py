@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ class Engine(ABC):
     Raises:
         TypeError: an unknown option; the message names the known ones.
     """
+
+    worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    """Options that ``gradfree advise`` tries on a model that nothing is known of."""
 
     def __new__(cls, *args: Any, **options: Any) -> Engine:
         """Refuse options that the engine does not have."""
@@ -102,7 +105,12 @@ class Engine(ABC):
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
                 layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
                 the container if only one looks like a chain.
+
+        Raises:
+            TypeError: ``model`` is no module.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, not {model!r}.")
         return self.judge(model, validate(model, chains, self.kinds))
 
     def judge(self, model: nn.Module, report: Report) -> Report:

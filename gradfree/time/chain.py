@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.algebra.time_scan import scan
 from gradfree.chains.chain import Chain
@@ -79,7 +80,7 @@ class TimeChain(Chain):
 
     def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part."""
-        return self._split([factor] * len(self.diagonal))
+        return self._split([factor] * len(self.states))
 
     def residual(self, weight: float = 1.0, block: bool = False) -> SplitJacobian:
         """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
@@ -132,6 +133,17 @@ class TimeChain(Chain):
         """Undo :meth:`vectors`."""
         parts = vectors.split([s.shape[2:].numel() for s in self.states], -1)
         return tuple(part.reshape(s.shape).to(s.dtype) for part, s in zip(parts, self.states, strict=True))
+
+    @abstractmethod
+    def unit_blocks(self, carried: bool) -> Blocks:
+        """Return what each F_t carries unit by unit, from each part of the state before to each part.
+
+        Args:
+            carried: whether to leave out what goes through W_hh from a unit to itself.
+
+        Raises:
+            ChainError: nothing is known of what the cell carries.
+        """
 
     @abstractmethod
     def crossed(self, delta: State, factors: SplitJacobian) -> State:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
@@ -88,6 +89,11 @@ class CellChain(TimeChain):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
+
+    @phase("local derivatives")
+    def unit_blocks(self, carried: bool) -> Blocks:
+        """Return what the gates carry and, unless that is all, what goes through the diagonals of W_hh."""
+        return self.cell.unit_blocks(None if carried else self.parameters[1])
 
     @phase("jacobians")
     def jacobians(self) -> Tensor:

@@ -6,6 +6,7 @@ from oracles import Halving
 from torch import nn
 
 from gradfree import CellLayer, ChainError
+from gradfree.models.para_rnn import ParaGRUCell, ParaLSTMCell
 
 INPUT, HIDDEN = 3, 4
 
@@ -49,6 +50,8 @@ CELLS = {
     "gru": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
     "gru without bias": (lambda: nn.GRUCell(INPUT, HIDDEN, bias=False), [HIDDEN]),
     "lstm": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),
+    "para_gru": (lambda: ParaGRUCell(INPUT, HIDDEN, 0.5), [HIDDEN]),
+    "para_lstm": (lambda: ParaLSTMCell(INPUT, HIDDEN, 0.5), [HIDDEN, HIDDEN]),
 }
 
 

@@ -19,7 +19,7 @@ def exact(cell, length):
     yield gradfree.create_engine("fixed_point", iterations=length)
     yield gradfree.create_engine("truncated", window=length)
     yield gradfree.create_engine("dsf", feedback=0.7, iterations=length)
-    if cell.startswith(("gru", "lstm")):
+    if cell.startswith(("gru", "lstm", "para")):
         yield gradfree.create_engine("highway_bp", iterations=length)
         yield gradfree.create_engine("dsf", feedback="gate", iterations=length)
 
