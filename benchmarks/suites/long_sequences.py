@@ -7,6 +7,7 @@ from itertools import product
 
 from gradfree.benchmarks.data.bundled import CONTEXT, Joined, pydoc
 from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.data.synthetic import Synthetic, adding_pixels, parity_pixels
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, iterated
@@ -60,7 +61,7 @@ PYDOC_LONG = TextTask(
 ADDING_LONG = replace(
     ADDING,
     name="adding_long",
-    data=replace(ADDING.data, length=2048, train=2000, held_out=100),
+    data=Synthetic(adding_pixels, length=2048, train=2000, held_out=100),
     options={**ADDING.options, "memory": 2048},
     learning_rate=1e-2,
     batch_size=8,
@@ -70,7 +71,7 @@ ADDING_LONG = replace(
 PARITY_LONG = replace(
     PARITY,
     name="parity_long",
-    data=replace(PARITY.data, length=2048, train=2000, held_out=100),
+    data=Synthetic(parity_pixels, length=2048, train=2000, held_out=100),
     options={**PARITY.options, "memory": 2048},
     batch_size=8,
     steps=200,
