@@ -17,7 +17,7 @@ from gradfree.cli import main
 from gradfree.depth import ports
 from gradfree.layers import roles
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture(autouse=True)
