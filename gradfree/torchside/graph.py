@@ -45,6 +45,11 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
     return reached
 
 
+def older(nodes: Iterable[Node], than: Node) -> bool:
+    """Tell whether some of ``nodes`` were there before a node: they are no part of what was computed since."""
+    return any(node._sequence_nr() < than._sequence_nr() for node in nodes)  # type: ignore[attr-defined]
+
+
 def may_write(nodes: Iterable[Node]) -> bool:
     """Tell whether a custom function is among ``nodes``: it may change the cotangent that it is given in place."""
     return any(isinstance(node, BackwardCFunction) for node in nodes)
