@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
-from gradfree.engines.options import check_count
+from gradfree.engines.options import check_count, check_positive
 from gradfree.layers.chain import LayerChain, normalised, scaled
 from gradfree.layers.roles import Role, role_of, weight_of
 from gradfree.torchside.optimizer_steps import AfterStep
@@ -60,10 +60,7 @@ class PEPITA(FeedbackEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self, "mirror_every", least=0)
-        if isinstance(self.mirror_rate, bool) or not isinstance(self.mirror_rate, float | int):
-            raise TypeError(f"PEPITA: mirror_rate must be a number, not {self.mirror_rate!r}.")
-        if not (self.mirror_rate > 0.0 and isfinite(self.mirror_rate)):
-            raise ValueError(f"PEPITA: mirror_rate must be positive and finite, not {self.mirror_rate}.")
+        check_positive(self, "mirror_rate")
 
     @property
     def runs_again(self) -> bool:

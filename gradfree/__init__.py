@@ -18,7 +18,7 @@ from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
-from gradfree.time.cell_layer import CellLayer
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 checkout.map_subpackages()
 
@@ -30,12 +30,18 @@ def __getattr__(name: str) -> ModuleType:
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    """Return what is meant for users."""
+    return [*__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"]
+
+
 __version__ = "0.1.0"
 __all__ = [
     "CellLayer",
     "Chain",
     "ChainError",
     "ChainGradients",
+    "ElementwiseCell",
     "Engine",
     "EngineOptimizer",
     "Fidelity",

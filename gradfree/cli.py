@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gradfree import __doc__ as description
-from gradfree.entries import entries
+from gradfree import __version__
+from gradfree.entries import entries, lookup
 from gradfree.extras import MissingExtra, needs_extra
 from gradfree.registry import ENGINES, MODELS
 
@@ -19,14 +22,14 @@ class UsageError(Exception):
     """What the user asked for cannot be done; the message is all that they are shown."""
 
 
-def engines() -> None:
-    """List the engines."""
-    _list(ENGINES)
+def engines(*arguments: str) -> None:
+    """List the engines, or tell all about those that are named."""
+    _tell(ENGINES, arguments)
 
 
-def models() -> None:
-    """List the models."""
-    _list(MODELS)
+def models(*arguments: str) -> None:
+    """List the models, or tell all about those that are named."""
+    _tell(MODELS, arguments)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -34,10 +37,16 @@ def main(args: Sequence[str] | None = None) -> None:
 
     A command is a function, its options are the function's parameters, or, if it takes ``*arguments``, its own
     business; packages add commands, or nested dicts of them, by the entry-point group ``gradfree.commands``.
+    Modules of the current folder can be named, as with ``python -m``.
     """
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     added = {name: entry.load() for name, entry in entries(COMMANDS).items()}
     commands = {"engines": engines, "models": models, **added}
     given = sys.argv[1:] if args is None else list(args)
+    if given == ["--version"]:
+        print(f"gradfree {__version__}")
+        return
     try:
         if given and _reads_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
@@ -54,6 +63,24 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _reads_itself(command: Any) -> bool:
     return callable(command) and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(command).parameters.values())
+
+
+def _tell(group: str, arguments: Sequence[str]) -> None:
+    """Print a line for each entry of ``group``, or for those named their whole description, and their options."""
+    what = group.removeprefix("gradfree.")
+    parser = ArgumentParser(f"gradfree {what}", description=f"List the {what}, or tell all about those that are named.")
+    parser.add_argument("names", nargs="*", help="as the list has them")
+    names = parser.parse_args(arguments).names
+    try:
+        told = [(name, lookup(group, name)) for name in names]
+    except ValueError as error:
+        raise UsageError(error) from None
+    for name, entry in told:
+        print(f"{name}: {inspect.getdoc(entry)}\n\nOptions and defaults:")
+        options = inspect.signature(entry).parameters.values()
+        print("\n".join(f"    {option.name} = {option.default!r}" for option in options) or "    none", end="\n\n")
+    if not names:
+        _list(group)
 
 
 def _list(group: str) -> None:

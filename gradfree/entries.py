@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from gradfree import checkout
-from gradfree.wording import no_such
+from gradfree.wording import no_such, one
 
 
 def entries(group: str) -> dict[str, metadata.EntryPoint]:
@@ -20,9 +20,12 @@ def lookup(group: str, name: str) -> Any:
 
     Raises:
         ValueError: nothing is; the message names what is.
+        TypeError: it is no name.
     """
     known = entries(group)
+    what = group.removeprefix("gradfree.").removesuffix("s")
+    if not isinstance(name, str):
+        raise TypeError(f"the name of {one(what)} must be a str, one of {', '.join(known)}, not {name!r}.")
     if name not in known:
-        what = group.removeprefix("gradfree.").removesuffix("s")
         raise ValueError(no_such(what, name, known))
     return known[name].load()

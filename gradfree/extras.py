@@ -24,6 +24,6 @@ def needs_extra(extra: str) -> Iterator[None]:
             raise
         message = (
             f"{error.name} is not installed; gradfree's extra {extra!r} brings it. "
-            f"Do: pip install 'gradfree[{extra}]', or '.[{extra}]' in a checkout"
+            f"Do, in a checkout of it: pip install '.[{extra}]'"
         )
         raise MissingExtra(message) from error

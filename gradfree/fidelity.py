@@ -17,6 +17,7 @@ from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
+from gradfree.wording import one
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ def gradient_fidelity(
         ChainError: the engine cannot be attached, the model's pass breaks its rules or goes past the engine's hooks,
             or FSDP has sharded it.
         ValueError: the model has no trainable parameter.
+        TypeError: ``batch`` is no sequence; a tensor, say.
     """
+    if not isinstance(batch, Sequence):
+        raise TypeError(f"batch must be a tuple, (*inputs, target), not {one(type(batch).__name__)}.")
     *inputs, target = batch
     trained = _trained(model)
 

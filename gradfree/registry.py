@@ -37,9 +37,15 @@ def engine_class(name: str) -> type[Engine]:
 def create_engine(name: str, **options: Any) -> Engine:
     """Return the engine registered as ``name`` with these options.
 
+    Args:
+        name: ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
+            ``"highway_bp"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or what other
+            packages have registered: :func:`list_engines`. ``gradfree engines NAME`` tells all about one.
+        **options: as its class has them.
+
     Raises:
         ValueError: unknown name, or an option out of range.
-        TypeError: unknown option, or one of the wrong type.
+        TypeError: unknown option, or one of the wrong type, or a name that is none.
     """
     return engine_class(name)(**options)
 

@@ -2,6 +2,7 @@
 
 from gradfree.models.gpt import GPT
 from gradfree.models.orthogonal import OrthogonalConvNet, OrthogonalLeNet, OrthogonalMLP
+from gradfree.models.para_rnn import ParaGRU, ParaLSTM
 from gradfree.models.pixel_classifier import PixelClassifier
 from gradfree.models.recurrent_lm import RecurrentLM
 from gradfree.models.residual_mlp import ResidualMLP
@@ -12,6 +13,8 @@ __all__ = [
     "OrthogonalConvNet",
     "OrthogonalLeNet",
     "OrthogonalMLP",
+    "ParaGRU",
+    "ParaLSTM",
     "PixelClassifier",
     "PostActResNet",
     "PreActResNet",

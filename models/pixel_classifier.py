@@ -16,7 +16,7 @@ class PixelClassifier(nn.Module):
     Args:
         in_channels: of the images.
         num_classes: of the logits.
-        cell: "gru", "lstm" or "rnn".
+        cell: "gru", "lstm", "rnn", "para_gru" or "para_lstm".
         width: of stem, states and hidden layer.
 
     Raises:

@@ -1,18 +1,28 @@
-"""One layer of torch's own recurrent modules, by the name of its cell."""
+"""One recurrent layer, torch's own or ParaRNN's, by the name of its cell."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-_MODULES: dict[str, type[nn.GRU] | type[nn.LSTM] | type[nn.RNN]] = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}
+from gradfree.models.para_rnn import ParaGRU, ParaLSTM
+
+_MODULES: dict[str, Callable[..., nn.Module]] = {
+    "gru": nn.GRU,
+    "lstm": nn.LSTM,
+    "rnn": nn.RNN,
+    "para_gru": ParaGRU,
+    "para_lstm": ParaLSTM,
+}
 
 
-def recurrent(cell: str, width: int) -> nn.RNNBase:
+def recurrent(cell: str, width: int) -> nn.Module:
     """Return one batch-first layer with inputs and states of ``width`` features.
 
     Args:
-        cell: "gru", "lstm", or "rnn" for the plain tanh cell.
+        cell: "gru", "lstm", "rnn" for the plain tanh cell, or "para_gru", "para_lstm" for ParaRNN's.
         width: of inputs and states.
 
     Raises:
@@ -29,9 +39,9 @@ def run(module: nn.Module, x: Tensor, state: Tensor | None) -> tuple[Tensor, Ten
     Args:
         module: what :func:`recurrent` returned.
         x: inputs, (B, T, width).
-        state: initial state, (parts, B, width): h, and for an LSTM c behind it; ``None`` is zero.
+        state: initial state, (parts, B, width): h, and for LSTMs c behind it; ``None`` is zero.
     """
-    if isinstance(module, nn.LSTM):
+    if isinstance(module, nn.LSTM | ParaLSTM):
         out, final = module(x, None if state is None else state.split(1))
         return out, torch.cat(final)
     return module(x, state)

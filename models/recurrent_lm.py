@@ -81,7 +81,7 @@ class RecurrentLM(nn.Module):
 
     Args:
         vocab_size: number of tokens.
-        cell: "gru", "lstm" or "rnn".
+        cell: "gru", "lstm", "rnn", "para_gru" or "para_lstm".
         layers: recurrent ones.
         width: of embedding, states and stream.
         block: what a layer is: "plain", the recurrent layer itself, with residual connections from layer to layer;

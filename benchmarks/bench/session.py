@@ -180,4 +180,4 @@ def _show(comparisons: Suite, file: RecordFile) -> None:
     console = Console()
     report.print(console)
     files = publish(report, file.path.parent)
-    console.print(Text(f"SuiteReport: {' '.join(map(str, files))}  Records: {file.path}"))
+    console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))

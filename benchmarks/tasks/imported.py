@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -79,9 +78,6 @@ class Imported:
 
 
 def _module(name: str) -> Any:
-    # A command has its own folder on the path, not the one that it is called from.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
     module = name.partition(":")[0]
     try:
         return importlib.import_module(module)

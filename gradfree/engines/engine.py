@@ -102,7 +102,12 @@ class Engine(ABC):
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
                 layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
                 the container if only one looks like a chain.
+
+        Raises:
+            TypeError: ``model`` is no module.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, not {model!r}.")
         return self.judge(model, validate(model, chains, self.kinds))
 
     def judge(self, model: nn.Module, report: Report) -> Report:

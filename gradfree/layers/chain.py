@@ -23,7 +23,7 @@ TAIL = (Role.POINTWISE, Role.DROPOUT)
 """What may follow a layer with weights and still be its own activation."""
 
 
-class Replay(Protocol):
+class LayerReplay(Protocol):
     """A recorded pass through layers that can be run again, layer by layer.
 
     Attributes:
@@ -82,7 +82,7 @@ class LayerChain(DepthChain):
 
     links: Sequence[Link]
 
-    def __init__(self, recording: Replay, links: Sequence[Link], keep_graph: bool):
+    def __init__(self, recording: LayerReplay, links: Sequence[Link], keep_graph: bool):
         inputs = len(recording.inputs)
         super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
         self.recording = recording

@@ -15,7 +15,7 @@ from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
-from gradfree.engines.options import check_count
+from gradfree.engines.options import check_count, check_positive
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.site import Layered
 from gradfree.orthogonal.retraction import Retraction
@@ -53,10 +53,7 @@ class OrthogonalEngine(Engine):
             check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
         name = type(self).__name__
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, float | int):
-            raise TypeError(f"{name}: temperature must be a number, not {self.temperature!r}.")
-        if not 0.0 < self.temperature < float("inf"):
-            raise ValueError(f"{name}: temperature must be positive and finite, not {self.temperature}.")
+        check_positive(self, "temperature")
         rule = self.rule
         if not isinstance(rule, Engine) or not any(issubclass(Layered, kind) for kind in rule.kinds):
             raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")

@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SegmentPlan:
     """How one pass is solved: ``count`` segments, a first guess of borders from ``burn`` steps, and when to stop."""
 
     count: int
@@ -61,14 +61,14 @@ class Plan:
     patience: Patience
 
 
-class Taken(NamedTuple):
+class FinishedPass(NamedTuple):
     """A pass that has run: by which plan, and how it went; neither if sequentially from the start.
 
     A forward pass may leave a graph for the backward pass, a ``Replay``.
     """
 
     part: Part
-    plan: Plan | None = None
+    plan: SegmentPlan | None = None
     outcome: Outcome | None = None
     replay: Any = None
 
@@ -109,7 +109,7 @@ class Rule:
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
         return pays(length, batch, rows_for_free(device, units, known), burn)
 
-    def plan(self, part: Part, count: int | None = None) -> Plan | None:
+    def plan(self, part: Part, count: int | None = None) -> SegmentPlan | None:
         """Return how to solve ``part``, or ``None``: sequentially; changes nothing.
 
         Args:
@@ -134,9 +134,9 @@ class Rule:
             patience = Patience(self.within(part.like.dtype), count - 1, worth(count, batch, free))
         else:
             patience = Patience(self.within(part.like.dtype), min(self.max_sweeps, count - 1), inf)
-        return Plan(count, min(burn, part.length // count), patience)
+        return SegmentPlan(count, min(burn, part.length // count), patience)
 
-    def learn(self, taken: Taken) -> None:
+    def learn(self, taken: FinishedPass) -> None:
         """Keep what a pass has shown: a better burn, or that the chain does not forget; said the first time.
 
         Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
@@ -181,7 +181,7 @@ class _Kept:
         part.memory[part.key] = torch.tensor([self.burn, self.wait, self.pause], device="cpu")
 
 
-def _better_burn(plan: Plan, mismatch: float, length: int) -> int:
+def _better_burn(plan: SegmentPlan, mismatch: float, length: int) -> int:
     """Return the steps after which a start is forgotten to a tenth of the tolerance, in multiples of 8."""
     if not 0.0 < mismatch < 1.0:
         return plan.burn

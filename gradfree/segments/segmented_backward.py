@@ -12,7 +12,7 @@ from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import ReplayPieces
-from gradfree.segments.rule import Part, Plan, Rule, Taken
+from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
 from gradfree.segments.settling import Run, largest, settle
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
@@ -37,7 +37,7 @@ def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
     return chain.backpropagate(direct) if found is None else found
 
 
-def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradients | None, Taken | None]:
+def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradients | None, FinishedPass | None]:
     """Return the gradients, or ``None`` if δ does not settle, and how it went, if states are vectors."""
     if any(e is not None and e.dim() != 3 for e in direct):
         return None, None
@@ -45,7 +45,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
     replay = chain.told.replay if chain.told else None
     plan = rule.plan(part, replay.count if replay else None)
     if plan is None:
-        return None, Taken(part)
+        return None, FinishedPass(part)
     pieces: _Pieces | ReplayPieces
     if replay is not None:
         assert isinstance(chain, CellChain)
@@ -54,13 +54,13 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
         pieces = _Pieces(chain, direct, plan)
     reach = pieces.reach if rule.corrector and isinstance(pieces, _Pieces) else None
     result, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
-    return pieces.gradients(result) if outcome.settled else None, Taken(part, plan, outcome)
+    return pieces.gradients(result) if outcome.settled else None, FinishedPass(part, plan, outcome)
 
 
 class _Pieces:
     """The links of a chain in segments, and the direct cotangents."""
 
-    def __init__(self, chain: TimeChain, direct: State, plan: Plan):
+    def __init__(self, chain: TimeChain, direct: State, plan: SegmentPlan):
         self.chain, self.length, self.count, self.burn = chain, len(chain), plan.count, plan.burn
         self.links = chain.regrouped(lambda x: cut(x, self.count))
         given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import Replay, replays
-from gradfree.segments.rule import Part, Plan, Rule, Taken
+from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
 from gradfree.segments.settling import Run, largest, settle
 from gradfree.time.closed_forms import linearise
 from gradfree.time.forward import Forward, Recurrence, Trajectory, run_plainly
@@ -55,19 +55,19 @@ class InSegments(Forward):
         part = Part(path, "forward", name, recurrence.memory.of("segments"), len(x), like, known, graph)
         plan = self.rule.plan(part)
         if plan is None:
-            return run_plainly(recurrence)._replace(told=[Taken(part)])
+            return run_plainly(recurrence)._replace(told=[FinishedPass(part)])
         behind = self.rule.plan(replace(part, what="backward"), plan.count)
         pieces = _Pieces(recurrence, plan, graph, plan.burn if behind is None else behind.burn)
         reach = pieces.reach if self.rule.corrector and known else None
         found, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach)
         whole = pieces.whole(found) if outcome.settled else run_plainly(recurrence)
-        return whole._replace(told=[Taken(part, plan, outcome, pieces.replay if outcome.settled else None)])
+        return whole._replace(told=[FinishedPass(part, plan, outcome, pieces.replay if outcome.settled else None)])
 
 
 class _Pieces:
     """A recurrence in segments, and the steps that are left over; the backward pass starts by ``burn_behind`` steps."""
 
-    def __init__(self, recurrence: Recurrence, plan: Plan, graph: bool, burn_behind: int):
+    def __init__(self, recurrence: Recurrence, plan: SegmentPlan, graph: bool, burn_behind: int):
         self.recurrence, self.plan, self.leaves_graph, self.burn_behind = recurrence, plan, graph, burn_behind
         self.count = plan.count
         self.steps = len(recurrence.x) // self.count

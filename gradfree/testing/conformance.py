@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import CASES, Case, Task
+from gradfree.testing.cases.cases import CASES, ModelCase, Specimen
 from gradfree.testing.features.promises import check_is_a_value, check_names_its_options
 from gradfree.testing.features.registry import FEATURES, Feature
 
@@ -43,11 +43,11 @@ class EngineConformance:
         elif "engine" in metafunc.fixturenames:
             metafunc.parametrize("engine", self.engines, ids=str)
 
-    def cells(self, device: str) -> Iterator[tuple[Engine, Case, Feature]]:
+    def cells(self, device: str) -> Iterator[tuple[Engine, ModelCase, Feature]]:
         """Yield what is asked: every feature of every engine on the chains that it takes."""
         for engine in self.engines:
             for case in CASES:
-                if engine.validate(Task(case).model, [case.chain]).ok:
+                if engine.validate(Specimen(case).model, [case.chain]).ok:
                     there = replace(case, device=device)
                     asked = (feature for feature in self.features if case in feature.cases)
                     yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)
@@ -64,7 +64,7 @@ class EngineConformance:
         """An engine that refuses everything breaks no promise, but is none."""
         assert any(BASIC.refusal(engine, case) is None for case in CASES)
 
-    def test_a_feature_works_or_is_refused(self, engine: Engine, case: Case, feature: Feature) -> None:
+    def test_a_feature_works_or_is_refused(self, engine: Engine, case: ModelCase, feature: Feature) -> None:
         """A wrong result is an ``AssertionError``, and any error but the library's own is a failure, too."""
         refusal = feature.refusal(engine, case)
         if refusal is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, Case
+from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, ModelCase
 from gradfree.testing.conformance import BASIC
 from gradfree.testing.features.registry import FEATURES, Feature
 
@@ -79,7 +79,7 @@ def make_tables(engines: Mapping[str, Engine], tell: Callable[[str], None] = lam
     """
     unclear: list[str] = []
 
-    def row(feature: Feature, case: Case, names: list[str]) -> list[str | None]:
+    def row(feature: Feature, case: ModelCase, names: list[str]) -> list[str | None]:
         tell(f"{feature.name}: {case.name}")
         return [_cell(feature, case, name, engines[name], unclear) for name in names]
 
@@ -106,7 +106,7 @@ def markdown(tables: list[Table]) -> str:
     return "\n".join([_INTRODUCTION, *map(str, tables), "## What the rows mean", "", *meanings, ""])
 
 
-def _cell(feature: Feature, case: Case, name: str, engine: Engine, unclear: list[str]) -> str | None:
+def _cell(feature: Feature, case: ModelCase, name: str, engine: Engine, unclear: list[str]) -> str | None:
     try:
         return feature.refusal(engine, case)
     except Exception as error:

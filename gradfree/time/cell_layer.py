@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from gradfree.algebra.block_scan import Blocks
 
 
 class CellLayer(nn.Module):
@@ -38,8 +42,8 @@ class CellLayer(nn.Module):
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
-        single = not isinstance(state, tuple) and not (state is None and isinstance(self.cell, nn.LSTMCell))
-        parts = self._zeros(x) if state is None else (state,) if single else state
+        parts = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
+        single = len(parts) == 1 and not isinstance(state, tuple)
         out, *final = self.unroll(x, parts)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
@@ -52,14 +56,51 @@ class CellLayer(nn.Module):
         size = getattr(self.cell, "hidden_size", None)
         if size is None:
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
-        return (x.new_zeros(x.shape[1], size),) * (2 if isinstance(self.cell, nn.LSTMCell) else 1)
+        parts = 2 if isinstance(self.cell, nn.LSTMCell) else getattr(self.cell, "parts", 1)
+        return (x.new_zeros(x.shape[1], size),) * parts
+
+
+class ElementwiseCell(nn.Module, ABC):
+    """A cell that computes the next state unit by unit: its Jacobian F_t is diagonal, or a small block for each unit.
+
+    Whatever mixes units lies in :meth:`fed`, which no state enters. So Newton's method takes few sweeps, each of them
+    elementwise, and the cotangents one scan.
+
+    Attributes:
+        hidden_size: H, the number of units.
+        parts: the number of tensors (B, H) that a state consists of, 1 if not said otherwise.
+    """
+
+    hidden_size: int
+    parts: int = 1
+
+    @abstractmethod
+    def fed(self, x: Tensor) -> Tensor:
+        """Return what the input brings to the units, (..., F), for ``x`` (..., I), of one step or of many."""
+
+    @abstractmethod
+    def advance(self, fed: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the next state, unit by unit.
+
+        Args:
+            fed: as of :meth:`fed`, (..., F).
+            state: its parts, (..., H) each.
+        """
+
+    def forward(self, x: Tensor, state: Any) -> Any:
+        """Return the next state, a tensor (B, H) or a tuple of several, for ``x`` (B, I) and the state before."""
+        after = self.advance(self.fed(x), state if isinstance(state, tuple) else (state,))
+        return after if self.parts > 1 else after[0]
 
 
 def steps_of(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Return the state behind every step, part by part."""
+    advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
+    if isinstance(cell, ElementwiseCell):
+        advance, x = cell.advance, cell.fed(x)
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
-        parts = apply_cell(cell, fed, parts)
+        parts = advance(fed, parts)
         steps.append(tuple(parts))
     return steps
 
@@ -68,3 +109,18 @@ def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Ten
     """Return the parts of the state behind one step."""
     state = cell(x, parts[0] if len(parts) == 1 else tuple(parts))
     return state if isinstance(state, tuple) else (state,)
+
+
+def unit_blocks(after: Sequence[Tensor], before: Sequence[Tensor]) -> Blocks:
+    """Return ∂after_i/∂before_j unit by unit, of tensors that autograd knows to be elementwise functions.
+
+    Args:
+        after: the parts of states, (T, B, H); their graphs are kept.
+        before: of the states before.
+    """
+    return [
+        torch.autograd.grad(part, before, torch.ones_like(part), retain_graph=True, allow_unused=True)
+        if part.requires_grad
+        else [None] * len(before)
+        for part in after
+    ]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.algebra.time_scan import scan
 from gradfree.chains.chain import Chain
@@ -20,7 +21,7 @@ from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitJacobian:
     """F_t = K_t + J_t for all t, part by part of the state.
 
     Attributes:
@@ -77,11 +78,11 @@ class TimeChain(Chain):
         """T, the number of steps."""
         return self.length
 
-    def constant(self, factor: Factor) -> Split:
+    def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part."""
-        return self._split([factor] * len(self.diagonal))
+        return self._split([factor] * len(self.states))
 
-    def residual(self, weight: float = 1.0, block: bool = False) -> Split:
+    def residual(self, weight: float = 1.0, block: bool = False) -> SplitJacobian:
         """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
         if weight == 0.0:
             return self.constant(0.0)
@@ -92,10 +93,10 @@ class TimeChain(Chain):
             )
         crossing = weight if block else 0.0
         if weight == 1.0:
-            return Split(self.diagonal, [0.0] * len(self.diagonal), crossing)
-        return Split([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
+            return SplitJacobian(self.diagonal, [0.0] * len(self.diagonal), crossing)
+        return SplitJacobian([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
 
-    def mean_residual(self, momentum: float) -> Split:
+    def mean_residual(self, momentum: float) -> SplitJacobian:
         """Return the running mean of the gates over steps and sequences, unit by unit."""
         return self._split(
             [
@@ -109,16 +110,16 @@ class TimeChain(Chain):
         d = d.to(torch.promote_types(d.dtype, torch.float32))
         return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()
 
-    def _split(self, known: Sequence[Factor]) -> Split:
-        return Split(known, list(map(_minus, self.diagonal, known)))
+    def _split(self, known: Sequence[Factor]) -> SplitJacobian:
+        return SplitJacobian(known, list(map(_minus, self.diagonal, known)))
 
     @phase("scan")
-    def scan(self, terms: State, factors: Split) -> State:
+    def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
         return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
 
     @phase("pulls")
-    def pull(self, direct: State, delta: State, factors: Split) -> State:
+    def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
 
@@ -134,7 +135,18 @@ class TimeChain(Chain):
         return tuple(part.reshape(s.shape).to(s.dtype) for part, s in zip(parts, self.states, strict=True))
 
     @abstractmethod
-    def crossed(self, delta: State, factors: Split) -> State:
+    def unit_blocks(self, carried: bool) -> Blocks:
+        """Return what each F_t carries unit by unit, from each part of the state before to each part.
+
+        Args:
+            carried: whether to leave out what goes through W_hh from a unit to itself.
+
+        Raises:
+            ChainError: nothing is known of what the cell carries.
+        """
+
+    @abstractmethod
+    def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
 
     @abstractmethod

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.time.chain import Links, Split, TimeChain, scan_steps, shifted_sum
+from gradfree.time.chain import Links, SplitJacobian, TimeChain, scan_steps, shifted_sum
 from gradfree.time.closed_forms import Linearised, State, linearise
 from gradfree.time.gru_forward import Gates
 from gradfree.torchside.phases import phase
@@ -73,7 +74,7 @@ class CellChain(TimeChain):
         return self.cell.diagonal
 
     @phase("scan")
-    def scan(self, terms: State, factors: Split) -> State:
+    def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}; no part crosses to h, so that δ of h comes first."""
         if factors.crossing:
             h = scan_steps(terms[0], factors.known[0])
@@ -81,13 +82,18 @@ class CellChain(TimeChain):
             terms = tuple(shifted_sum(e, times(c, factors.crossing)) for e, c in zip(terms, crossing, strict=True))
         return super().scan(terms, factors)
 
-    def crossed(self, delta: State, factors: Split) -> State:
+    def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
         parts = [times(part, 1.0 - factors.crossing) for part in self.cell.crossing(delta, _LATER)]
         for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
+
+    @phase("local derivatives")
+    def unit_blocks(self, carried: bool) -> Blocks:
+        """Return what the gates carry and, unless that is all, what goes through the diagonals of W_hh."""
+        return self.cell.unit_blocks(None if carried else self.parameters[1])
 
     @phase("jacobians")
     def jacobians(self) -> Tensor:

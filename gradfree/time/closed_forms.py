@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.algebra.time_scan import scan
 from gradfree.time.gru_forward import Gates
@@ -73,6 +74,10 @@ class Linearised(ABC):
         return (None,) * len(self.diagonal)
 
     @abstractmethod
+    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+        """Return what each F_t carries unit by unit: its gates and, with W_hh, through the diagonals of that."""
+
+    @abstractmethod
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, of all parts side by side; ``weight`` is W_hh."""
 
@@ -93,6 +98,10 @@ class LinearisedRNN(Linearised):
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ ⊙ φ'."""
         return delta[0][steps] * self.slope[steps]
+
+    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+        """Return diag(φ') diag(W_hh)."""
+        return [[None if weight is None else self.slope * weight.diagonal()]]
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return diag(φ') W_hh."""
@@ -138,6 +147,10 @@ class LinearisedGRU(Linearised):
         """Return the same but for n, whose Q is multiplied by r."""
         torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
+
+    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+        """Return diag(z), and the three factors times the diagonals."""
+        return [[self.carry if weight is None else self.carry + _on_diagonals(self.factors, weight)]]
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return the sum over the three parts of diag(their factor) W_hh, and diag(z)."""
@@ -188,6 +201,16 @@ class LinearisedLSTM(Linearised):
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
         return None, delta[0][steps] * self.out[steps] * self.carry[steps]
 
+    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+        """Return what h' and c' get from c, and through the diagonals from h."""
+        of_c = [self.out * self.carry, self.carry]
+        if weight is None:
+            return [[None, block] for block in of_c]
+        width = self.carry.shape[-1]
+        c_h = _on_diagonals(self.factors[..., :3, :], weight[: 3 * width])
+        h_h = torch.addcmul(_on_diagonals(self.factors[..., 3:, :], weight[3 * width :]), c_h, self.out)
+        return [[h_h, of_c[0]], [c_h, of_c[1]]]
+
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return what h' and c' get from h, through the four factors, and from c, unit by unit."""
         factors, out, f = self.factors[steps], self.out[steps], self.carry[steps]
@@ -217,6 +240,11 @@ class LinearisedLSTM(Linearised):
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _on_diagonals(factors: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum over n of factors_n ⊙ diag(weight_n), for factors (·, B, n, H) and weight (n · H, H)."""
+    return (factors * weight.unflatten(0, (factors.shape[-2], -1)).diagonal(0, -2, -1)).sum(-2)
 
 
 def _scaled(factors: Tensor, weight: Tensor) -> Tensor:

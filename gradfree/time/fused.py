@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.time.fused_layer import Layer, LayerFunction
+from gradfree.time.fused_layer import FusedLayer, LayerFunction
 from gradfree.time.packing import Packing
 from gradfree.torchside.unsaved import Unsaved
 
@@ -140,7 +140,7 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = Layer(self.attachment, number, module.mode, directions, packing)
+            layer = FusedLayer(self.attachment, number, module.mode, directions, packing)
             x, *final = LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:

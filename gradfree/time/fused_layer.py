@@ -22,7 +22,7 @@ from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
-class Layer:
+class FusedLayer:
     """One layer of a recurrent module, in one direction or both."""
 
     attachment: Attachment
@@ -94,7 +94,7 @@ class Layer:
 
 
 class _Context(FunctionCtx):
-    layer: Layer
+    layer: FusedLayer
     inputs: int
     told: Sequence[Any]
     needs_input_grad: tuple[bool, ...]
@@ -104,7 +104,7 @@ class LayerFunction(torch.autograd.Function):
     """(x, states, weights) -> (outputs, final states)."""
 
     @staticmethod
-    def forward(ctx: _Context, layer: Layer, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, layer: FusedLayer, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)

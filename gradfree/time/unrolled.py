@@ -13,7 +13,7 @@ from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
-from gradfree.time.cell_layer import CellLayer
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.forward import Recurrence, run
@@ -38,13 +38,15 @@ class Unrolled(Site):
 
     @property
     def has_residual(self) -> bool:
-        """Whether the cell has a gate that is known."""
-        return _closed_form(self._layer.cell) in ("GRU", "LSTM")
+        """Whether it is known what the cell carries."""
+        return _closed_form(self._layer.cell) in ("GRU", "LSTM") or isinstance(self._layer.cell, ElementwiseCell)
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return a vector's shape: of the gate of h or, for LSTM, of c."""
-        part = int(_closed_form(self._layer.cell) == "LSTM")
-        return {f"0.{part}": (self._layer.cell.hidden_size,)}  # type: ignore[dict-item]
+        """Return a vector's shape: of the gate of h or, for LSTM, of c; of other cells that of every part."""
+        cell = self._layer.cell
+        part = int(_closed_form(cell) == "LSTM")
+        parts = range(cell.parts) if isinstance(cell, ElementwiseCell) else (part,)
+        return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc]
 
     @classmethod
     def holds_engine(cls, module: nn.Module) -> bool:

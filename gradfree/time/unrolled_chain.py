@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.errors import ChainError
-from gradfree.time.cell_layer import apply_cell
-from gradfree.time.chain import Links, Split, TimeChain
+from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
+from gradfree.time.chain import Links, SplitJacobian, TimeChain
 from gradfree.time.closed_forms import State
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
@@ -74,13 +77,42 @@ class UnrolledChain(TimeChain):
 
     @property
     def diagonal(self) -> Sequence[Factor]:
-        """Nothing is known of the cell's gates."""
-        return [0.0] * len(self.before)
+        """Of a cell without links between its units all of each F_t's; of any other nothing is known."""
+        if self._blocks is None:
+            return [0.0] * len(self.before)
+        own = [row[n] for n, row in enumerate(self._blocks)]
+        return [0.0 if d is None else d for d in own]
 
-    def crossed(self, delta: State, factors: Split) -> State:
+    @cached_property
+    def _blocks(self) -> Blocks | None:
+        return unit_blocks(self.after, self.before) if isinstance(self.cell, ElementwiseCell) else None
+
+    def _split(self, known: Sequence[Factor]) -> SplitJacobian:
+        """Leave the rest to :meth:`crossed`, which needs nothing but what is known."""
+        return SplitJacobian(known, [0.0] * len(known))
+
+    def unit_blocks(self, carried: bool) -> Blocks:
+        """Return all of each F_t, if the cell has no links between its units; or the diagonals of its dense Jacobians.
+
+        Raises:
+            ChainError: what the cell carries is not known.
+        """
+        if self._blocks is not None:
+            return self._blocks
+        if carried:
+            raise ChainError("the cell has no gate that is known.")
+        widths = [part.shape[2:].numel() for part in self.after]
+        rows = F.pad(self.jacobians(), (0, 0, 0, 0, 0, 0, 1, 0)).split(widths, -2)
+        # Only parts of the same width have units in common. Of row vectors, so that the part before is the column.
+        return [
+            [b.diagonal(0, -2, -1) if b.shape[-1] == b.shape[-2] else None for b in row.split(widths, -1)]
+            for row in rows
+        ]
+
+    def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
         pulled = self._pull(delta, self.before, keep=True)
-        whole = (plus(v, times(d, rest)) for v, d, rest in zip(pulled, delta, factors.rest, strict=True))
+        whole = (plus(v, times(d, -known)) for v, d, known in zip(pulled, delta, factors.known, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
 
     @phase("jacobians")

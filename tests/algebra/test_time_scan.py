@@ -1,6 +1,6 @@
 import pytest
 import torch
-from scan_oracle import FACTORS, WIDTH, loop
+from oracles import FACTORS, WIDTH, loop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.algebra.time_scan import scan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scan_oracle import FACTORS, WIDTH, loop
+from oracles import FACTORS, WIDTH, loop
 
 import gradfree
 from gradfree.algebra import time_scan

@@ -59,7 +59,7 @@ def test_unknown_layers_are_refused(layer, message):
     ("options", "error", "message"),
     [
         ({"temperature": 0}, ValueError, "temperature must be positive and finite, not 0"),
-        ({"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a positive number, not 'hot'"),
         ({"streaming": 1}, TypeError, "streaming must be True or False, not 1"),
         ({"perturbation": "jvp"}, ValueError, "perturbation must be 'difference' or 'tangent', not 'jvp'"),
         ({"refresh_feedback_every": 0}, ValueError, "refresh_feedback_every must be at least 1"),

@@ -18,7 +18,7 @@ import gradfree
         ("pepita", {"mirror_every": -1}, ValueError, "PEPITA: mirror_every must be at least 0, not -1"),
         ("pepita", {"mirror_rate": 0}, ValueError, "PEPITA: mirror_rate must be positive and finite, not 0"),
         ("pepita", {"mirror_rate": float("nan")}, ValueError, "PEPITA: mirror_rate must be positive and finite"),
-        ("pepita", {"mirror_rate": True}, TypeError, "PEPITA: mirror_rate must be a number, not True"),
+        ("pepita", {"mirror_rate": True}, TypeError, "PEPITA: mirror_rate must be a positive number, not True"),
         ("pepita", {"noise": 1}, TypeError, "its options are: seed, mirror_every, mirror_rate"),
         ("orthogonal_backprop", {"orthogonalize_every": 0}, ValueError, "orthogonalize_every must be at least 1"),
         ("orthogonal_backprop", {"streaming": True}, TypeError, "its options are: orthogonalize_every, orthogonalize_"),

@@ -9,7 +9,7 @@ from torch import nn
 import gradfree
 from gradfree.chains import kinds
 from gradfree.depth.site import Blocks
-from gradfree.testing.cases.cases import RESIDUAL, Case
+from gradfree.testing.cases.cases import RESIDUAL, ModelCase
 from gradfree.testing.cases.models import LayeredModel, Plain, assert_equal_gradients, gradients
 from gradfree.testing.features.registry import FEATURES
 
@@ -103,8 +103,8 @@ def test_a_registered_kind_keeps_its_means_in_checkpoints():
 @pytest.mark.parametrize("name", [f.name for f in FEATURES.values() if RESIDUAL in f.families and not f.slow])
 def test_a_registered_kind_has_the_features_of_other_blocks(name):
     """What is refused, is refused for a container, too."""
-    case = Case("loop", RESIDUAL, LoopModel, (8, 6))
-    container = Case("container", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6))
+    case = ModelCase("loop", RESIDUAL, LoopModel, (8, 6))
+    container = ModelCase("container", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6))
     of_loop, of_container = (FEATURES[name].refusal(engine(), c) for c in (case, container))
     assert (of_loop is None) == (of_container is None), of_loop or of_container
 

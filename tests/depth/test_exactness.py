@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracles import Halving
 from pairwise import pairwise
 from torch import nn
 
@@ -189,18 +190,6 @@ def test_torchs_own_transformer_encoder_as_it_is(engine, norm_first):
     expected = gradients(model, lambda: model(x, mask=mask, is_causal=True))
     with EXACT[engine](4).attach(model):
         assert_equal_gradients(gradients(model, lambda: model(x, mask=mask, is_causal=True)), expected)
-
-
-class Halving(torch.autograd.Function):
-    """Halves its cotangent where it lies, as it may in autograd where nothing else reads it."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return cotangent.mul_(0.5)
 
 
 class Writing(Plain):

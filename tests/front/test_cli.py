@@ -1,12 +1,16 @@
 """The command line: what it lists, what it says when it cannot."""
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import gradfree
 from gradfree.cli import main
+
+BINARY = Path(sys.executable).with_name("gradfree")
 
 
 def outcome(capsys, *args):
@@ -32,6 +36,34 @@ def test_a_line_says_what_the_engine_is(capsys):
     main(["engines"])
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert dict(lines)["highway_bp"].startswith("Highway-BP: gradients travel the whole residual path")
+
+
+def test_a_named_engine_is_told_with_its_options(capsys):
+    main(["engines", "truncated", "dfa"])
+    out = capsys.readouterr().out
+    assert out.startswith(f"truncated: {gradfree.algorithms.Truncated.__doc__.splitlines()[0]}")
+    assert "Options and defaults:\n    window = 1\n\ndfa: " in out
+
+
+def test_an_unknown_engine_is_met_with_those_there_are(capsys):
+    code, out, err = outcome(capsys, "engines", "highway")
+    assert (code, out) == (2, "")
+    assert err.startswith("gradfree: error: no engine is called 'highway'; there are: backprop, ")
+
+
+def test_the_version_is_told_by_python_m_as_well(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gradfree", "--version"])
+    runpy.run_module("gradfree", run_name="__main__")
+    assert capsys.readouterr().out == f"gradfree {gradfree.__version__}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["check", "mine:build"], ["fit", "--model", "mine.Net", "--data", "Digits"]])
+def test_modules_of_the_current_folder_are_found(command, tmp_path):
+    """A command has its own folder on the path; ``mine`` lies in the one that it is called from, and says so."""
+    (tmp_path / "mine.py").write_text("raise SystemExit('mine is imported')\n")
+    done = subprocess.run([BINARY, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "mine is imported\n"
 
 
 @pytest.mark.parametrize(
@@ -133,4 +165,4 @@ def test_only_the_benchmarks_need_their_extra():
     assert [line.split()[0] for line in done.stdout.splitlines()] == gradfree.list_engines()
     for missing, line in zip(EXTRA, done.stderr.splitlines(), strict=True):
         assert line.startswith(f"gradfree: error: {missing}")
-        assert line.endswith("Do: pip install 'gradfree[bench]', or '.[bench]' in a checkout")
+        assert line.endswith("Do, in a checkout of it: pip install '.[bench]'")

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import gradfree
 from gradfree.testing import FEATURES
-from gradfree.testing.cases.cases import CASES, LAYERS, STANDING_FOR, Task
+from gradfree.testing.cases.cases import CASES, LAYERS, STANDING_FOR, Specimen
 
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
 BASIC = "forward and backward pass"
@@ -76,13 +76,14 @@ def test_a_step_stays_on_the_models_device(name, case, device):
         pytest.skip("pad_packed_sequence reads the order back; the test below goes without")
     if case.family == LAYERS and "dropout" in case.name:
         pytest.skip("engines in layers take a state on the meta device for one that was not stored, without its mask")
-    if not ENGINES[name].validate(Task(case).model, [case.chain]).ok or FEATURES[BASIC].refusal(ENGINES[name], case):
+    engine = ENGINES[name]
+    if not engine.validate(Specimen(case).model, [case.chain]).ok or FEATURES[BASIC].refusal(engine, case):
         pytest.skip("the engine refuses the chain")
-    task, watcher = Task(replace(case, device="meta")), Watcher()
-    with ENGINES[name].attach(task.model, task.chains):
+    specimen, watcher = Specimen(replace(case, device="meta")), Watcher()
+    with engine.attach(specimen.model, specimen.chains):
         for _ in range(2):
             with watcher:
-                found = task.gradients()
+                found = specimen.gradients()
             watcher.may_wait = False
     assert {g.device.type for g in found.values() if g is not None} == {"meta"}
 
@@ -119,14 +120,15 @@ def test_models_and_batches_of_other_peoples_engines_go_to_the_device(pytester_l
 
 @pytest.fixture
 def pytester_like(tmp_path):
-    """Run a conformance test that tells where its task is, in a package of its own, with ``--device`` or without."""
+    """Run a conformance test that tells where its model is, in a package of its own, with ``--device`` or without."""
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["gradfree.testing.device"]\n')
     (tmp_path / "test_mine.py").write_text(
         "import gradfree\n"
         "from gradfree.testing import EngineConformance, Feature\n"
-        "from gradfree.testing.cases.cases import Task\n\n\n"
+        "from gradfree.testing.cases.cases import Specimen\n\n\n"
         "def tell(engine, case):\n"
-        "    print(f'on {case.device}: {Task(case).x.device} {next(Task(case).model.parameters()).device}')\n\n\n"
+        "    specimen = Specimen(case)\n"
+        "    print(f'on {case.device}: {specimen.x.device} {next(specimen.model.parameters()).device}')\n\n\n"
         "class TestMine(EngineConformance):\n"
         "    engines = (gradfree.create_engine('backprop'),)\n"
         "    features = (Feature('tell', tell),)\n"

@@ -1,6 +1,7 @@
 """Engines and models by name: wrong names and options are met with the right ones."""
 
 import pytest
+import torch
 
 import gradfree
 
@@ -22,6 +23,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             TypeError,
             "no option 'iteration'; its options are: iterations, tolerance, gamma, block",
         ),
+        (None, {}, TypeError, "the name of an engine must be a str, one of backprop, deeppcr, "),
         ("highway_bp", {"block": 1}, TypeError, "block must be True or False, not 1"),
         ("highway_bp", {"iterations": -1}, ValueError, "iterations must be at least 0, not -1"),
         ("highway_bp", {"iterations": 2.5}, TypeError, "iterations must be an int of at least 0, not 2.5"),
@@ -37,6 +39,21 @@ def test_engine_names_and_options(name, options, error, message):
     with pytest.raises(error) as caught:
         gradfree.create_engine(name, **options)
     assert message in str(caught.value)
+
+
+def test_help_names_the_engines():
+    for name in gradfree.list_engines():
+        assert f'``"{name}"``' in gradfree.create_engine.__doc__
+
+
+def test_what_is_listed_of_the_package_is_for_users():
+    assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"}
+
+
+@pytest.mark.parametrize("model", [None, torch.relu, torch.optim.SGD([torch.zeros(1)], lr=0.1)])
+def test_only_modules_have_chains(model):
+    with pytest.raises(TypeError, match=r"^model must be an nn\.Module, not "):
+        HIGHWAY.attach(model)
 
 
 def test_options_are_given_by_name():

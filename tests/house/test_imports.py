@@ -89,3 +89,11 @@ def test_no_room_is_crowded(folder):
     rooms = Counter(str(path.parent) for path in (ROOT / folder).rglob("*.py"))
     assert rooms
     assert not {room: files for room, files in rooms.items() if files > 12}
+
+
+def test_no_two_public_classes_share_a_name():
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    homes = [(node.name, name) for name, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)]
+    taken = Counter(name for name, _ in homes if not name.startswith("_"))
+    assert sum(taken.values()) > 200
+    assert not [home for home in homes if taken[home[0]] > 1]

@@ -65,11 +65,6 @@ class Task:
         return torch.autograd.grad(loss, [self.x, *self.states, *self.module.parameters()])
 
 
-def assert_close(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * e.abs().max().item())
-
-
 class LanguageModel(nn.Module):
     """A user's model: embedding, recurrent module with dropout between its layers, head."""
 

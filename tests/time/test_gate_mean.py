@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from recurrent_tasks import HIDDEN, INPUT, Task, assert_close
+from oracles import assert_close
+from recurrent_tasks import HIDDEN, INPUT, Task
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 

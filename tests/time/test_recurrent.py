@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from oracles import assert_close
 from pairwise import pairwise
-from recurrent_tasks import CELLS, HIDDEN, INPUT, LAYOUTS, Task, assert_close
+from recurrent_tasks import CELLS, HIDDEN, INPUT, LAYOUTS, Task
 from torch import nn
 
 import gradfree

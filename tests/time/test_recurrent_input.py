@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from oracles import assert_close
 from pairwise import pairwise
-from recurrent_tasks import CELLS, assert_close
+from recurrent_tasks import CELLS
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 

@@ -30,7 +30,7 @@ RESIDUAL, RECURRENT, LAYERS = FAMILIES = ("residual blocks", "recurrent layers",
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """A model with a chain, and a batch for it.
 
     Attributes:
@@ -50,25 +50,25 @@ class Case:
     device: str = "cpu"
 
 
-def _residual(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> Case:
-    return Case(name, RESIDUAL, lambda: Model([make() for _ in range(4)], shape[-1]), (8, *shape[1:]))
+def _residual(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> ModelCase:
+    return ModelCase(name, RESIDUAL, lambda: Model([make() for _ in range(4)], shape[-1]), (8, *shape[1:]))
 
 
-def _recurrent(name: str, layer: Callable[[], nn.Module], outputs: int = 4, packed: bool = False) -> Case:
-    return Case(name, RECURRENT, lambda: RecurrentModel(layer(), outputs, packed), (8, 5, 6), "layer")
+def _recurrent(name: str, layer: Callable[[], nn.Module], outputs: int = 4, packed: bool = False) -> ModelCase:
+    return ModelCase(name, RECURRENT, lambda: RecurrentModel(layer(), outputs, packed), (8, 5, 6), "layer")
 
 
-def _layers(name: str, shape: tuple[int, ...], outputs: int, *layers: Callable[[], nn.Module]) -> Case:
+def _layers(name: str, shape: tuple[int, ...], outputs: int, *layers: Callable[[], nn.Module]) -> ModelCase:
     def make() -> nn.Module:
         return LayeredModel(*(layer() for layer in layers), width=shape[-1], outputs=outputs)
 
-    return Case(name, LAYERS, make, shape)
+    return ModelCase(name, LAYERS, make, shape)
 
 
 _LINEAR: Callable[[], nn.Module] = partial(nn.Linear, 6, 6)
 
 CASES = (
-    Case("x + g(x)", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6)),
+    ModelCase("x + g(x)", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6)),
     *(_residual(name, *BLOCKS[name]) for name in BLOCKS if name != "plain"),
     _residual("batch norm and dropout", NormAndDropout, (8, 6)),
     _recurrent("GRU, two layers", lambda: nn.GRU(6, 4, 2, batch_first=True)),
@@ -80,7 +80,7 @@ CASES = (
     _recurrent("GRU, packed sequences", lambda: nn.GRU(6, 4, batch_first=True), packed=True),
     _recurrent("CellLayer of a GRUCell", lambda: CellLayer(nn.GRUCell(6, 4), batch_first=True)),
     _recurrent("CellLayer of any cell", lambda: CellLayer(OwnCell(6), batch_first=True), outputs=6),
-    Case("linear layers", LAYERS, layered_model, (8, 6)),
+    ModelCase("linear layers", LAYERS, layered_model, (8, 6)),
     _layers("linear layers, dropout", (8, 6), 6, _LINEAR, nn.ReLU, nn.Dropout, _LINEAR, nn.ReLU, _LINEAR),
     _layers("linear layers on sequences", (8, 3, 6), 6, _LINEAR, nn.Tanh, _LINEAR, nn.Tanh, _LINEAR),
     _layers(
@@ -102,7 +102,7 @@ STANDING_FOR = {family: next(case for case in CASES if case.family == family) fo
 """The case that stands for each family."""
 
 
-class Task:
+class Specimen:
     """A new model of a case, the same each time, and a batch.
 
     Args:
@@ -116,7 +116,7 @@ class Task:
         start: copies of the weights by name.
     """
 
-    def __init__(self, case: Case, dtype: torch.dtype = torch.float64):
+    def __init__(self, case: ModelCase, dtype: torch.dtype = torch.float64):
         with isolated():
             self.model: Any = case.make().to(case.device, dtype)
             self.x = torch.randn(case.shape).to(case.device, dtype)
@@ -144,11 +144,11 @@ class Task:
 
 
 @contextmanager
-def attached(engine: Engine, case: Case, dtype: torch.dtype = torch.float64) -> Iterator[Task]:
-    """Give a new task with the engine attached."""
-    task = Task(case, dtype)
-    with engine.attach(task.model, task.chains):
-        yield task
+def attached(engine: Engine, case: ModelCase, dtype: torch.dtype = torch.float64) -> Iterator[Specimen]:
+    """Give a new specimen with the engine attached."""
+    specimen = Specimen(case, dtype)
+    with engine.attach(specimen.model, specimen.chains):
+        yield specimen
 
 
 def _in_use() -> Iterable[int]:

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from gradfree.chains.handle import Handle
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import Case, Task
+from gradfree.testing.cases.cases import ModelCase, Specimen
 from gradfree.torchside.sharding import whole
 
 STEPS = 6
 Updates = dict[str, Tensor]
 
 
-def batches(task: Task) -> Iterator[Tensor]:
+def batches(specimen: Specimen) -> Iterator[Tensor]:
     """Yield a batch for each step."""
     for step in range(STEPS):
-        yield task.x * (1.0 + step / STEPS)
+        yield specimen.x * (1.0 + step / STEPS)
 
 
 def loss_of(out: Tensor) -> Tensor:
@@ -34,20 +34,23 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 
 
-def updates_of(task: Task) -> Updates:
+def updates_of(specimen: Specimen) -> Updates:
     """Return by name how much the weights have changed; sharded ones are gathered."""
     # Lightning leaves a model on the CPU.
-    return {name: whole(p.detach()).to(task.x.device) - task.start[name] for name, p in task.model.named_parameters()}
+    return {
+        name: whole(p.detach()).to(specimen.x.device) - specimen.start[name]
+        for name, p in specimen.model.named_parameters()
+    }
 
 
-def attached_inside(engine: Engine, task: Task) -> Handle:
-    """Attach to the task's model as to the ``net`` of another: engines may draw numbers for the path of a layer."""
-    return engine.attach(nn.ModuleDict({"net": task.model}), [f"net.{path}" for path in task.chains])
+def attached_inside(engine: Engine, specimen: Specimen) -> Handle:
+    """Attach to the specimen's model as to the ``net`` of another: engines may draw numbers for the path of a layer."""
+    return engine.attach(nn.ModuleDict({"net": specimen.model}), [f"net.{path}" for path in specimen.chains])
 
 
 def train(
     engine: Engine,
-    case: Case,
+    case: ModelCase,
     dtype: torch.dtype = torch.float64,
     clip: float = 0.0,
     accumulate: int = 1,
@@ -65,16 +68,16 @@ def train(
         epochs: passes over the batches.
         low: the dtype of autocast, if any.
     """
-    task = Task(case, dtype)
-    with attached_inside(engine, task):
-        optimizer = optimizer_of(task.model)
-        for number, x in enumerate([*batches(task)] * epochs, 1):
-            with torch.autocast(task.x.device.type, low) if low else nullcontext():
-                loss = loss_of(task.model(x))
+    specimen = Specimen(case, dtype)
+    with attached_inside(engine, specimen):
+        optimizer = optimizer_of(specimen.model)
+        for number, x in enumerate([*batches(specimen)] * epochs, 1):
+            with torch.autocast(specimen.x.device.type, low) if low else nullcontext():
+                loss = loss_of(specimen.model(x))
             (loss / accumulate).backward()
             if number % accumulate == 0:
                 if clip:
-                    nn.utils.clip_grad_norm_(task.model.parameters(), clip)
+                    nn.utils.clip_grad_norm_(specimen.model.parameters(), clip)
                 optimizer.step()
                 optimizer.zero_grad()
-        return updates_of(task)
+        return updates_of(specimen)

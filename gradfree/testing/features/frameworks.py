@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import Case
+from gradfree.testing.cases.cases import ModelCase
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.cases.training import train
 from gradfree.testing.features.registry import feature
@@ -15,19 +15,19 @@ from gradfree.testing.runs.ranks import ddp_run, fabric_run, fsdp_run, lightning
 
 
 @feature("Lightning, one device", slow=True)
-def lightning(engine: Engine, case: Case) -> None:
+def lightning(engine: Engine, case: ModelCase) -> None:
     """``Trainer(strategy=EngineStrategy(engine))`` trains to the weights of a plain loop."""
     _check_fit(engine, case, {}, {})
 
 
 @feature("Lightning, clipping and accumulation", slow=True)
-def lightning_clipping(engine: Engine, case: Case) -> None:
+def lightning_clipping(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``gradient_clip_val`` and ``accumulate_grad_batches``."""
     _check_fit(engine, case, {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}, {"clip": 0.1, "accumulate": 2})
 
 
 @feature("Lightning, precision bf16-mixed", slow=True)
-def lightning_bf16(engine: Engine, case: Case) -> None:
+def lightning_bf16(engine: Engine, case: ModelCase) -> None:
     """Likewise, as in a loop with autocast."""
     _check_fit(
         engine,
@@ -39,13 +39,13 @@ def lightning_bf16(engine: Engine, case: Case) -> None:
 
 
 @feature("Lightning, manual optimization", slow=True)
-def lightning_manual(engine: Engine, case: Case) -> None:
+def lightning_manual(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``manual_backward`` and steps taken by hand."""
     _check_fit(engine, case, {"manual": True}, {})
 
 
 @feature("Lightning, checkpoint and resume", slow=True)
-def lightning_resume(engine: Engine, case: Case) -> None:
+def lightning_resume(engine: Engine, case: ModelCase) -> None:
     """Two epochs, the second one resumed by another model from a checkpoint, end with the weights of a plain loop."""
     from gradfree.testing.runs.lightning import fit_and_resume
 
@@ -53,7 +53,7 @@ def lightning_resume(engine: Engine, case: Case) -> None:
 
 
 @feature("Fabric, one device", slow=True)
-def fabric(engine: Engine, case: Case) -> None:
+def fabric(engine: Engine, case: ModelCase) -> None:
     """``fabric.setup`` and ``fabric.backward`` train to the weights of a plain loop."""
     from gradfree.testing.runs.lightning import fabric as run
 
@@ -61,38 +61,38 @@ def fabric(engine: Engine, case: Case) -> None:
 
 
 @feature("DDP, two ranks", slow=True, ranks=True)
-def ddp(engine: Engine, case: Case) -> None:
+def ddp(engine: Engine, case: ModelCase) -> None:
     """Two ranks stay equal to the last bit, and train to the weights of one with their joined batches."""
     _check_ranks(ddp_run, engine, case)
 
 
 @feature("FSDP2 at the root, two ranks", slow=True, ranks=True)
-def fsdp(engine: Engine, case: Case) -> None:
+def fsdp(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``fully_shard(model)``."""
     _check_ranks(fsdp_run, engine, case)
 
 
 @feature("Lightning DDP, two ranks", slow=True, ranks=True)
-def lightning_ddp(engine: Engine, case: Case) -> None:
+def lightning_ddp(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``Trainer(strategy=EngineDDPStrategy(engine), devices=2, accumulate_grad_batches=2)``."""
     _check_ranks(lightning_run, engine, case, accumulate=2)
 
 
 @feature("Fabric DDP, two ranks", slow=True, ranks=True)
-def fabric_ddp(engine: Engine, case: Case) -> None:
+def fabric_ddp(engine: Engine, case: ModelCase) -> None:
     """Likewise, in Fabric, with ``no_backward_sync``."""
     _check_ranks(fabric_run, engine, case, accumulate=2)
 
 
 def _check_fit(
-    engine: Engine, case: Case, options: dict[str, Any], plain: dict[str, Any], tolerance: float = 1e-10
+    engine: Engine, case: ModelCase, options: dict[str, Any], plain: dict[str, Any], tolerance: float = 1e-10
 ) -> None:
     from gradfree.testing.runs.lightning import fit
 
     assert_equal_gradients(fit(engine, case, **options), train(engine, case, **plain), tolerance)
 
 
-def _check_ranks(run: Any, engine: Engine, case: Case, accumulate: int = 1) -> None:
+def _check_ranks(run: Any, engine: Engine, case: ModelCase, accumulate: int = 1) -> None:
     first, second = on_two_ranks(run, engine, case)
     assert_equal_gradients(second, first, tolerance=0.0)
     assert_equal_gradients(first, train(engine, case, accumulate=accumulate))

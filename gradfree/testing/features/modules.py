@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradfree.engines.engine import Engine
 from gradfree.optimizer import EngineOptimizer
-from gradfree.testing.cases.cases import LAYERS, RESIDUAL, Case, Task, attached
+from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase, Specimen, attached
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.features.passes import reference, total_of
 from gradfree.testing.features.promises import require
@@ -23,28 +23,28 @@ from gradfree.testing.features.registry import feature
 
 
 @feature("frozen parameters")
-def frozen(engine: Engine, case: Case) -> None:
+def frozen(engine: Engine, case: ModelCase) -> None:
     """They get no gradient and the others the same as ever, also when it changes while the engine is attached."""
     expected = reference(engine, case)
-    with attached(engine, case) as task:
-        names = dict(task.model.named_parameters())
-        inside = [name for name in names if name.startswith(task.chains[0])]
+    with attached(engine, case) as specimen:
+        names = dict(specimen.model.named_parameters())
+        inside = [name for name in names if name.startswith(specimen.chains[0])]
         for chosen in (["stem.weight", "stem.bias"], inside[2:4], inside, [n for n in names if "bias" in n], []):
             for name, parameter in names.items():
                 parameter.requires_grad_(name not in chosen)
             kept = {name: None if name in chosen else g for name, g in expected.items()}
-            assert_equal_gradients(task.gradients(), kept)
+            assert_equal_gradients(specimen.gradients(), kept)
 
 
 @feature("a frozen beginning", families=(RESIDUAL, LAYERS))
-def frozen_beginning(engine: Engine, case: Case) -> None:
+def frozen_beginning(engine: Engine, case: ModelCase) -> None:
     """The rest trains as a chain of its own behind a fixed network."""
-    with attached(engine, case) as task:
-        first = list(task.chain.children())[:2]
-        for part in (task.model.stem, *first):
+    with attached(engine, case) as specimen:
+        first = list(specimen.chain.children())[:2]
+        for part in (specimen.model.stem, *first):
             part.requires_grad_(False)
-        actual = task.gradients()
-    rest = Task(case)
+        actual = specimen.gradients()
+    rest = Specimen(case)
     for name in list(rest.chain._modules)[:2]:
         del rest.chain._modules[name]
     fed = rest.model.stem
@@ -56,22 +56,25 @@ def frozen_beginning(engine: Engine, case: Case) -> None:
 
 
 @feature("unused parameters")
-def unused(engine: Engine, case: Case) -> None:
+def unused(engine: Engine, case: ModelCase) -> None:
     """A parameter that no loss depends on gets no gradient, and the others the same as ever."""
-    task = Task(case)
-    owners = {"": task.model, **{f"{task.chains[0]}.{name}.": block for name, block in task.chain.named_children()}}
+    specimen = Specimen(case)
+    owners = {
+        "": specimen.model,
+        **{f"{specimen.chains[0]}.{name}.": block for name, block in specimen.chain.named_children()},
+    }
     for owner in owners.values():
         owner.register_parameter("unused", nn.Parameter(torch.zeros(3, device=case.device)))
-    with engine.attach(task.model, task.chains):
-        actual = task.gradients()
+    with engine.attach(specimen.model, specimen.chains):
+        actual = specimen.gradients()
     none = dict.fromkeys(f"{path}unused" for path in owners)
     assert_equal_gradients(actual, reference(engine, case) | none)
 
 
 @feature("tied parameters")
-def tied(engine: Engine, case: Case) -> None:
+def tied(engine: Engine, case: ModelCase) -> None:
     """A parameter in two places gets the sum of what two equal ones get."""
-    separate, together = Task(case), Task(case)
+    separate, together = Specimen(case), Specimen(case)
     inside = [(name, p.shape) for name, p in separate.model.named_parameters() if name.startswith(case.chain)]
     first, second = next((a, b) for (a, one), (b, other) in combinations(inside, 2) if one == other)
     with torch.no_grad():
@@ -86,16 +89,16 @@ def tied(engine: Engine, case: Case) -> None:
 
 
 @feature("weight_norm", families=(RESIDUAL, LAYERS))
-def parametrized(engine: Engine, case: Case) -> None:
+def parametrized(engine: Engine, case: ModelCase) -> None:
     """Parameters that weights are computed from get the weights' gradients, pulled back."""
-    plain, task = Task(case), Task(case)
-    linear = [path for path, module in task.chain.named_modules() if isinstance(module, nn.Linear)]
+    plain, specimen = Specimen(case), Specimen(case)
+    linear = [path for path, module in specimen.chain.named_modules() if isinstance(module, nn.Linear)]
     for path in linear:
-        weight_norm(task.chain.get_submodule(path))
-    with engine.attach(plain.model, plain.chains), engine.attach(task.model, task.chains):
-        expected, actual = plain.gradients(), task.gradients()
+        weight_norm(specimen.chain.get_submodule(path))
+    with engine.attach(plain.model, plain.chains), engine.attach(specimen.model, specimen.chains):
+        expected, actual = plain.gradients(), specimen.gradients()
     for path in linear:
-        layer, name = task.chain.get_submodule(path), f"{task.chains[0]}.{path}"
+        layer, name = specimen.chain.get_submodule(path), f"{specimen.chains[0]}.{path}"
         sources = dict(layer.named_parameters(prefix=name))
         del sources[f"{name}.bias"]
         pulled = torch.autograd.grad(layer.weight, list(sources.values()), expected.pop(f"{name}.weight"))
@@ -104,157 +107,159 @@ def parametrized(engine: Engine, case: Case) -> None:
 
 
 @feature("checkpointing inside blocks", families=(RESIDUAL,))
-def checkpoint_inside(engine: Engine, case: Case) -> None:
+def checkpoint_inside(engine: Engine, case: ModelCase) -> None:
     """``torch.utils.checkpoint`` around what a block calls changes no gradient."""
-    with attached(engine, case) as task:
-        for block in task.chain.children():
+    with attached(engine, case) as specimen:
+        for block in specimen.chain.children():
             for part in block.children():
                 part.forward = _checkpointed(part.forward)
-        actual = task.gradients()
+        actual = specimen.gradients()
     assert_equal_gradients(actual, reference(engine, case))
 
 
 @feature("checkpointing around each block", families=(RESIDUAL, LAYERS))
-def checkpoint_around_blocks(engine: Engine, case: Case) -> None:
+def checkpoint_around_blocks(engine: Engine, case: ModelCase) -> None:
     """``torch.utils.checkpoint`` around the call of each block changes no gradient."""
-    with attached(engine, case) as task:
-        h = task.model.stem(task.x)
-        for block in task.chain.children():
+    with attached(engine, case) as specimen:
+        h = specimen.model.stem(specimen.x)
+        for block in specimen.chain.children():
             h = checkpoint(block, h, use_reentrant=False)
-        actual = task.gradients((h * task.model.heads[-1]).flatten(1).sum(1).pow(2).sum())
+        actual = specimen.gradients((h * specimen.model.heads[-1]).flatten(1).sum(1).pow(2).sum())
     assert_equal_gradients(actual, reference(engine, case))
 
 
 @feature("checkpointing around the model")
-def checkpoint_around(engine: Engine, case: Case) -> None:
+def checkpoint_around(engine: Engine, case: ModelCase) -> None:
     """``torch.utils.checkpoint`` around the model changes no gradient."""
-    with attached(engine, case) as task:
-        out = checkpoint(task.model, task.x.requires_grad_(), use_reentrant=False)
-        actual = task.gradients(out.pow(2).sum())
+    with attached(engine, case) as specimen:
+        out = checkpoint(specimen.model, specimen.x.requires_grad_(), use_reentrant=False)
+        actual = specimen.gradients(out.pow(2).sum())
     assert_equal_gradients(actual, reference(engine, case))
 
 
 @feature("lean=True")
-def lean(engine: Engine, case: Case) -> None:
+def lean(engine: Engine, case: ModelCase) -> None:
     """The gradients are the same."""
-    task = Task(case)
-    with engine.attach(task.model, task.chains, lean=True):
-        actual = task.gradients()
+    specimen = Specimen(case)
+    with engine.attach(specimen.model, specimen.chains, lean=True):
+        actual = specimen.gradients()
     assert_equal_gradients(actual, reference(engine, case))
 
 
 @feature("torch.func.functional_call")
-def functional_call(engine: Engine, case: Case) -> None:
+def functional_call(engine: Engine, case: ModelCase) -> None:
     """Parameters from outside, in place of the model's own, get the gradients that they would get inside."""
-    with attached(engine, case) as task:
-        given = {name: (1.5 * p.detach()).requires_grad_() for name, p in task.model.named_parameters()}
-        torch.func.functional_call(task.model, given, (task.x,)).pow(2).sum().backward()
-        task.model.load_state_dict(given)
-        assert_equal_gradients({name: p.grad for name, p in given.items()}, task.gradients())
+    with attached(engine, case) as specimen:
+        given = {name: (1.5 * p.detach()).requires_grad_() for name, p in specimen.model.named_parameters()}
+        torch.func.functional_call(specimen.model, given, (specimen.x,)).pow(2).sum().backward()
+        specimen.model.load_state_dict(given)
+        assert_equal_gradients({name: p.grad for name, p in given.items()}, specimen.gradients())
 
 
 @feature("copy.deepcopy while attached")
-def deepcopy(engine: Engine, case: Case) -> None:
+def deepcopy(engine: Engine, case: ModelCase) -> None:
     """The copy has the engine, and weights of its own."""
-    with attached(engine, case) as task:
-        expected = task.gradients()
-        other = Task(case)
-        other.model = copy.deepcopy(task.model)
+    with attached(engine, case) as specimen:
+        expected = specimen.gradients()
+        other = Specimen(case)
+        other.model = copy.deepcopy(specimen.model)
         with torch.no_grad():
-            for parameter in task.model.parameters():
+            for parameter in specimen.model.parameters():
                 parameter.zero_()
         assert_equal_gradients(other.gradients(), expected)
 
 
 @feature("pickle while attached")
-def pickled(engine: Engine, case: Case) -> None:
+def pickled(engine: Engine, case: ModelCase) -> None:
     """What is saved is the model without the engine, which can be attached to it anew."""
-    with attached(engine, case) as task:
-        other = Task(case)
-        other.model = pickle.loads(pickle.dumps(task.model))
-        expected = task.gradients()
+    with attached(engine, case) as specimen:
+        other = Specimen(case)
+        other.model = pickle.loads(pickle.dumps(specimen.model))
+        expected = specimen.gradients()
     with engine.attach(other.model, other.chains):
         assert_equal_gradients(other.gradients(), expected)
 
 
 @feature("load_state_dict while attached")
-def load_state_dict(engine: Engine, case: Case) -> None:
+def load_state_dict(engine: Engine, case: ModelCase) -> None:
     """Weights from a file replace those of the model, and the gradients are theirs."""
-    with attached(engine, case) as task:
+    with attached(engine, case) as specimen:
         file = io.BytesIO()
-        torch.save(task.model.state_dict(), file)
+        torch.save(specimen.model.state_dict(), file)
         file.seek(0)
         with torch.no_grad():
-            for parameter in task.model.parameters():
+            for parameter in specimen.model.parameters():
                 parameter.mul_(2.0)
-        task.model.load_state_dict(torch.load(file, weights_only=True))
-        assert_equal_gradients(task.gradients(), reference(engine, case))
+        specimen.model.load_state_dict(torch.load(file, weights_only=True))
+        assert_equal_gradients(specimen.gradients(), reference(engine, case))
 
 
 @feature("model.to() while attached")
-def moved(engine: Engine, case: Case) -> None:
+def moved(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of a model that was converted first."""
-    with attached(engine, case) as task:
-        task.gradients()
-        task.model.float()
-        task.x = task.x.float()
-        actual = task.gradients()
+    with attached(engine, case) as specimen:
+        specimen.gradients()
+        specimen.model.float()
+        specimen.x = specimen.x.float()
+        actual = specimen.gradients()
     assert_equal_gradients(actual, reference(engine, case, torch.float32), tolerance=1e-6)
 
 
 @feature("EngineOptimizer with a scheduler")
-def engine_optimizer(engine: Engine, case: Case) -> None:
+def engine_optimizer(engine: Engine, case: ModelCase) -> None:
     """The weights are those of a loop with the engine attached and the plain optimizer."""
 
-    def train(task: Task, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def train(specimen: Specimen, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
         for _ in range(6):
             optimizer.zero_grad()
-            task.loss().backward()
+            specimen.loss().backward()
             optimizer.step()
             scheduler.step()
-        return {name: p.detach() for name, p in task.model.named_parameters()}
+        return {name: p.detach() for name, p in specimen.model.named_parameters()}
 
-    task = Task(case)
+    specimen = Specimen(case)
     with attached(engine, case) as other:
         expected = train(other, torch.optim.AdamW(other.model.parameters()))
-    optimizer = EngineOptimizer(torch.optim.AdamW(task.model.parameters()), task.model, engine, chains=task.chains)
-    assert_equal_gradients(train(task, optimizer), expected, tolerance=1e-12)
+    optimizer = EngineOptimizer(
+        torch.optim.AdamW(specimen.model.parameters()), specimen.model, engine, chains=specimen.chains
+    )
+    assert_equal_gradients(train(specimen, optimizer), expected, tolerance=1e-12)
     optimizer.detach()
 
 
 @feature("torch.compile of each block", families=(RESIDUAL,), slow=True)
-def compiled_blocks(engine: Engine, case: Case) -> None:
+def compiled_blocks(engine: Engine, case: ModelCase) -> None:
     """Blocks that are compiled once the engine is attached get the same gradients."""
-    _check_compiled(engine, case, lambda task: list(task.chain.children()))
+    _check_compiled(engine, case, lambda specimen: list(specimen.chain.children()))
 
 
 @feature("torch.compile of the model", slow=True)
-def compiled_model(engine: Engine, case: Case) -> None:
+def compiled_model(engine: Engine, case: ModelCase) -> None:
     """A model that is compiled once the engine is attached gets the same gradients."""
-    _check_compiled(engine, case, lambda task: [task.model])
+    _check_compiled(engine, case, lambda specimen: [specimen.model])
 
 
 @feature("attaching to a compiled model", slow=True)
-def compiled_before(engine: Engine, case: Case) -> None:
+def compiled_before(engine: Engine, case: ModelCase) -> None:
     """A model that was compiled before gets the same gradients."""
-    task = Task(case)
-    task.model.compile(backend="aot_eager")
-    with engine.attach(task.model, task.chains):
-        assert_equal_gradients(task.gradients(), reference(engine, case))
+    specimen = Specimen(case)
+    specimen.model.compile(backend="aot_eager")
+    with engine.attach(specimen.model, specimen.chains):
+        assert_equal_gradients(specimen.gradients(), reference(engine, case))
 
 
-def _check_compiled(engine: Engine, case: Case, chosen: Callable[[Task], list[nn.Module]]) -> None:
+def _check_compiled(engine: Engine, case: ModelCase, chosen: Callable[[Specimen], list[nn.Module]]) -> None:
     from torch._dynamo.utils import counters  # It takes a second.
 
     expected = reference(engine, case)
     # What was compiled before, for other models, would count against the limit of recompilations.
     torch._dynamo.reset()
     counters.clear()
-    with attached(engine, case) as task:
-        for module in chosen(task):
+    with attached(engine, case) as specimen:
+        for module in chosen(specimen):
             module.compile(backend="aot_eager")
-        actual = task.gradients()
+        actual = specimen.gradients()
     require(counters["aot_autograd"]["ok"] > 0, "nothing was compiled")
     assert_equal_gradients(actual, expected)
 

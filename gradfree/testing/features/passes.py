@@ -9,139 +9,141 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import LAYERS, RESIDUAL, Case, Task, attached
+from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase, Specimen, attached
 from gradfree.testing.cases.models import Gradients, assert_equal_gradients
 from gradfree.testing.features.promises import require
 from gradfree.testing.features.registry import feature
 
 
-def reference(engine: Engine, case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor | None]:
+def reference(engine: Engine, case: ModelCase, dtype: torch.dtype = torch.float64) -> dict[str, Tensor | None]:
     """Return the engine's gradients of the case as it is."""
-    with attached(engine, case, dtype) as task:
-        return task.gradients()
+    with attached(engine, case, dtype) as specimen:
+        return specimen.gradients()
 
 
 @feature("float32 weights")
-def float32(engine: Engine, case: Case) -> None:
+def float32(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of float64 to six digits."""
     assert_equal_gradients(_double(reference(engine, case, torch.float32)), reference(engine, case), tolerance=1e-5)
 
 
 @feature("bfloat16 weights")
-def bfloat16(engine: Engine, case: Case) -> None:
+def bfloat16(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of float64, of the same rounded weights, to two digits."""
-    with attached(engine, case, torch.bfloat16) as task:
-        low = task.gradients()
-        task.model.double()
-        task.x = task.x.double()
-        assert_equal_gradients(_double(low), task.gradients(), tolerance=0.05)
+    with attached(engine, case, torch.bfloat16) as specimen:
+        low = specimen.gradients()
+        specimen.model.double()
+        specimen.x = specimen.x.double()
+        assert_equal_gradients(_double(low), specimen.gradients(), tolerance=0.05)
 
 
 @feature("bfloat16 autocast")
-def autocast(engine: Engine, case: Case) -> None:
+def autocast(engine: Engine, case: ModelCase) -> None:
     """The gradients are float32 and those without autocast to two digits."""
-    with attached(engine, case, torch.float32) as task:
-        with torch.autocast(task.x.device.type, torch.bfloat16):
-            loss = task.loss()
-        low = task.gradients(loss)
-        assert_equal_gradients(low, task.gradients(), tolerance=0.05)
+    with attached(engine, case, torch.float32) as specimen:
+        with torch.autocast(specimen.x.device.type, torch.bfloat16):
+            loss = specimen.loss()
+        low = specimen.gradients(loss)
+        assert_equal_gradients(low, specimen.gradients(), tolerance=0.05)
 
 
 @feature("float16 autocast with GradScaler")
-def grad_scaler(engine: Engine, case: Case) -> None:
+def grad_scaler(engine: Engine, case: ModelCase) -> None:
     """Steps that overflow are skipped until the scale fits; then the gradients are those without to two digits."""
-    with attached(engine, case, torch.float32) as task:
-        expected = task.gradients()
-        weights = copy.deepcopy(task.model.state_dict())
-        optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-        device = task.x.device.type
+    with attached(engine, case, torch.float32) as specimen:
+        expected = specimen.gradients()
+        weights = copy.deepcopy(specimen.model.state_dict())
+        optimizer = torch.optim.SGD(specimen.model.parameters(), 0.1)
+        device = specimen.x.device.type
         scaler = torch.amp.GradScaler(device, init_scale=2.0**40)
         for _ in range(50):
             with torch.autocast(device, torch.float16):
-                loss = task.loss()
+                loss = specimen.loss()
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            actual, scale = task.collected(), scaler.get_scale()
+            actual, scale = specimen.collected(), scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
             if scaler.get_scale() == scale:
                 break
-            require(_same_state(task.model, weights), "a step that overflowed was not skipped")
+            require(_same_state(specimen.model, weights), "a step that overflowed was not skipped")
         require(scale < 2.0**40, "the scale of 2⁴⁰ did not overflow")
     assert_equal_gradients(actual, expected, tolerance=0.05)
 
 
 @feature("gradient accumulation")
-def accumulation(engine: Engine, case: Case) -> None:
+def accumulation(engine: Engine, case: ModelCase) -> None:
     """The gradients of four micro-batches add up to the batch's."""
-    with attached(engine, case) as task:
-        for part in task.x.chunk(4):
-            task.loss(part).backward()
-    assert_equal_gradients(task.collected(), reference(engine, case))
+    with attached(engine, case) as specimen:
+        for part in specimen.x.chunk(4):
+            specimen.loss(part).backward()
+    assert_equal_gradients(specimen.collected(), reference(engine, case))
 
 
 @feature("batches of another size")
-def other_batch(engine: Engine, case: Case) -> None:
+def other_batch(engine: Engine, case: ModelCase) -> None:
     """A smaller last batch gets the gradients that it gets first."""
-    with attached(engine, case) as task:
-        expected = task.gradients(task.loss(task.x[:3]))
-    with attached(engine, case) as task:
-        task.gradients()
-        assert_equal_gradients(task.gradients(task.loss(task.x[:3])), expected)
+    with attached(engine, case) as specimen:
+        expected = specimen.gradients(specimen.loss(specimen.x[:3]))
+    with attached(engine, case) as specimen:
+        specimen.gradients()
+        assert_equal_gradients(specimen.gradients(specimen.loss(specimen.x[:3])), expected)
 
 
 @feature("several passes, one backward")
-def several_passes(engine: Engine, case: Case) -> None:
+def several_passes(engine: Engine, case: ModelCase) -> None:
     """The gradients of a sum of two passes' losses are the sums of theirs."""
-    with attached(engine, case) as task:
-        parts = task.x.chunk(2)
-        total = task.gradients(task.loss(parts[0]) + task.loss(parts[1]))
-        assert_equal_gradients(total, total_of(*(task.gradients(task.loss(part)) for part in parts)))
+    with attached(engine, case) as specimen:
+        parts = specimen.x.chunk(2)
+        total = specimen.gradients(specimen.loss(parts[0]) + specimen.loss(parts[1]))
+        assert_equal_gradients(total, total_of(*(specimen.gradients(specimen.loss(part)) for part in parts)))
 
 
 @feature("retain_graph=True")
-def retain_graph(engine: Engine, case: Case) -> None:
+def retain_graph(engine: Engine, case: ModelCase) -> None:
     """Two losses of one pass, one after the other, give the gradients that two passes give."""
-    with attached(engine, case) as task:
-        expected = total_of(task.gradients(task.model(task.x).sum()), task.gradients())
-        task.model.zero_grad()
-        out = task.model(task.x)
+    with attached(engine, case) as specimen:
+        expected = total_of(specimen.gradients(specimen.model(specimen.x).sum()), specimen.gradients())
+        specimen.model.zero_grad()
+        out = specimen.model(specimen.x)
         out.sum().backward(retain_graph=True)
         out.pow(2).sum().backward()
-    assert_equal_gradients(task.collected(), expected)
+    assert_equal_gradients(specimen.collected(), expected)
 
 
 @feature("torch.autograd.grad")
-def autograd_grad(engine: Engine, case: Case) -> None:
+def autograd_grad(engine: Engine, case: ModelCase) -> None:
     """It returns what ``backward()`` accumulates."""
-    with attached(engine, case) as task:
-        names = dict(task.model.named_parameters())
-        found = torch.autograd.grad(task.loss(), list(names.values()), allow_unused=True)
+    with attached(engine, case) as specimen:
+        names = dict(specimen.model.named_parameters())
+        found = torch.autograd.grad(specimen.loss(), list(names.values()), allow_unused=True)
     assert_equal_gradients(dict(zip(names, found, strict=True)), reference(engine, case))
 
 
 @feature("gradient of the input")
-def gradient_of_the_input(engine: Engine, case: Case) -> None:
+def gradient_of_the_input(engine: Engine, case: ModelCase) -> None:
     """It is the gradient of a parameter that is added to the input."""
-    with attached(engine, case) as task:
-        shift = torch.zeros_like(task.x, requires_grad=True)
-        task.gradients(task.loss(task.x + shift))
-        task.x.requires_grad_()
-        assert_equal_gradients(task.gradients() | {"x": task.x.grad}, reference(engine, case) | {"x": shift.grad})
+    with attached(engine, case) as specimen:
+        shift = torch.zeros_like(specimen.x, requires_grad=True)
+        specimen.gradients(specimen.loss(specimen.x + shift))
+        specimen.x.requires_grad_()
+        assert_equal_gradients(
+            specimen.gradients() | {"x": specimen.x.grad}, reference(engine, case) | {"x": shift.grad}
+        )
 
 
 @feature("create_graph=True")
-def create_graph(engine: Engine, case: Case) -> None:
+def create_graph(engine: Engine, case: ModelCase) -> None:
     """A penalty on the gradients has the derivative that finite differences have."""
-    with attached(engine, case) as task:
-        parameters = list(task.model.parameters())
+    with attached(engine, case) as specimen:
+        parameters = list(specimen.model.parameters())
 
         def penalty() -> Tensor:
-            found = torch.autograd.grad(task.loss(), parameters, create_graph=True, allow_unused=True)
+            found = torch.autograd.grad(specimen.loss(), parameters, create_graph=True, allow_unused=True)
             return torch.stack([g.pow(2).sum() for g in found if g is not None]).sum()
 
-        weight, step = task.model.get_parameter("stem.weight"), 1e-5
+        weight, step = specimen.model.get_parameter("stem.weight"), 1e-5
         (slope,) = torch.autograd.grad(penalty(), weight)
         ends = []
         for shift in (step, -2 * step):
@@ -152,51 +154,51 @@ def create_graph(engine: Engine, case: Case) -> None:
 
 
 @feature("hooks on parameters")
-def parameter_hooks(engine: Engine, case: Case) -> None:
+def parameter_hooks(engine: Engine, case: ModelCase) -> None:
     """They run once a pass, with the whole gradient."""
     expected = reference(engine, case)
-    with attached(engine, case) as task:
+    with attached(engine, case) as specimen:
         calls: list[str] = []
-        for name, parameter in task.model.named_parameters():
+        for name, parameter in specimen.model.named_parameters():
             parameter.register_hook(lambda grad: 3.0 * grad)
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(name))
-        actual = task.gradients()
+        actual = specimen.gradients()
     require(len(calls) == len(set(calls)), "a hook ran more than once")
     require(set(calls) == {name for name, g in expected.items() if g is not None}, "a hook did not run")
     assert_equal_gradients(actual, {name: None if g is None else 3.0 * g for name, g in expected.items()})
 
 
 @feature("anomaly detection")
-def anomaly(engine: Engine, case: Case) -> None:
+def anomaly(engine: Engine, case: ModelCase) -> None:
     """``torch.autograd.detect_anomaly`` changes no gradient."""
-    with attached(engine, case) as task, torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
+    with attached(engine, case) as specimen, torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It tells where what is refused came from.
-        actual = task.gradients()
+        actual = specimen.gradients()
     assert_equal_gradients(actual, reference(engine, case))
 
 
 @feature("no_grad and inference_mode")
-def evaluation(engine: Engine, case: Case) -> None:
+def evaluation(engine: Engine, case: ModelCase) -> None:
     """An evaluation between two steps gives the model's own outputs and does not change the next gradients."""
-    outputs = Task(case).model(Task(case).x)
-    with attached(engine, case) as task:
+    outputs = Specimen(case).model(Specimen(case).x)
+    with attached(engine, case) as specimen:
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
-                out = task.model(task.x)
+                out = specimen.model(specimen.x)
             require(torch.equal(out, outputs) and not out.requires_grad, f"{mode.__name__} does not evaluate")
-        assert_equal_gradients(task.gradients(), reference(engine, case))
+        assert_equal_gradients(specimen.gradients(), reference(engine, case))
 
 
 @feature("a loss on a state inside the chain", families=(RESIDUAL, LAYERS))
-def auxiliary_loss(engine: Engine, case: Case) -> None:
+def auxiliary_loss(engine: Engine, case: ModelCase) -> None:
     """Its gradients add to those of the loss at the end."""
 
     def gradients(*weights: float) -> dict[str, Tensor | None]:
-        with attached(engine, case) as task:
+        with attached(engine, case) as specimen:
             states: list[Tensor] = []
-            next(task.chain.children()).register_forward_hook(lambda *args: states.append(args[-1]))
-            losses = task.loss(), states[0].pow(2).sum()
-            return task.gradients(sum((w * loss for w, loss in zip(weights, losses, strict=True)), torch.zeros(())))
+            next(specimen.chain.children()).register_forward_hook(lambda *args: states.append(args[-1]))
+            losses = specimen.loss(), states[0].pow(2).sum()
+            return specimen.gradients(sum((w * loss for w, loss in zip(weights, losses, strict=True)), torch.zeros(())))
 
     assert_equal_gradients(gradients(1.0, 1.0), total_of(gradients(1.0, 0.0), gradients(0.0, 1.0)))
 

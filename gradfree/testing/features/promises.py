@@ -14,34 +14,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
-from gradfree.testing.cases.cases import Case, Task, attached
+from gradfree.testing.cases.cases import ModelCase, Specimen, attached
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.features.registry import feature
 
 
 @feature("forward and backward pass", everywhere=True)
-def forward_and_backward(engine: Engine, case: Case) -> None:
+def forward_and_backward(engine: Engine, case: ModelCase) -> None:
     """Outputs and buffers are bitwise the model's own; the same parameters get gradients, those behind the chain exact.
 
     With backpropagation in the engine's place all gradients are exact: what the engine is given is right.
     """
-    alone = Task(case)
+    alone = Specimen(case)
     outputs, exact = _pass(alone)
-    with attached(engine, case) as task:
-        actual_outputs, actual = _pass(task)
+    with attached(engine, case) as specimen:
+        actual_outputs, actual = _pass(specimen)
     _require_outputs(engine, actual_outputs, outputs)
     for name, buffer in alone.model.named_buffers():
-        require(torch.equal(task.model.get_buffer(name), buffer), f"the buffer {name} is not that of the model alone")
+        require(
+            torch.equal(specimen.model.get_buffer(name), buffer), f"the buffer {name} is not that of the model alone"
+        )
     behind = {name for name in exact if name.startswith("head")}
     kept = {name: g if name in behind else _shape_of(g) for name, g in actual.items()}
     assert_equal_gradients(kept, {name: g if name in behind else _shape_of(g) for name, g in exact.items()})
-    task = Task(case)
-    with engine.attach(task.model, task.chains) as handle, handle.exactly():
-        assert_equal_gradients(_pass(task)[1], exact)
+    specimen = Specimen(case)
+    with engine.attach(specimen.model, specimen.chains) as handle, handle.exactly():
+        assert_equal_gradients(_pass(specimen)[1], exact)
 
 
 @feature("loss times 1e-4 and 65536", everywhere=True)
-def linear_in_the_loss(engine: Engine, case: Case) -> None:
+def linear_in_the_loss(engine: Engine, case: ModelCase) -> None:
     """The gradients of s·loss are s times those of the loss: loss scaling and accumulation rely on it."""
     expected = _seeded_gradients(engine, case, 1.0)
     for scale in (1e-4, 65536.0):
@@ -49,64 +51,68 @@ def linear_in_the_loss(engine: Engine, case: Case) -> None:
 
 
 @feature("the same step again", everywhere=True)
-def repeated(engine: Engine, case: Case) -> None:
+def repeated(engine: Engine, case: ModelCase) -> None:
     """A pass repeated gives the same gradients, and without ``zero_grad()`` twice as much."""
-    with attached(engine, case) as task:
+    with attached(engine, case) as specimen:
         torch.manual_seed(1)
-        once = task.gradients()
+        once = specimen.gradients()
         torch.manual_seed(1)
-        task.loss().backward()
-    twice = {name: None if g is None else g / 2 for name, g in task.collected().items()}
+        specimen.loss().backward()
+    twice = {name: None if g is None else g / 2 for name, g in specimen.collected().items()}
     assert_equal_gradients(twice, once, within(engine, 1e-14))
 
 
 @feature("eval mode", everywhere=True)
-def eval_mode(engine: Engine, case: Case) -> None:
+def eval_mode(engine: Engine, case: ModelCase) -> None:
     """In ``eval()`` outputs and buffers are those of the model alone; the gradients of any two passes are the same."""
-    alone = Task(case)
+    alone = Specimen(case)
     alone.model.eval()
-    with attached(engine, case) as task:
-        task.model.eval()
-        _require_outputs(engine, task.model(task.x), alone.model(task.x))
-        assert_equal_gradients(task.gradients(), task.gradients(), within(engine, 1e-14))
+    with attached(engine, case) as specimen:
+        specimen.model.eval()
+        _require_outputs(engine, specimen.model(specimen.x), alone.model(specimen.x))
+        assert_equal_gradients(specimen.gradients(), specimen.gradients(), within(engine, 1e-14))
 
 
 @feature("attach and detach", everywhere=True)
-def no_trace(engine: Engine, case: Case) -> None:
+def no_trace(engine: Engine, case: ModelCase) -> None:
     """Attached, classes and ``state_dict`` keys are the model's own; detached, everything is as it was."""
-    task = Task(case)
-    before, keys, classes = _attributes(task.model), [*task.model.state_dict()], [*map(type, task.model.modules())]
-    engine.validate(task.model, task.chains)
-    require(_attributes(task.model) == before, "validate() changes the model")
-    handle = engine.attach(task.model, task.chains)
-    require([*task.model.state_dict()] == keys, "attaching changes the keys of state_dict()")
-    require([*map(type, task.model.modules())] == classes, "attaching changes the classes of modules")
-    task.gradients()
+    specimen = Specimen(case)
+    before, keys, classes = (
+        _attributes(specimen.model),
+        [*specimen.model.state_dict()],
+        [*map(type, specimen.model.modules())],
+    )
+    engine.validate(specimen.model, specimen.chains)
+    require(_attributes(specimen.model) == before, "validate() changes the model")
+    handle = engine.attach(specimen.model, specimen.chains)
+    require([*specimen.model.state_dict()] == keys, "attaching changes the keys of state_dict()")
+    require([*map(type, specimen.model.modules())] == classes, "attaching changes the classes of modules")
+    specimen.gradients()
     handle.detach()
     handle.detach()
-    task.model.zero_grad()
-    task.model.load_state_dict(Task(case).model.state_dict())
-    require(_attributes(task.model) == before, "detaching leaves a trace")
+    specimen.model.zero_grad()
+    specimen.model.load_state_dict(Specimen(case).model.state_dict())
+    require(_attributes(specimen.model) == before, "detaching leaves a trace")
 
 
 @feature("no wait for the device")
-def no_host_sync(engine: Engine, case: Case) -> None:
+def no_host_sync(engine: Engine, case: ModelCase) -> None:
     """A step reads no number back from the device, ``.item()`` and the like: on a GPU that stalls the queue.
 
     But for an engine that iterates to a tolerance, which looks at its mismatch once a sweep.
     """
-    with attached(engine, case) as task:
+    with attached(engine, case) as specimen:
         # The first pass may look, the thousands behind it may not.
-        task.gradients()
+        specimen.gradients()
         with nullcontext() if engine.outputs_within(torch.float64) else _NoSync():
-            task.gradients()
+            specimen.gradients()
 
 
 @feature("one engine on two models")
-def two_models(engine: Engine, case: Case) -> None:
+def two_models(engine: Engine, case: ModelCase) -> None:
     """Attached to two models, each gets the gradients that it would get alone."""
-    with attached(engine, case) as task:
-        expected = task.gradients()
+    with attached(engine, case) as specimen:
+        expected = specimen.gradients()
     with attached(engine, case) as one, attached(engine, case) as other:
         with torch.no_grad():
             for parameter in other.model.parameters():
@@ -116,27 +122,27 @@ def two_models(engine: Engine, case: Case) -> None:
 
 
 @feature("attaching twice")
-def attached_twice(engine: Engine, case: Case) -> None:
+def attached_twice(engine: Engine, case: ModelCase) -> None:
     """A second engine on the same chain is refused, and the first works on."""
-    with attached(engine, case) as task:
-        expected = task.gradients()
+    with attached(engine, case) as specimen:
+        expected = specimen.gradients()
         try:
-            engine.attach(task.model, task.chains)
+            engine.attach(specimen.model, specimen.chains)
         except ChainError:
-            assert_equal_gradients(task.gradients(), expected, within(engine, 0.0))
+            assert_equal_gradients(specimen.gradients(), expected, within(engine, 0.0))
             raise
 
 
 @feature("a chain that does not exist")
-def wrong_path(engine: Engine, case: Case) -> None:
+def wrong_path(engine: Engine, case: ModelCase) -> None:
     """The path is refused, and the model stays as it is."""
-    task = Task(case)
-    before = _attributes(task.model)
+    specimen = Specimen(case)
+    before = _attributes(specimen.model)
     try:
-        engine.attach(task.model, ["bloks"])
+        engine.attach(specimen.model, ["bloks"])
     except ChainError as error:
         require("bloks" in str(error), f"the message does not name the path: {error}")
-        require(_attributes(task.model) == before, "a refused attach() changes the model")
+        require(_attributes(specimen.model) == before, "a refused attach() changes the model")
         raise
     raise AssertionError("an engine was attached to a module that does not exist")
 
@@ -194,17 +200,17 @@ def _require_outputs(engine: Engine, actual: Tensor, expected: Tensor) -> None:
         require(torch.equal(actual, expected), "the outputs are not bitwise those of the model alone")
 
 
-def _pass(task: Task) -> tuple[Tensor, dict[str, Tensor | None]]:
+def _pass(specimen: Specimen) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Return outputs and gradients of a pass that always draws the same numbers."""
     torch.manual_seed(1)
-    out = task.model(task.x)
-    return out, task.gradients(out.pow(2).sum())
+    out = specimen.model(specimen.x)
+    return out, specimen.gradients(out.pow(2).sum())
 
 
-def _seeded_gradients(engine: Engine, case: Case, scale: float) -> dict[str, Tensor | None]:
-    with attached(engine, case) as task:
+def _seeded_gradients(engine: Engine, case: ModelCase, scale: float) -> dict[str, Tensor | None]:
+    with attached(engine, case) as specimen:
         torch.manual_seed(1)
-        found = task.gradients(scale * task.loss())
+        found = specimen.gradients(scale * specimen.loss())
     return {name: None if g is None else g / scale for name, g in found.items()}
 
 

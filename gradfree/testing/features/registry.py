@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
-from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, Case, isolated
+from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, ModelCase, isolated
 
-Check = Callable[[Engine, Case], None]
+Check = Callable[[Engine, ModelCase], None]
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Feature:
     ranks: bool = False
 
     @property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[ModelCase]:
         """The cases to try it on."""
         found = CASES if self.everywhere else STANDING_FOR.values()
         return [case for case in found if case.family in self.families]
 
-    def refusal(self, engine: Engine, case: Case) -> str | None:
+    def refusal(self, engine: Engine, case: ModelCase) -> str | None:
         """Return ``None`` if the feature works with ``engine``, else the message by which the engine refuses it.
 
         Raises:

@@ -20,16 +20,16 @@ from torch.utils.data import DataLoader
 
 import gradfree.lightning
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import Case, Task
+from gradfree.testing.cases.cases import ModelCase, Specimen
 from gradfree.testing.cases.training import Updates, batches, loss_of, optimizer_of, updates_of
 
 
 class Module(pl.LightningModule):
     """Knows nothing of gradfree."""
 
-    def __init__(self, task: Task, manual: bool = False):
+    def __init__(self, specimen: Specimen, manual: bool = False):
         super().__init__()
-        self.net = task.model
+        self.net = specimen.model
         self.automatic_optimization = not manual
 
     def training_step(self, batch: Tensor, index: int) -> Tensor:
@@ -49,7 +49,7 @@ class Module(pl.LightningModule):
 
 def fit(
     engine: Engine,
-    case: Case,
+    case: ModelCase,
     dtype: torch.dtype = torch.float64,
     manual: bool = False,
     rank: int = 0,
@@ -57,15 +57,15 @@ def fit(
     **options: Any,
 ) -> Updates:
     """Return the updates of the weights by ``Trainer(strategy=...).fit``; options are the Trainer's."""
-    task = Task(case, dtype)
+    specimen = Specimen(case, dtype)
     with _quiet():
-        _trainer(engine, case, devices, **options).fit(Module(task, manual), _loader(task, rank, devices))
-    return updates_of(task)
+        _trainer(engine, case, devices, **options).fit(Module(specimen, manual), _loader(specimen, rank, devices))
+    return updates_of(specimen)
 
 
-def fit_and_resume(engine: Engine, case: Case) -> Updates:
+def fit_and_resume(engine: Engine, case: ModelCase) -> Updates:
     """Return the updates of two epochs, the second one resumed by another model from the first one's checkpoint."""
-    first, second = Task(case), Task(case)
+    first, second = Specimen(case), Specimen(case)
     with _quiet(), TemporaryDirectory() as folder:
         half = _trainer(engine, case, 1)
         half.fit(Module(first), _loader(first))
@@ -77,16 +77,16 @@ def fit_and_resume(engine: Engine, case: Case) -> Updates:
     return updates_of(second)
 
 
-def fabric(engine: Engine, case: Case, rank: int = 0, devices: int = 1, accumulate: int = 1) -> Updates:
+def fabric(engine: Engine, case: ModelCase, rank: int = 0, devices: int = 1, accumulate: int = 1) -> Updates:
     """Return the updates of the weights by a loop in Fabric, a step for every ``accumulate`` batches."""
-    task = Task(case)
+    specimen = Specimen(case)
     base = SingleDeviceStrategy if devices == 1 else DDPStrategy
     strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])
     with _quiet():
         runner = lightning.fabric.Fabric(accelerator=_accelerator(case), devices=devices, strategy=strategy)
         runner.launch()
-        model, optimizer = runner.setup(Module(task), optimizer_of(task.model))
-        for number, x in enumerate(_loader(task, rank, devices), 1):
+        model, optimizer = runner.setup(Module(specimen), optimizer_of(specimen.model))
+        for number, x in enumerate(_loader(specimen, rank, devices), 1):
             due = number % accumulate == 0
             with runner.no_backward_sync(model, enabled=not due):
                 runner.backward(model.training_step(x, 0) / accumulate)
@@ -94,19 +94,19 @@ def fabric(engine: Engine, case: Case, rank: int = 0, devices: int = 1, accumula
                 optimizer.step()
                 optimizer.zero_grad()
         strategy.teardown()
-    return updates_of(task)
+    return updates_of(specimen)
 
 
-def _loader(task: Task, rank: int = 0, devices: int = 1) -> Any:
+def _loader(specimen: Specimen, rank: int = 0, devices: int = 1) -> Any:
     """Return this rank's part of every batch."""
-    return DataLoader([x.chunk(devices)[rank] for x in batches(task)], batch_size=None)  # type: ignore[arg-type]
+    return DataLoader([x.chunk(devices)[rank] for x in batches(specimen)], batch_size=None)  # type: ignore[arg-type]
 
 
-def _accelerator(case: Case) -> str:
+def _accelerator(case: ModelCase) -> str:
     return "cpu" if case.device == "cpu" else "gpu"
 
 
-def _trainer(engine: Engine, case: Case, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
+def _trainer(engine: Engine, case: ModelCase, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
     kind = gradfree.lightning.EngineStrategy if devices == 1 else gradfree.lightning.EngineDDPStrategy
     return pl.Trainer(
         strategy=kind(engine, chains=[f"net.{case.chain}"]),

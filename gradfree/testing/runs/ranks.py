@@ -16,14 +16,14 @@ from torch import distributed, nn
 
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
-from gradfree.testing.cases.cases import CASES, Case, Task, isolated
+from gradfree.testing.cases.cases import CASES, ModelCase, Specimen, isolated
 from gradfree.testing.cases.training import Updates, attached_inside, batches, loss_of, optimizer_of, updates_of
 
 RANKS = 2
-Run = Callable[[Engine, Case, int], Updates]
+Run = Callable[[Engine, ModelCase, int], Updates]
 
 
-def on_two_ranks(run: Run, engine: Engine, case: Case) -> list[Updates]:
+def on_two_ranks(run: Run, engine: Engine, case: ModelCase) -> list[Updates]:
     """Return what ``run`` returns on each rank.
 
     Raises:
@@ -37,42 +37,42 @@ def on_two_ranks(run: Run, engine: Engine, case: Case) -> list[Updates]:
     return results  # type: ignore[return-value]
 
 
-def ddp_run(engine: Engine, case: Case, rank: int) -> Updates:
+def ddp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train under torch's DistributedDataParallel."""
-    task = Task(case)
-    with attached_inside(engine, task):
-        _train(task, nn.parallel.DistributedDataParallel(task.model), rank)
-    return updates_of(task)
+    specimen = Specimen(case)
+    with attached_inside(engine, specimen):
+        _train(specimen, nn.parallel.DistributedDataParallel(specimen.model), rank)
+    return updates_of(specimen)
 
 
-def fsdp_run(engine: Engine, case: Case, rank: int) -> Updates:
+def fsdp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train a model that is sharded as a whole by FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    task = Task(case)
-    fully_shard(task.model, mesh=init_device_mesh("cpu", (RANKS,)))
-    with attached_inside(engine, task):
-        _train(task, task.model, rank)
-    return updates_of(task)
+    specimen = Specimen(case)
+    fully_shard(specimen.model, mesh=init_device_mesh("cpu", (RANKS,)))
+    with attached_inside(engine, specimen):
+        _train(specimen, specimen.model, rank)
+    return updates_of(specimen)
 
 
-def _train(task: Task, model: nn.Module, rank: int) -> None:
-    optimizer = optimizer_of(task.model)
-    for x in batches(task):
+def _train(specimen: Specimen, model: nn.Module, rank: int) -> None:
+    optimizer = optimizer_of(specimen.model)
+    for x in batches(specimen):
         optimizer.zero_grad()
         loss_of(model(x.chunk(RANKS)[rank])).backward()
         optimizer.step()
 
 
-def lightning_run(engine: Engine, case: Case, rank: int) -> Updates:
+def lightning_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train with Lightning's Trainer; of two batches the first one's gradients stay on their rank."""
     from gradfree.testing.runs.lightning import fit
 
     return fit(engine, case, rank=rank, devices=RANKS, accumulate_grad_batches=2)
 
 
-def fabric_run(engine: Engine, case: Case, rank: int) -> Updates:
+def fabric_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train with Fabric, likewise."""
     from gradfree.testing.runs.lightning import fabric
 

@@ -248,7 +248,9 @@ def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, ca
     for record in dict([*RECORDS.items(), failed(training(CHAIN, seed=3))]).values():
         file.append(record)
     main(["bench", "report", "--suite", "tiny", "--out", str(tmp_path)])
-    assert "96.00 ± 2.48" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "96.00 ± 2.48" in printed
+    assert "\nReport: " in printed
     assert table_rows((tmp_path / "report.md").read_text(encoding="utf-8"))[:3] == FIGURES
     written = {path.suffix: path.stat().st_size for path in tmp_path.glob("report.*")}
     assert written.keys() == {".html", ".md", ".png", ".csv", ".parquet"}

@@ -297,7 +297,7 @@ def test_without_optuna_the_extra_is_named():
     refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("gradfree: error: optuna")
-    assert refused.stderr.endswith("Do: pip install 'gradfree[optuna]', or '.[optuna]' in a checkout\n")
+    assert refused.stderr.endswith("Do, in a checkout of it: pip install '.[optuna]'\n")
 
 
 @pytest.mark.slow

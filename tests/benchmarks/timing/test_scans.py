@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracles import loop
 from report_records import chart, lines, markdown, section_of, told
-from scan_oracle import loop
 
 from gradfree.algebra.reference_scans import ANY_FACTORS, CONSTANT_FACTORS
 from gradfree.benchmarks.timing import scans

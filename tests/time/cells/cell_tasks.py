@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from oracles import Halving
 from torch import nn
 
 from gradfree import CellLayer, ChainError
+from gradfree.models.para_rnn import ParaGRUCell, ParaLSTMCell
 
 INPUT, HIDDEN = 3, 4
 
@@ -21,18 +23,6 @@ class Leaky(nn.Module):
 
     def forward(self, x, state):
         return self.leak * state + torch.tanh(self.network(torch.cat([x, state], -1)))
-
-
-class Halving(torch.autograd.Function):
-    """Halves its cotangent where it lies, as it may in autograd where nothing else reads it."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return cotangent.mul_(0.5)
 
 
 class Writing(Leaky):
@@ -60,6 +50,8 @@ CELLS = {
     "gru": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
     "gru without bias": (lambda: nn.GRUCell(INPUT, HIDDEN, bias=False), [HIDDEN]),
     "lstm": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),
+    "para_gru": (lambda: ParaGRUCell(INPUT, HIDDEN, 0.5), [HIDDEN]),
+    "para_lstm": (lambda: ParaLSTMCell(INPUT, HIDDEN, 0.5), [HIDDEN, HIDDEN]),
 }
 
 
@@ -83,11 +75,6 @@ class Task:
         loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
         state = self.state if isinstance(self.state, tuple) else [self.state]
         return torch.autograd.grad(loss, [self.x, *state, *self.layer.parameters()])
-
-
-def assert_close(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * e.abs().max().item())
 
 
 def refusal(call):

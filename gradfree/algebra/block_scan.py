@@ -1,0 +1,94 @@
+"""The linear recurrence of states with several parts, each unit by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.time_scan import scan
+
+Blocks = Sequence[Sequence[Tensor | None]]
+"""K unit by unit: what part i of a state gets from part j of the state before, (T, B, H); ``None``: nothing."""
+
+# As in a scan of one part.
+_CHUNK = 16
+
+
+def transposed(blocks: Blocks) -> Blocks:
+    """Return the blocks that cotangents, which are row vectors, are multiplied by."""
+    return list(zip(*blocks, strict=True))
+
+
+def block_scan(terms: Sequence[Tensor], blocks: Blocks, reverse: bool = False) -> list[Tensor]:
+    """Solve y_t,i = terms_t,i + Σ_j blocks_t,ij ⊙ y_{t-1},j; with ``reverse`` of blocks_{t+1} and y_{t+1}.
+
+    Parts that no later part enters are solved one behind the other, by :func:`~gradfree.algebra.time_scan.scan`.
+
+    Args:
+        terms: the parts, (T, B, H) each.
+        blocks: by part and part; those of the first link multiply nothing.
+        reverse: whether to run from the last step to the first.
+
+    Returns:
+        y, in the terms' dtype; added up in single precision at least.
+    """
+    found: dict[int, Tensor] = {}
+    while len(found) < len(terms):
+        left = [i for i in range(len(terms)) if i not in found]
+        alone = [i for i in left if all(blocks[i][j] is None for j in left if j != i)]
+        whole = {i: _with_others(i, terms, blocks, found, reverse) for i in alone or left}
+        if alone:
+            own = ((i, blocks[i][i]) for i in alone)
+            found |= {i: whole[i] if factor is None else scan(whole[i], factor, reverse) for i, factor in own}
+        else:
+            found |= dict(zip(left, _together([whole[i] for i in left], left, blocks, reverse), strict=True))
+    return [found[i] for i in range(len(terms))]
+
+
+def _with_others(i: int, terms: Sequence[Tensor], blocks: Blocks, found: dict[int, Tensor], reverse: bool) -> Tensor:
+    """Return the terms of part i with what the parts that are found bring to it."""
+    term = terms[i]
+    for j, y in found.items():
+        factor = blocks[i][j]
+        if factor is not None:
+            term = term.clone() if term is terms[i] else term
+            here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
+            term[here] += factor[1:] * y[there]
+    return term
+
+
+def _together(terms: Sequence[Tensor], parts: Sequence[int], blocks: Blocks, reverse: bool) -> Sequence[Tensor]:
+    """Solve for parts that all depend on each other."""
+    dtype = torch.promote_types(terms[0].dtype, torch.float32)
+    zero = torch.zeros_like(terms[0])
+    rows = [torch.stack([zero if (k := blocks[i][j]) is None else k for j in parts], 1) for i in parts]
+    x, f = torch.stack(list(terms), 1).to(dtype), torch.stack(rows, 1).to(dtype)
+    if not reverse:
+        return _solve(x, f).to(terms[0].dtype).unbind(1)
+    # The link behind the last step multiplies nothing.
+    return _solve(x.flip(0), f.roll(-1, 0).flip(0)).flip(0).to(terms[0].dtype).unbind(1)
+
+
+def _solve(x: Tensor, f: Tensor) -> Tensor:
+    """Return y_t = x_t + f_t y_{t-1} for ``x`` (T, n, ...) and ``f`` (T, n, n, ...), chunks at once as in a scan."""
+    y, carried = torch.empty_like(x), torch.zeros_like(x[0])
+    whole = len(x) - len(x) % _CHUNK if len(x) >= 2 * _CHUNK else 0
+    if whole:
+        xs, fs, ys = (part[:whole].unflatten(0, (-1, _CHUNK)).unbind(1) for part in (x, f, y))
+        ends, reach = xs[0], fs[0]
+        for term, factor in zip(xs[1:], fs[1:], strict=True):
+            ends = term + _times(factor, ends)
+            reach = (factor.unsqueeze(3) * reach.unsqueeze(1)).sum(2)
+        carried = torch.cat([torch.zeros_like(ends[:1]), _solve(ends, reach)[:-1]])
+        for term, factor, out in zip(xs, fs, ys, strict=True):
+            carried = torch.add(term, _times(factor, carried), out=out)
+        carried = carried[-1]
+    for term, factor, out in zip(x[whole:], f[whole:], y[whole:], strict=True):
+        carried = torch.add(term, (factor * carried.unsqueeze(0)).sum(1), out=out)
+    return y
+
+
+def _times(factor: Tensor, state: Tensor) -> Tensor:
+    return (factor * state.unsqueeze(1)).sum(2)
