@@ -162,8 +162,8 @@ class Past(torch.autograd.Function):
 
 INSIDE_ALONE = (
     "the loss uses a tensor from inside {path}, but no state of the chain that it lies in: its gradient cannot pass "
-    "the chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, or "
-    "detach the engine for this pass."
+    "the chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, "
+    "or detach the engine for this pass."
 )
 
 exit_node: Any = Exit._backward_cls
