@@ -5,7 +5,7 @@
 - *Entry*, before each block and for each of its inputs, gives it a tensor without history: the block builds a graph of
   its own. Its backward runs only for what left the block elsewhere than by its output, such as a loss inside it.
 - *Exit*, behind each block, hands the state on. Its backward only collects the direct cotangent e_i.
-- *Beside*, one for each other tensor that the block returns, does the same for that.
+- *Aside*, one for each other tensor that the block returns, does the same for that.
 - *Past*, behind a block that cannot be a link, leaves its graph to autograd.
 """
 # ruff: noqa: D101, D102 -- of each node the above says what it does; its two methods are autograd's.
@@ -25,7 +25,7 @@ from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
 
 
-class Pass(Protocol):
+class Recorded(Protocol):
     """What the nodes know of the recorded pass that they belong to."""
 
     chain: Any
@@ -58,7 +58,7 @@ class _Context(FunctionCtx):
 
 class Start(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, recording: Pass, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
+    def forward(ctx: _Context, recording: Recorded, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
         ctx.recording = recording
         recording.started(ctx)
         ctx.set_materialize_grads(False)
@@ -75,7 +75,7 @@ class Start(torch.autograd.Function):
 
 class Exit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, recording: Pass, index: int, before: Tensor, state: Tensor) -> Tensor:
+    def forward(ctx: _Context, recording: Recorded, index: int, before: Tensor, state: Tensor) -> Tensor:
         ctx.recording, ctx.index = recording, index
         ctx.set_materialize_grads(False)
         return state.detach()
@@ -86,9 +86,9 @@ class Exit(torch.autograd.Function):
         return None, None, None, None
 
 
-class Beside(torch.autograd.Function):
+class Aside(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, recording: Pass, index: int, number: int, state: Tensor, original: Tensor) -> Tensor:
+    def forward(ctx: _Context, recording: Recorded, index: int, number: int, state: Tensor, original: Tensor) -> Tensor:
         ctx.recording, ctx.index, ctx.number = recording, index, number
         ctx.set_materialize_grads(False)
         return original.detach()
@@ -120,7 +120,7 @@ class Entry(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: _Context,
-        recording: weakref.ref[Pass],
+        recording: weakref.ref[Recorded],
         path: str,
         index: int,
         number: int | None,
@@ -167,6 +167,6 @@ INSIDE_ALONE = (
 )
 
 exit_node: Any = Exit._backward_cls
-beside_node: Any = Beside._backward_cls
+aside_node: Any = Aside._backward_cls
 entry_node: Any = Entry._backward_cls
-own_nodes: Any = tuple(f._backward_cls for f in (Start, Entry, Exit, Beside, Past))
+own_nodes: Any = tuple(f._backward_cls for f in (Start, Entry, Exit, Aside, Past))

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Site
 from gradfree.chains.solving import Attachment
-from gradfree.depth.borders import Beside, Entry, Exit, Past, beside_node, exit_node, own_nodes
+from gradfree.depth.borders import Aside, Entry, Exit, Past, aside_node, exit_node, own_nodes
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
@@ -167,7 +167,7 @@ class BlockRecorder:
         recording.add(self._link(block, state, beside, graph, call, in_place))
         after = Exit.apply(recording, index, call.before, state.detach())
         recording.states.append(weakref.ref(after))
-        new = {id(t): Beside.apply(recording, index, n, after, t.detach()) for n, t in enumerate(beside)}
+        new = {id(t): Aside.apply(recording, index, n, after, t.detach()) for n, t in enumerate(beside)}
         return replaced(self.port.join(after, rest), new) if new else self.port.join(after, rest)
 
     def _link(
@@ -205,7 +205,9 @@ class BlockRecorder:
             # Both may have come since the engine was attached.
             refuse(sharded(self.chain.inside))
             refuse(hooked(self.chain.inside))
-            if state.requires_grad and self.path != next(iter(self.chain.blocks)):
+            if isinstance(node, aside_node) and node.recording.chain is self.chain:
+                self.chain.split(self.path, *_NOT_THE_STATE)
+            elif state.requires_grad and self.path != next(iter(self.chain.blocks)):
                 self.chain.split(self.path, *_BETWEEN)
         recording = self.chain.begin(state, [t for t in others if t is not state])
         return recording, recording.start(state), True
@@ -262,6 +264,10 @@ _BETWEEN = (
     "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
     "the layers from there on out of the chain: chains=[...].",
 )
+_NOT_THE_STATE = (
+    "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
+    "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
+)
 _BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
 _HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
 _INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
@@ -284,7 +290,7 @@ def _number(recording: Recording, tensor: Tensor) -> int | None:
 def _uncut(recording: Recording, tensor: Tensor) -> Tensor:
     """Return a tensor as its block has computed it, where an earlier one of the pass returned it beside its state."""
     node: Any = tensor.grad_fn
-    if isinstance(node, beside_node) and node.recording is recording:
+    if isinstance(node, aside_node) and node.recording is recording:
         original: Tensor = recording.links[node.index].beside[node.number]
         return original
     return tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,21 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.solving import Attachment
 from gradfree.depth.beside import add_inside, pull_beside
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Start
 from gradfree.depth.chain import DepthChain
+from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 
-if TYPE_CHECKING:
-    from gradfree.depth.recorder import RecordedChain
+
+class Attached(Protocol):
+    """What a recording knows of its chain."""
+
+    attachment: Attachment
+    mixing: Mixing
 
 
 class Recording:
@@ -41,7 +47,7 @@ class Recording:
         solving: whether the engine solves the chain at the moment.
     """
 
-    def __init__(self, chain: RecordedChain, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+    def __init__(self, chain: Attached, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         self.chain = chain
         self.parameters = parameters
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
