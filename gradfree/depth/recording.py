@@ -33,6 +33,9 @@ class Attached(Protocol):
     attachment: Attachment
     mixing: Mixing
 
+    def trainable(self) -> list[Tensor]:
+        """Return the parameters of its blocks that need a gradient."""
+
 
 class Recording:
     """What one forward pass through a chain leaves behind for its backward pass.

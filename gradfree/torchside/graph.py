@@ -47,7 +47,7 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
 
 def older(nodes: Iterable[Node], than: Node) -> bool:
     """Tell whether some of ``nodes`` were there before a node: they are no part of what was computed since."""
-    return any(node._sequence_nr() < than._sequence_nr() for node in nodes)  # type: ignore[attr-defined]
+    return any(node._sequence_nr() < than._sequence_nr() for node in nodes)
 
 
 def may_write(nodes: Iterable[Node]) -> bool:
