@@ -27,8 +27,8 @@ class Link:
         parameters: the trainable parameters that the graph leads to, by their number in the chain.
         root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
         writes: whether a walk through the graph may change the cotangent that it starts from, in place.
-        beside: what the block has returned besides, as far as it has a gradient; roots of the same graph.
-        entries: where anything enters the graph of ``out`` or ``beside``: inputs by number, the state as ``None``.
+        aside: what the block has returned besides, as far as it has a gradient; roots of the same graph.
+        entries: where anything enters the graph of ``out`` or ``aside``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
     """
 
@@ -40,7 +40,7 @@ class Link:
     parameters: dict[int, Tensor]
     root: Node | None
     writes: bool
-    beside: tuple[Tensor, ...] = ()
+    aside: tuple[Tensor, ...] = ()
     entries: tuple[tuple[int | None, GradientEdge], ...] = ()
     in_place: bool = False
 

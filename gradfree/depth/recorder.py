@@ -7,18 +7,18 @@ autograd. The outer graph links all these, exactly; engines see shorter chains, 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Site
 from gradfree.chains.solving import Attachment
-from gradfree.depth.borders import Aside, Entry, Exit, Past, aside_node, exit_node, own_nodes
+from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
@@ -34,9 +34,12 @@ class _Call(NamedTuple):
 
     recording: Recording
     before: Tensor
-    entries: tuple[tuple[int | None, GradientEdge], ...]
-    versions: tuple[tuple[int | None, Tensor, int], ...]
     begun: bool
+    given: Tensor | None
+    entries: tuple[tuple[int | None, GradientEdge], ...]
+    versions: tuple[tuple[Tensor, int], ...]
+    outer: tuple[tuple[Tensor, int], ...]
+    number: int
 
 
 class RecordedChain:
@@ -51,7 +54,10 @@ class RecordedChain:
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
         self.mixing = Mixing()
-        self._modules = list(dict.fromkeys(m for block in self.blocks.values() for m in block.modules()))
+        modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
+        # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
+        self._parameters = [module._parameters for module in modules if module._parameters]
+        self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on the blocks; return their handles."""
@@ -71,8 +77,14 @@ class RecordedChain:
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of all blocks that need a gradient, each once."""
-        found = (p for module in self._modules for p in module._parameters.values())
-        return list(dict.fromkeys(p for p in found if p is not None and p.requires_grad))
+        found = (p for own in self._parameters for p in own.values() if p is not None and p.requires_grad)
+        return list(dict.fromkeys(found))
+
+    def check(self) -> None:
+        """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
+        refuse(sharded(self.inside))
+        if any(self._hooks):
+            refuse(hooked(self.inside))
 
     def split(self, path: str, reason: str, remedy: str) -> None:
         """Note that the block at ``path`` does not go on the chain of the block before it.
@@ -114,32 +126,32 @@ class BlockRecorder:
         if not needed and not others and not any(p.requires_grad for p in block.parameters()):
             return None
         if state is None:
-            raise ChainError(
-                f"{self.path} was called without a state: its first argument must be a tensor. If another one is the "
-                f"state, say so with gradfree.register_port({type(block).__name__}, ...)."
-            )
+            self.chain.split(self.path, "its first argument is no tensor: autograd goes through it", _NO_STATE)
+            return None
         recording, before, begun = self._join(state, others)
         recording.before(self.path, block, state)
-        entries: list[tuple[int | None, GradientEdge]] = []
-        versions: list[tuple[int | None, Tensor, int]] = []
-
-        def entered(tensor: Tensor, number: int | None) -> Tensor:
-            local: Tensor = Entry.apply(
-                weakref.ref(recording),
-                self.path,
-                len(recording.links),
-                number,
-                recording.anchor,
-                tensor.detach().requires_grad_(),
-            )
-            entries.append((number, get_gradient_edge(local)))
-            versions.append((number, tensor, tensor._version))
-            return local
-
-        local = entered(state, None) if needed else state
-        given = [local if t is state else self._given(recording, t, entered) for t in others]
-        self.call = _Call(recording, before, tuple(entries), tuple(versions), begun)
-        return put(local, given)
+        given = recording.enter(self.path, state) if needed else None
+        numbers = [None if t is state else _number(recording, t) for t in others]
+        known = [(n, t) for n, t in zip(numbers, others, strict=True) if n is not None]
+        local = recording.enter_inputs(self.path, known)
+        entries = [(n, edge(t)) for (n, _), t in zip(known, local, strict=True)]
+        live = [*local] if given is None else [given, *local]
+        self.call = _Call(
+            recording,
+            before,
+            begun,
+            given,
+            tuple(entries) if given is None else ((None, edge(given)), *entries),
+            tuple((t, t._version) for t in live),
+            () if begun else tuple((t, t._version) for t in (state, recording.links[-1].out)),
+            torch._C._autograd._get_sequence_nr(),
+        )
+        first, rest = state if given is None else given, iter(local)
+        inputs = [
+            first if t is state else _uncut(recording, t) if n is None else next(rest)
+            for n, t in zip(numbers, others, strict=True)
+        ]
+        return put(first, inputs)
 
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Add the block's graph to the recording; return its output with the next state in it."""
@@ -154,63 +166,62 @@ class BlockRecorder:
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
         in_place = self._changed(call)
+        if in_place:
+            call.recording.follow_block(call.outer)
         if not state.requires_grad:
             return None
-        beside = [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
-        graph = walk([state, *beside], {edge.node for _, edge in call.entries})
-        if strange := self._strange(graph, call.recording):
+        aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
+        graph = walk([state, *aside], {entry.node for _, entry in call.entries})
+        if strange := self._strange(graph, call):
             self.chain.split(self.path, f"it uses {strange}: autograd goes through it", _OUTSIDER.format(what=strange))
-            entries = [edge.node for _, edge in call.entries if edge.node in graph.stops]
+            entries = [node for node, _ in graph.stops]
             return self.port.join(Past.apply(self.path, entries, call.before, state), rest)
-        recording, index = call.recording, len(call.recording.links)
-        recording.uncut |= bool(call.entries) and older(graph.nodes, call.entries[0][1].node)
-        recording.add(self._link(block, state, beside, graph, call, in_place))
-        after = Exit.apply(recording, index, call.before, state.detach())
-        recording.states.append(weakref.ref(after))
-        new = {id(t): Aside.apply(recording, index, n, after, t.detach()) for n, t in enumerate(beside)}
-        return replaced(self.port.join(after, rest), new) if new else self.port.join(after, rest)
+        recording = call.recording
+        recording.uncut = recording.uncut or older(graph.nodes, call.number)
+        link = self._link(block, state, aside, graph, call, in_place)
+        after, handed = recording.leave(link, call.given, call.before)
+        out = self.port.join(after, rest)
+        return replaced(out, {id(t): new for t, new in zip(aside, handed, strict=True)}) if aside else out
 
     def _link(
-        self, block: nn.Module, state: Tensor, beside: Sequence[Tensor], graph: Reached, call: _Call, in_place: bool
+        self, block: nn.Module, state: Tensor, aside: Sequence[Tensor], graph: Reached, call: _Call, in_place: bool
     ) -> Link:
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where no output leads to it.
-        entries = tuple((number, edge) for number, edge in call.entries if edge.node in graph.stops)
-        of_state = walk([state], {edge.node for _, edge in entries}).stops if beside else graph.stops
-        reached = [(number, edge) for number, edge in entries if edge.node in of_state]
+        entries = [(number, e) for number, e in call.entries if (e.node, e.output_nr) in graph.stops]
+        of_state = walk([state], {e.node for _, e in entries}).stops if aside else graph.stops
+        reached = [(number, e) for number, e in entries if (e.node, e.output_nr) in of_state]
         numbers = call.recording.numbers
         return Link(
             self.path,
             block,
             state,
-            next((edge for number, edge in reached if number is None), None),
-            tuple((number, edge) for number, edge in reached if number is not None),
+            next((e for number, e in reached if number is None), None),
+            tuple((number, e) for number, e in reached if number is not None),
             {numbers[id(leaf)]: leaf for leaf in graph.leaves},
             state.grad_fn,
-            may_write(graph.nodes),
-            tuple(beside),
-            entries,
+            may_write(graph.kinds),
+            tuple(aside),
+            tuple(entries),
             in_place,
         )
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor, bool]:
         """Return the recording that ``state`` belongs to, the node's output to continue from, and whether it is new."""
         node: Any = state.grad_fn
-        recording = node.recording if isinstance(node, exit_node) else None
+        recording = node.recording if isinstance(node, EXITS) else None
         if recording is not None and recording.chain is self.chain:
-            problem = self._cannot_go_on(recording, node.index, state, others)
+            problem = self._cannot_go_on(recording, node.index + state.output_nr - 1, state, others)
             if problem is None:
                 return recording, state, False
             self.chain.split(self.path, *problem)
         else:
-            # Both may have come since the engine was attached.
-            refuse(sharded(self.chain.inside))
-            refuse(hooked(self.chain.inside))
-            if isinstance(node, aside_node) and node.recording.chain is self.chain:
+            self.chain.check()
+            if isinstance(node, ASIDE) and node.recording.chain is self.chain:
                 self.chain.split(self.path, *_NOT_THE_STATE)
             elif state.requires_grad and self.path != next(iter(self.chain.blocks)):
                 self.chain.split(self.path, *_BETWEEN)
         recording = self.chain.begin(state, [t for t in others if t is not state])
-        return recording, recording.start(state), True
+        return recording, recording.begin(state), True
 
     def _cannot_go_on(
         self, recording: Recording, index: int, state: Tensor, others: Sequence[Tensor]
@@ -224,41 +235,40 @@ class BlockRecorder:
         for tensor in others:
             if tensor is not state and _number(recording, tensor) is None:
                 graph = walk([_uncut(recording, tensor)])
-                own = any(isinstance(node, own_nodes) for node in graph.nodes)
+                own = not graph.kinds.isdisjoint(BORDERS)
                 if own or any(id(leaf) not in recording.numbers for leaf in graph.leaves):
                     what = "depends on a state" if own else "needs a gradient"
                     shape = tuple(tensor.shape)
                     return f"it was given a tensor of shape {shape} that {what} and that no block before it was", _INPUT
         return None
 
-    def _given(self, recording: Recording, tensor: Tensor, entered: Any) -> Tensor:
-        """Return what to give the block in place of an input: cut if it is the chain's, its own with its history."""
-        number = _number(recording, tensor)
-        return _uncut(recording, tensor) if number is None else entered(tensor, number)
-
     def _changed(self, call: _Call) -> bool:
         """Tell whether the block has changed its state in place; refuse what is wrong then."""
-        changed = [number for number, tensor, version in call.versions if tensor._version != version]
+        changed = [tensor for tensor, version in call.versions if tensor._version != version]
         if not changed:
             return False
         # What the outer graph has computed with the tensor that the pass began with, nobody sees.
-        if call.begun or changed != [None]:
+        if call.begun or len(changed) > 1 or changed[0] is not call.given:
             raise ChainError(
                 f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
                 "the out-of-place operation (nn.ReLU(inplace=False), x = x + y)."
             )
         return True
 
-    def _strange(self, graph: Reached, recording: Recording) -> str | None:
+    def _strange(self, graph: Reached, call: _Call) -> str | None:
         """Return what the block's graph leads to that is no part of the recording."""
         for leaf in graph.leaves:
-            if id(leaf) not in recording.numbers:
+            if id(leaf) not in call.recording.numbers:
                 return f"a tensor of shape {tuple(leaf.shape)} that needs a gradient"
-        if any(isinstance(node, own_nodes) for node in graph.nodes):
+        own = {(e.node, e.output_nr) for _, e in call.entries}
+        if not graph.stops <= own or not graph.kinds.isdisjoint(BORDERS):
             return "another state"
+        if _REENTRANT in graph.kinds:
+            return "a checkpoint with use_reentrant=True, which backward() alone can run"
         return None
 
 
+_REENTRANT: type = CheckpointFunction._backward_cls
 _BETWEEN = (
     "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
     "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
@@ -268,6 +278,7 @@ _NOT_THE_STATE = (
     "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
     "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
 )
+_NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
 _BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
 _HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
 _INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
@@ -290,8 +301,8 @@ def _number(recording: Recording, tensor: Tensor) -> int | None:
 def _uncut(recording: Recording, tensor: Tensor) -> Tensor:
     """Return a tensor as its block has computed it, where an earlier one of the pass returned it beside its state."""
     node: Any = tensor.grad_fn
-    if isinstance(node, aside_node) and node.recording is recording:
-        original: Tensor = recording.links[node.index].beside[node.number]
+    if isinstance(node, ASIDE) and node.recording is recording:
+        original: Tensor = recording.links[node.index].aside[node.number]
         return original
     return tensor
 

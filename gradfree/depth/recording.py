@@ -1,25 +1,26 @@
 """Recording a forward pass through a chain of modules so that ``loss.backward()`` asks the engine for gradients.
 
-The model runs its blocks itself; hooks on them cut autograd's graph at the block borders, with nodes of their own
-(:mod:`~gradfree.depth.borders`). No pass is kept on the modules: a state tensor's own graph node tells which pass it
-belongs to, so passes may overlap and a model may be called several times before one backward.
+The model runs its blocks itself; hooks on them (:mod:`~gradfree.depth.recorder`) cut autograd's graph at the block
+borders, with nodes of their own (:mod:`~gradfree.depth.borders`). No pass is kept on the modules: a state tensor's own
+graph node tells which pass it belongs to, so passes may overlap and a model may be called several times before one
+backward.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import get_gradient_edge, increment_version
 
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
-from gradfree.depth.beside import add_inside, pull_beside
-from gradfree.depth.borders import INSIDE_ALONE, Anchor, Start
+from gradfree.depth.aside import add_inside, pull_aside
+from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
@@ -32,9 +33,24 @@ class Attached(Protocol):
 
     attachment: Attachment
     mixing: Mixing
+    blocks: dict[str, nn.Module]
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of its blocks that need a gradient."""
+
+
+class _Handed(NamedTuple):
+    """A state that was handed on.
+
+    Attributes:
+        state: as the model has it.
+        seen: the same values, with the model's count of changes in place.
+        version: that count, at first.
+    """
+
+    state: weakref.ref[Tensor]
+    seen: Tensor
+    version: int
 
 
 class Recording:
@@ -50,35 +66,33 @@ class Recording:
         solving: whether the engine solves the chain at the moment.
     """
 
+    ahead = True
+    """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
+
     def __init__(self, chain: Attached, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         self.chain = chain
         self.parameters = parameters
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
-        self.anchor = Anchor.apply(*parameters)
+        self.start: weakref.ref[Any]
         self.links: list[Link] = []
-        self.states: list[weakref.ref[Tensor]] = []
+        self.given: list[Tensor | None] = []
+        self.handed: list[_Handed] = []
         self.uncut = False
         self.solving = False
         self.freed = False
-        self._start: weakref.ref[Any] | None = None
+        self._anchor = Anchor.apply(*parameters)
+        self._exits, self._entries = Outputs(), Outputs()
+        self._entered: list[Entered] = []
         self._backward = -1
         self._direct: list[Cotangent] = []
-        self._beside: dict[tuple[int, int], Tensor] = {}
-        self._inside: list[tuple[int, int | None, Cotangent]] = []
+        self._aside: dict[tuple[int, int], Tensor] = {}
+        self._inside: list[tuple[Entered, Tensor]] = []
         self._solved = False
 
-    def start(self, state: Tensor) -> Tensor:
+    def begin(self, state: Tensor) -> Tensor:
         """Put the Start node behind ``state``; return what the first block's nodes are to follow."""
-        return Start.apply(self, state, *self.given())
-
-    def started(self, node: Any) -> None:
-        """Remember the Start node."""
-        self._start = weakref.ref(node)
-
-    def given(self) -> list[Tensor]:
-        """Return what Start was given besides the initial state."""
-        return [*(tensor for tensor, _ in self.inputs), *self.parameters]
+        return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Note that ``block`` is about to run on ``state``."""
@@ -87,59 +101,109 @@ class Recording:
         """Keep what ``link`` has left."""
         self.links.append(link)
 
-    def collect(self, index: int, beside: int | None, cotangent: Cotangent) -> None:
-        """Keep the direct cotangent of a link's state, or the one of what it returned beside it."""
-        self._begin()
-        check_finite([cotangent], self.links[index].path)
-        # Autograd may hand the same tensor on to a function that changes it in place, long before it is used here.
-        kept = None if cotangent is None else cotangent.clone()
-        if beside is None:
-            self._direct[index] = kept
-        elif kept is not None:
-            self._beside[index, beside] = kept
+    def more(self) -> int:
+        """Return for how many blocks to come a node is to serve: as many again, so that few nodes serve many blocks."""
+        return max(0, min(len(self.links), len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
 
-    def collect_inside(self, index: int, number: int | None, cotangent: Cotangent) -> None:
-        """Keep what came back to the state that a link was given, or to one of its other inputs.
+    def enter(self, path: str, state: Tensor) -> Tensor:
+        """Return ``state`` without history, for the block at ``path``."""
+        entered = Entered(path, len(self.links), None)
+        local = self._entries.fill(state)
+        if local is None:
+            self._entered = []
+            local, *rest = self._enter(self._entered, self.more(), [state])
+            self._entries = Outputs(rest)
+        self._entered.append(entered)
+        return local
 
-        Autograd takes what was computed last first, and so comes here before it comes to Start, unless some of what
-        led here lies on another device.
-        """
-        self._begin(inside=True)
-        if self._solved:
+    def enter_inputs(self, path: str, inputs: Sequence[tuple[int, Tensor]]) -> Sequence[Tensor]:
+        """Return inputs of the chain without history, for the block at ``path``; each comes with its number."""
+        if not inputs:
+            return ()
+        entered = [Entered(path, len(self.links), number) for number, _ in inputs]
+        return self._enter(entered, 0, [tensor for _, tensor in inputs])
+
+    def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        without_history = (t.detach().requires_grad_() for t in tensors)
+        return Entries.apply(weakref.ref(self), entered, more, self._anchor, *without_history)
+
+    def leave(self, link: Link, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
+        more = self.more()
+        self.add(link)
+        self.given.append(given)
+        out = link.out.detach()
+        state = self._exits.fill(out)
+        if state is None:
+            guard, state, *rest = Exits.apply(self, len(self.links) - 1, before, out, more)
+            # Of all hooks, those on tensors run even where the node itself will not.
+            guard.register_hook(self._check_start)
+            self._exits = Outputs(rest)
+        self.handed.append(_Handed(weakref.ref(state), state.detach() if self.ahead else out, state._version))
+        index = len(self.links) - 1
+        return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
+
+    def _check_start(self, _: Cotangent) -> None:
+        """Refuse a backward pass that will not reach the chain's start."""
+        start = self.start()
+        assert start is not None  # The graph that is walked leads to it.
+        if not torch._C._will_engine_execute_node(start):
             raise ChainError(
-                f"the loss uses a tensor from inside the chain {self.chain.attachment.path!r} on another device: its "
-                "gradient came too late. Keep it on the device of the chain, or return it beside the state."
+                f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
+                f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
+                "for gradients of parameters or of what lies before the chain."
             )
-        if cotangent is not None:
-            self._inside.append((index, number, cotangent.clone()))
 
-    def _begin(self, inside: bool = False) -> None:
-        """Forget what another backward pass has left; refuse one that will not reach the chain's start."""
+    def begin_backward(self) -> None:
+        """Forget what another backward pass has left; refuse one through graphs that are freed."""
         if self.freed:
             raise ChainError(
                 "Trying to backward through a chain a second time: its graphs are freed. Call the first backward with "
                 "retain_graph=True."
             )
         backward = torch._C._current_graph_task_id()
-        if backward == self._backward:
-            return
-        self._backward, self._direct, self._beside, self._inside = backward, [None] * len(self.links), {}, []
-        self._solved = False
-        start = None if self._start is None else self._start()
-        if start is not None and torch._C._will_engine_execute_node(start):
-            return
-        if inside or not self.links:
-            raise ChainError(INSIDE_ALONE.format(path=self.chain.attachment.path or "the model"))
-        raise ChainError(
-            f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
-            f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
-            "for gradients of parameters or of what lies before the chain."
-        )
+        if backward != self._backward:
+            self._backward, self._direct, self._aside, self._inside = backward, [None] * len(self.links), {}, []
+            self._solved = False
+
+    def collect(self, index: int, cotangents: Sequence[Cotangent]) -> None:
+        """Keep the direct cotangents of the states from that of link ``index`` on."""
+        self.begin_backward()
+        for i, cotangent in enumerate(cotangents, index):
+            if cotangent is not None:
+                check_finite([cotangent], self.links[i].path)
+                # Autograd may hand the same tensor on to a function that changes it in place, long before it is used.
+                self._direct[i] = cotangent.clone()
+
+    def collect_aside(self, index: int, number: int, cotangent: Cotangent) -> None:
+        """Keep the cotangent of what link ``index`` returned beside its state."""
+        self.begin_backward()
+        if cotangent is not None:
+            self._aside[index, number] = cotangent.clone()
+
+    def collect_inside(self, entered: Entered, cotangent: Tensor) -> None:
+        """Keep what came back to an input of a block.
+
+        Autograd takes what was computed last first, and so comes here before it comes to Start, unless some of what
+        led here lies on another device.
+        """
+        self.begin_backward()
+        start = self.start()
+        if start is None or not torch._C._will_engine_execute_node(start):
+            raise ChainError(INSIDE_ALONE.format(path=entered.path))
+        if self._solved:
+            raise ChainError(
+                f"the loss uses a tensor from inside {entered.path} on another device: its gradient came too late. "
+                "Keep it on the device of the chain, or return it beside the state."
+            )
+        self._inside.append((entered, cotangent.clone()))
 
     def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
-        self._begin()
+        self.begin_backward()
+        self._exits, self._entries = Outputs(), Outputs()
         self._refuse()
+        self._follow_changes()
         self.solving = True
         try:
             gradients = self._gradients(_keep_graph())
@@ -149,27 +213,33 @@ class Recording:
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
     def _gradients(self, keep: bool) -> ChainGradients:
-        direct, beside, inside = self._direct, self._beside, self._inside
-        self._direct, self._beside, self._inside = [], {}, []
+        direct, aside, inside = self._direct, self._aside, self._inside
+        self._direct, self._aside, self._inside = [], {}, []
         total = ChainGradients(None, [None] * len(self.inputs), [None] * len(self.parameters))
-        if beside:
-            total = pull_beside(self.links, self.parameters, beside, direct, total)
-        for index, number, cotangent in inside:
+        if aside:
+            total = pull_aside(self.links, self.parameters, aside, direct, total)
+        for (_, index, number), cotangent in inside:
             total = add_inside(direct, total, index, number, cotangent)
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is not None:
             links = self.links[: last + 1]
-            total = _sum(
-                self.chain.attachment.solve(self.linearise(links, keep or self.uncut), direct[: last + 1]), total
-            )
+            chain = self.linearise(links, keep or self.uncut)
+            solved = self.chain.attachment.solve(chain, direct[: last + 1])
+            total = _sum(solved, total) if aside or inside else solved
             self.chain.attachment.solved.update(link.path for link in links)
         if not keep:
-            self.links, self.freed = [], True
+            self.links, self.given, self.handed, self.freed = [], [], [], True
         return total
 
     def _refuse(self) -> None:
-        for link, state in zip(self.links[:-1], self.states, strict=False):
-            refuse_hooks(state(), link.path)
+        for link, handed in zip(self.links[:-1], self.handed, strict=False):
+            state = handed.state()
+            if state is not None and has_hooks(state):
+                raise ChainError(
+                    f"the output of {link.path} has got a gradient hook or retain_grad() after the next block has used "
+                    "it: it would see the state's direct cotangent only, not its whole gradient. Register it before, "
+                    "or remove it."
+                )
         for link in self.links:
             _refuse_changed(link)
         for index, link in enumerate(self.links[1:]):
@@ -180,10 +250,33 @@ class Recording:
                     "operation (nn.ReLU(inplace=False), x = x + y)."
                 )
 
+    def follow_block(self, versions: Sequence[tuple[Tensor, int]]) -> None:
+        """Let graphs that have the last state know that the block behind it has changed it in place.
+
+        Args:
+            versions: the tensors that have its values, and their counts of changes before.
+        """
+        # Some of them share a count with what the block was given.
+        increment_version([tensor for tensor, version in versions if tensor._version == version])
+        last = self.handed[-1]
+        self.handed[-1] = last._replace(version=last.seen._version)
+
+    def _follow_changes(self) -> None:
+        """Let the blocks' graphs know of states that the model has changed in place: autograd refuses what it needs."""
+        for i, (_, seen, version) in enumerate(self.handed):
+            if seen._version != version:
+                same = (self.links[i].out, *self.given[i + 1 : i + 2])
+                increment_version([tensor for tensor in same if tensor is not None])
+
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
         return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
+
+
+def has_hooks(state: Tensor) -> bool:
+    """Tell whether anybody looks at the gradient of ``state``."""
+    return bool(state._backward_hooks) or state.retains_grad
 
 
 def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
@@ -192,20 +285,6 @@ def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
         [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
         [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
     )
-
-
-def refuse_hooks(state: Tensor | None, path: str) -> None:
-    """Refuse a state inside a chain that has got a hook."""
-    if state is not None and has_hooks(state):
-        raise ChainError(
-            f"the output of {path} has got a gradient hook or retain_grad() after the next block has used it: it would "
-            "see the state's direct cotangent only, not its whole gradient. Register it before, or remove it."
-        )
-
-
-def has_hooks(state: Tensor) -> bool:
-    """Tell whether anybody looks at the gradient of ``state``."""
-    return bool(state._backward_hooks) or state.retains_grad
 
 
 def _refuse_changed(link: Link) -> None:

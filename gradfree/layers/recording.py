@@ -37,6 +37,8 @@ class RecordedLayers(RecordedChain):
 class LayerRecording(Recording):
     """A pass through a chain of layers; for an engine that streams, its activations are not stored."""
 
+    ahead = False
+
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         super().__init__(chain, parameters, inputs)
         self.initial = state.detach()
@@ -63,6 +65,11 @@ class LayerRecording(Recording):
             ChainError: what is about to happen is not the layer's own function of the state before it.
         """
         _check_plain(path, block)
+        if any(link.path == path for link in self.links):
+            raise ChainError(
+                f"{path} runs twice in one forward pass. To apply a layer several times, give each use a module of its "
+                "own (they may share parameters)."
+            )
         if not state.is_floating_point():
             raise ChainError(
                 f"{path} was given {state.dtype}, but an error can only enter a chain of real numbers. Convert the "

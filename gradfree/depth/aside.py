@@ -13,7 +13,7 @@ from gradfree.depth.link import Link, walking
 from gradfree.torchside.hooks import without_hooks
 
 
-def pull_beside(
+def pull_aside(
     links: Sequence[Link],
     parameters: Sequence[Tensor],
     given: Mapping[tuple[int, int], Tensor],
@@ -28,7 +28,7 @@ def pull_beside(
     Args:
         links: the links of the pass.
         parameters: those of the chain.
-        given: the cotangents, by the number of a link and that of a tensor in its ``beside``.
+        given: the cotangents, by the number of a link and that of a tensor in its ``aside``.
         direct: the direct cotangents of the states, which are added to.
         total: what has come to the chain's inputs and parameters by other ways.
 
@@ -44,7 +44,7 @@ def pull_beside(
     with walking(reached, list(given.values())), without_hooks(leaves):
         grads = iter(
             torch.autograd.grad(
-                [links[i].beside[n] for i, n in given],
+                [links[i].aside[n] for i, n in given],
                 [*(edge for *_, edge in entries), *leaves],  # type: ignore[arg-type]
                 [links[i].given(cotangent) for (i, _), cotangent in given.items()],
                 retain_graph=True,
