@@ -21,8 +21,7 @@ from gradfree.benchmarks.tasks.catalogue import (
     digit_accuracy,
 )
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
-from gradfree.benchmarks.timing.long_layers import LongLayerTimings
-from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer
+from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.courses import Courses
 from gradfree.benchmarks.training.target import TimeToTarget

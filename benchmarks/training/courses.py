@@ -18,7 +18,7 @@ from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.long_layers import FORWARD_SWEEPS, SEQUENTIAL, SWEEPS
+from gradfree.benchmarks.timing.recurrent_layers import FORWARD_SWEEPS, SEQUENTIAL, SWEEPS
 from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
 from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, now
 

@@ -6,8 +6,7 @@ from report_records import section_of
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import measure
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.timing.long_layers import LongLayerTimings
-from gradfree.benchmarks.timing.recurrent_layers import Pass, RecurrentLayer
+from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, Pass, RecurrentLayer
 
 ROWS = (Row("backprop", "backprop", {}), Row("shooting", "shooting", {"segments": 4, "max_sweeps": 3}))
 LAYERS = (
