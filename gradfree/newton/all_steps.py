@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradfree.algebra.block_scan import Blocks
 from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
@@ -18,6 +19,9 @@ from gradfree.torchside.phases import phase
 
 Guess = Sequence[Tensor]
 """The states behind all steps, part by part, (T, B, H)."""
+
+# Elements of a state's part in one piece: measured.
+_PIECE = 2**16
 
 
 class AllSteps(ABC):
@@ -72,7 +76,7 @@ class _Closed(AllSteps):
     def __init__(self, recurrence: Recurrence, jacobian: str):
         super().__init__(recurrence, jacobian)
         w_ih, self.weight, *biases = recurrence.weights
-        b_ih, self.bias = biases or (None, None)
+        b_ih, self.bias = (biases[0], biases[1]) if biases else (None, None)
         self.p = F.linear(self.x, w_ih, b_ih)
 
     def base(self, guess: Guess, after: Guess) -> Guess:
@@ -82,23 +86,33 @@ class _Closed(AllSteps):
     @phase("local derivatives")
     def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
         """Return h and, of an LSTM, c."""
-        before = self.before(guess)[0]
+        (before, *_) = self.before(guess)
+        if self.recurrence.mode == "LSTM":
+            lstm = lstm_gates(self.p + F.linear(before, self.weight, self.bias), self.first[1])
+            after = lstm.output * lstm.tanh_c, lstm.c
+            # The gates carry what c is off by alone, which is nothing.
+            return after, None if self.jacobian == "gate" else self._links(LinearisedLSTM(lstm, self.first[1]))
+        if self.jacobian == "dense":
+            h, cell = self._linearised(self.p, before)
+            return (h,), self._links(cell)
+
+        def run(steps: slice) -> tuple[Guess, Blocks]:
+            h, cell = self._linearised(self.p[steps], before[steps])
+            return (h,), cell.unit_blocks(None if self.jacobian == "gate" else self.weight)
+
+        after, blocks = _in_pieces(run, before)
+        return after, UnitLinks(blocks).clamped()
+
+    def _linearised(self, p: Tensor, before: Tensor) -> tuple[Tensor, LinearisedRNN | LinearisedGRU]:
+        """Return h' and the Jacobians of some steps of an RNN or a GRU."""
         q = F.linear(before, self.weight, self.bias)
         if self.recurrence.mode == "GRU":
-            gates = recompute_gates(self.p.clone(), q)
-            z = gates.reset_update[..., before.shape[-1] :]
-            after = (torch.lerp(gates.new, before, z),)
-            if self.jacobian == "gate":
-                return after, UnitLinks([[z]])
-            return after, self._links(LinearisedGRU(gates, before))
-        if self.recurrence.mode == "LSTM":
-            lstm = lstm_gates(self.p + q, self.first[1])
-            # The gates carry what c is off by alone, which is nothing.
-            links = None if self.jacobian == "gate" else self._links(LinearisedLSTM(lstm, self.first[1]))
-            return (lstm.output * lstm.tanh_c, lstm.c), links
+            gates = recompute_gates(p.clone(), q)
+            h = torch.lerp(gates.new, before, gates.reset_update[..., before.shape[-1] :])
+            return h, LinearisedGRU(gates, before)
         relu = self.recurrence.mode == "RNN_RELU"
-        h = torch.relu(self.p + q) if relu else torch.tanh(self.p + q)
-        return (h,), self._links(LinearisedRNN(h, relu))
+        h = torch.relu(p + q) if relu else torch.tanh(p + q)
+        return h, LinearisedRNN(h, relu)
 
     def _links(self, cell: LinearisedRNN | LinearisedGRU | LinearisedLSTM) -> LinkSolver:
         if self.jacobian == "dense":
@@ -152,7 +166,29 @@ class _UnitByUnit(_ByAutograd):
     @phase("local derivatives")
     def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
         """Return all parts."""
-        with torch.enable_grad():
-            before = [part.detach().requires_grad_() for part in self.before(guess)]
-            after = self.cell.advance(self.fed, before)
-        return [part.detach() for part in after], UnitLinks(unit_blocks(after, before)).clamped()
+        before = self.before(guess)
+
+        def run(steps: slice) -> tuple[Guess, Blocks]:
+            with torch.enable_grad():
+                given = [part[steps].detach().requires_grad_() for part in before]
+                after = self.cell.advance(self.fed[steps], given)
+            return [part.detach() for part in after], unit_blocks(after, given)
+
+        found, blocks = _in_pieces(run, before[0])
+        return found, UnitLinks(blocks).clamped()
+
+
+def _in_pieces(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
+    """Return what ``run`` gives for all steps, on a CPU by pieces that stay in its caches."""
+    most = len(like) if like.is_cuda else max(1, _PIECE // like[0].numel())
+    found = [run(slice(start, start + most)) for start in range(0, len(like), most)]
+    if len(found) == 1:
+        return found[0]
+    states, blocks = zip(*found, strict=True)
+    rows = [[_joined(block) for block in zip(*row, strict=True)] for row in zip(*blocks, strict=True)]
+    return [torch.cat(part) for part in zip(*states, strict=True)], rows
+
+
+def _joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
+    there = [piece for piece in pieces if piece is not None]
+    return torch.cat(there) if there else None

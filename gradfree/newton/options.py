@@ -33,12 +33,11 @@ class NewtonOptions:
             like: a state, (B, H).
             kind: of the cell: :attr:`Recurrence.kind`.
         """
-        batch, units = like.shape
-        if not batch:
+        if not len(like):
             return None
-        sweeps = self.max_sweeps or int(sweeps_worth(length, batch, units, like.device, kind))
+        sweeps = self.max_sweeps or sweeps_worth(length, like, kind, self.jacobian)
         # As many as there are steps are exact.
-        return Patience(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps > 1 else None
+        return Patience(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
     def takes_all(self, kind: str) -> bool:
         """Tell whether K is all of F for cells of ``kind``."""

@@ -129,6 +129,17 @@ def test_cells_in_a_loop(cell, jacobian):
         assert figures[""]["forward sequential"] == figures[""]["sequential"] == 0
 
 
+@pytest.mark.parametrize("make", [nn.GRU, nn.RNN, ParaGRU, ParaLSTM])
+def test_long_sequences_are_stepped_in_pieces(make, monkeypatch):
+    """As many elements at once as a CPU's caches hold: the same numbers, whatever is left over."""
+    monkeypatch.setattr("gradfree.newton.all_steps._PIECE", 100)
+    layer, x = make(3, 8), torch.randn(61, 2, 3, requires_grad=True)
+    expected = everything(layer, x)
+    with newton().attach(layer), gradfree.engine_figures() as figures:
+        assert off_by(everything(layer, x), expected) < 1e-11
+    assert all(chain["forward sequential"] == 0 for chain in figures.values())
+
+
 def test_dense_jacobians_take_fewer_sweeps_and_none_backward():
     gru, x, needed = remembering(bias=2.0), torch.randn(300, 2, 3), {}
     for jacobian in ("gate", "diagonal", "dense"):
