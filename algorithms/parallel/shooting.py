@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -39,6 +39,7 @@ class Shooting(SettlingEngine):
             than the sequential call.
     """
 
+    worth_trying: ClassVar = ({}, {"tolerance": 1e-3})
     segments: int | str = "auto"
     burn: int | str = "auto"
     corrector: str | None = None

@@ -1,11 +1,6 @@
 """Recording a forward pass through a chain of modules so that ``loss.backward()`` asks the engine for gradients.
 
-The model runs its blocks itself; hooks on them cut autograd's graph at the block borders:
-
-- *Start*, before the first block, takes the initial state and every trainable parameter of the chain. Autograd
-  runs it last, when every direct cotangent is known: it lets the engine solve and returns all gradients.
-- *Entry*, before each block, gives it a state without history: the block builds a graph of its own.
-- *Exit*, behind each block, hands the state on. Its backward only collects the direct cotangent e_i.
+The model runs its blocks itself; hooks on them cut autograd's graph at the block borders: see :mod:`.borders`.
 
 No pass is kept on the modules: a state tensor's own graph node tells which pass it belongs to, so passes may
 overlap and a model may be called several times before one backward.
@@ -19,37 +14,58 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, increment_version
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Site
 from gradfree.chains.solving import Attachment
+from gradfree.depth.borders import BORDERS, EXITS, Entries, Exits, Outputs, Start, edge
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import may_write, walk
-from gradfree.torchside.guards import check_finite, refuse_second_derivatives
-from gradfree.torchside.hooks import spare_hooks
+from gradfree.torchside.guards import check_finite
 from gradfree.torchside.sharding import sharded
+
+
+class _Handed(NamedTuple):
+    """A state that was handed on.
+
+    Attributes:
+        state: as the model has it.
+        seen: the same values, with the model's count of changes in place.
+        version: that count, at first.
+    """
+
+    state: weakref.ref[Tensor]
+    seen: Tensor
+    version: int
 
 
 class Recording:
     """What one forward pass through a chain leaves behind for its backward pass."""
+
+    ahead = True
+    """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
 
     def __init__(self, chain: RecordedChain, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         self.chain = chain
         self.parameters = parameters
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
+        self.start: weakref.ref[Any]
         self.links: list[Link] = []
-        self.states: list[weakref.ref[Tensor]] = []
+        self.given: list[Tensor | None] = []
+        self.handed: list[_Handed] = []
+        self.paths: set[str] = set()
         self.direct: list[Cotangent] = []
         self.backward = -1
         self.freed = False
+        self._exits, self._entries = Outputs(), Outputs()
+        self._entered: list[str] = []
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Note that ``block`` is about to run on ``state``."""
@@ -58,40 +74,76 @@ class Recording:
         """Keep what ``link`` has left."""
         self.links.append(link)
 
-    def collect(self, exit_node: Any, cotangent: Cotangent) -> None:
-        """Keep the direct cotangent of the state behind ``exit_node``."""
-        self._begin(exit_node)
-        check_finite([cotangent], self.links[exit_node.index].path)
-        # Autograd may hand the same tensor on to a function that changes it in place, long before it is used here.
-        self.direct[exit_node.index] = None if cotangent is None else cotangent.clone()
+    def more(self) -> int:
+        """Return for how many blocks to come a node is to serve: as many again, so that few nodes serve many blocks."""
+        return min(len(self.links), len(self.chain.blocks) - len(self.links) - 1) if self.ahead else 0
 
-    def _begin(self, node: Any) -> None:
-        """Forget what another backward pass has left; refuse one that will not reach the chain's start."""
-        if self.freed:
-            raise ChainError(
-                "Trying to backward through a chain a second time: its graphs are freed. Call the first backward with "
-                "retain_graph=True."
-            )
-        backward = torch._C._current_graph_task_id()
-        if backward == self.backward:
-            return
-        self.backward, self.direct = backward, [None] * len(self.links)
-        while not isinstance(node, _start_node):
-            node = node.next_functions[0][0]
-        if not torch._C._will_engine_execute_node(node):
+    def enter(self, path: str, state: Tensor) -> Tensor:
+        """Return ``state`` without history, for the block at ``path``."""
+        local = self._entries.fill(state)
+        if local is None:
+            self._entered = []
+            local, *rest = Entries.apply(self._entered, self.more(), state.detach().requires_grad_())
+            self._entries = Outputs(rest)
+        self._entered.append(path)
+        return local
+
+    def leave(self, link: Link, given: Tensor | None, before: Tensor) -> Tensor:
+        """Keep ``link``, whose block was ``given`` a state; return its own for the model to go on with."""
+        more = self.more()
+        self.add(link)
+        self.given.append(given)
+        self.paths.add(link.path)
+        out = link.out.detach()
+        state = self._exits.fill(out)
+        if state is None:
+            guard, state, *rest = Exits.apply(self, len(self.links) - 1, before, out, more)
+            # Of all hooks, those on tensors run even where the node itself will not.
+            guard.register_hook(self._check_start)
+            self._exits = Outputs(rest)
+        self.handed.append(_Handed(weakref.ref(state), state.detach() if self.ahead else out, state._version))
+        return state
+
+    def _check_start(self, _: Cotangent) -> None:
+        """Refuse a backward pass that will not reach the chain's start."""
+        start = self.start()
+        assert start is not None  # The graph that is walked leads to it.
+        if not torch._C._will_engine_execute_node(start):
             raise ChainError(
                 f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
                 f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
                 "for gradients of parameters or of what lies before the chain."
             )
 
-    def solve(self, start_node: Any) -> tuple[Cotangent, ...]:
+    def begin_backward(self) -> None:
+        """Forget what another backward pass has left; refuse one through graphs that are freed."""
+        if self.freed:
+            raise ChainError(
+                "Trying to backward through a chain a second time: its graphs are freed. Call the first backward with "
+                "retain_graph=True."
+            )
+        backward = torch._C._current_graph_task_id()
+        if backward != self.backward:
+            self.backward, self.direct = backward, [None] * len(self.links)
+
+    def collect(self, index: int, cotangents: Sequence[Cotangent]) -> None:
+        """Keep the direct cotangents of the states from that of link ``index`` on."""
+        self.begin_backward()
+        for i, cotangent in enumerate(cotangents, index):
+            if cotangent is not None:
+                check_finite([cotangent], self.links[i].path)
+                # Autograd may hand the same tensor on to a function that changes it in place, long before it is used.
+                self.direct[i] = cotangent.clone()
+
+    def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
-        self._begin(start_node)
-        for link, state in zip(self.links[:-1], self.states, strict=False):
-            _refuse_hooks(state(), link.path)
+        self.begin_backward()
+        self._exits, self._entries = Outputs(), Outputs()
+        for link, handed in zip(self.links[:-1], self.handed, strict=False):
+            _refuse_hooks(handed.state(), link.path)
         for link in self.links:
             _refuse_changed(link)
+        self._follow_changes()
         direct, self.direct = self.direct, []
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is None:
@@ -100,8 +152,15 @@ class Recording:
         gradients = self.chain.attachment.solve(self.linearise(links, keep), direct[: last + 1])
         self.chain.attachment.solved.update(link.path for link in links)
         if not keep:
-            self.links, self.freed = [], True
+            self.links, self.given, self.handed, self.freed = [], [], [], True
         return gradients.initial, *gradients.inputs, *gradients.parameters
+
+    def _follow_changes(self) -> None:
+        """Let the blocks' graphs know of states that the model has changed in place: autograd refuses what it needs."""
+        for i, (_, seen, version) in enumerate(self.handed):
+            if seen._version != version:
+                same = (self.links[i].out, *self.given[i + 1 : i + 2])
+                increment_version([tensor for tensor in same if tensor is not None])
 
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
@@ -109,76 +168,12 @@ class Recording:
         return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
 
 
-class _Context(FunctionCtx):
-    recording: Recording
-    index: int
-    path: str
-
-
-class _Start(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, recording: Recording, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
-        ctx.recording = recording
-        ctx.set_materialize_grads(False)
-        # Only for the order of the nodes. Not the state itself: of whole numbers (tokens) it would need no gradient.
-        return state.new_empty(0, dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:
-        refuse_second_derivatives()
-        recording = ctx.recording
-        initial, *gradients = recording.solve(ctx)
-        given = *(tensor for tensor, _ in recording.inputs), *recording.parameters
-        spare_hooks(tensor for tensor, g in zip(given, gradients, strict=True) if g is None)
-        return None, initial, *gradients
-
-
-class _Exit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, recording: Recording, before: Tensor, state: Tensor) -> Tensor:
-        ctx.recording = recording
-        ctx.index = len(recording.links) - 1
-        ctx.set_materialize_grads(False)
-        return state.detach()
-
-    @staticmethod
-    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, ...]:
-        ctx.recording.collect(ctx, cotangent)
-        return None, None, None
-
-
-class _Entry(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, path: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.path = path
-        return tuple(t.detach() for t in tensors)
-
-    @staticmethod
-    def backward(ctx: _Context, *_: Tensor) -> tuple[None, ...]:
-        # The engine's own passes stop at this node; only a graph that left the block elsewhere runs it.
-        raise ChainError(_LEFT_THE_BLOCK.format(path=ctx.path))
-
-
-_LEFT_THE_BLOCK = (
-    "the loss uses a tensor from inside {path} (one of its inputs, a loss or feature computed in it, or what it "
-    "returns beside the state) that is not the block's output: its gradient cannot pass the chain. Use the states that "
-    "the blocks return instead, or leave the blocks around {path} out of the chain."
-)
-
-
-def refuse_entries(loss: Tensor) -> None:
-    """Refuse a loss on tensors from inside blocks beforehand: ``torch.autograd.grad`` would not run their nodes."""
-    entries: list[Any] = [node for node in walk([loss]).nodes if isinstance(node, _Entry._backward_cls)]
-    if entries:
-        raise ChainError(_LEFT_THE_BLOCK.format(path=entries[0].path))
-
-
 class _Call(NamedTuple):
     """What a block's pre-hook leaves for its forward hook."""
 
     recording: Recording
     before: Tensor
-    state: GradientEdge | None
+    given: Tensor | None
     inputs: tuple[tuple[int, GradientEdge], ...]
     versions: tuple[tuple[Tensor, int], ...]
 
@@ -195,7 +190,10 @@ class RecordedChain:
         self.attachment = attachment
         self.blocks, self.inside = site.blocks, site.inside
         self.mixing = Mixing()
-        self._modules = list(dict.fromkeys(m for block in self.blocks.values() for m in block.modules()))
+        modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
+        # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
+        self._parameters = [module._parameters for module in modules if module._parameters]
+        self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
 
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on the blocks; return their handles."""
@@ -213,8 +211,14 @@ class RecordedChain:
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of all blocks that need a gradient, each once."""
-        found = (p for module in self._modules for p in module._parameters.values())
-        return list(dict.fromkeys(p for p in found if p is not None and p.requires_grad))
+        found = (p for own in self._parameters for p in own.values() if p is not None and p.requires_grad)
+        return list(dict.fromkeys(found))
+
+    def check(self) -> None:
+        """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
+        refuse(sharded(self.inside))
+        if any(self._hooks):
+            refuse(hooked(self.inside))
 
 
 class BlockRecorder:
@@ -251,15 +255,14 @@ class BlockRecorder:
             )
         recording, before = self._join(state, others)
         recording.before(self.path, block, state)
-        live = [state, *others] if needed else others
-        local: tuple[Tensor, ...] = ()
-        if live:
-            local = _Entry.apply(self.path, *(t.detach().requires_grad_() for t in live))
-        edges = [get_gradient_edge(t) for t in local]
-        entry = edges.pop(0) if needed else None
-        inputs = tuple((self._number(recording, t), edge) for t, edge in zip(others, edges, strict=True))
-        self.call = _Call(recording, before, entry, inputs, tuple((t, t._version) for t in live))
-        return put(local[0], local[1:]) if needed else put(state, local)
+        given = recording.enter(self.path, state) if needed else None
+        local: Sequence[Tensor] = ()
+        if others:
+            local = Entries.apply([self.path] * len(others), 0, *(t.detach().requires_grad_() for t in others))
+        inputs = tuple((self._number(recording, t), edge(x)) for t, x in zip(others, local, strict=True))
+        live = local if given is None else (given, *local)
+        self.call = _Call(recording, before, given, inputs, tuple((t, t._version) for t in live))
+        return put(state if given is None else given, local)
 
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Add the block's graph to the recording; return its output with the next state in it."""
@@ -281,25 +284,22 @@ class BlockRecorder:
         if not state.requires_grad:
             return None
         recording = call.recording
-        reaches_inputs, writes, parameters = self._graph(state, call)
-        # An edge keeps its node alive only from torch 2.9 on; before, it dangles where the output does not lead to it.
-        entry, inputs = (call.state, call.inputs) if reaches_inputs else (None, ())
-        recording.add(Link(self.path, block, state, entry, inputs, parameters, state.grad_fn, writes))
-        state_after = _Exit.apply(recording, call.before, state.detach())
-        recording.states.append(weakref.ref(state_after))
-        return self.port.join(state_after, rest)
+        entry = None if call.given is None else edge(call.given)
+        reaches_inputs, writes, parameters = self._graph(state, recording, [entry, *(e for _, e in call.inputs)])
+        # An edge keeps its node alive only where the output leads to it.
+        entry, inputs = (entry, call.inputs) if reaches_inputs else (None, ())
+        link = Link(self.path, block, state, entry, inputs, parameters, state.grad_fn, writes)
+        return self.port.join(recording.leave(link, call.given, call.before), rest)
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor]:
         """Return the recording that ``state`` belongs to, and the node's output to continue from."""
         node: Any = state.grad_fn
-        recording = node.recording if isinstance(node, _exit_node) else None
+        recording = node.recording if isinstance(node, EXITS) else None
         if recording is not None and recording.chain is self.chain:
-            self._check_order(recording, node.index, state)
+            self._check_order(recording, node.index + state.output_nr - 1, state)
             return recording, state
-        # Both may have come since the engine was attached.
-        refuse(sharded(self.chain.inside))
-        refuse(hooked(self.chain.inside))
-        if any(isinstance(t.grad_fn, _exit_node) and t.grad_fn.recording.chain is self.chain for t in others):
+        self.chain.check()
+        if any(isinstance(t.grad_fn, EXITS) and t.grad_fn.recording.chain is self.chain for t in others):
             raise ChainError(
                 f"{self.path} was given a state of the chain, but not as its first argument. Call blocks as "
                 "block(state, ...), or name the argument with gradfree.register_port."
@@ -313,10 +313,10 @@ class BlockRecorder:
             )
         parameters = self.chain.trainable()
         recording = self.chain.begin(state, parameters, others)
-        return recording, _Start.apply(recording, state, *others, *parameters)
+        return recording, Start.apply(recording, state, *others, *parameters)
 
     def _check_order(self, recording: Recording, index: int, state: Tensor) -> None:
-        if any(link.path == self.path for link in recording.links):
+        if self.path in recording.paths:
             raise ChainError(
                 f"{self.path} runs twice in one forward pass. A chain runs each block once; to apply a block "
                 "several times, give each use a module of its own (they may share parameters). A checkpoint belongs "
@@ -331,9 +331,9 @@ class BlockRecorder:
         _refuse_hooks(state, recording.links[index].path)
 
     def _number(self, recording: Recording, tensor: Tensor) -> int:
-        for n, (known, edge) in enumerate(recording.inputs):
+        for n, (known, origin) in enumerate(recording.inputs):
             # A change in place gives the same tensor another history.
-            if tensor is known and get_gradient_edge(tensor) == edge:
+            if tensor is known and get_gradient_edge(tensor)[:2] == origin[:2]:
                 return n
         raise ChainError(
             f"{self.path} was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that the first "
@@ -341,24 +341,27 @@ class BlockRecorder:
             "same for every block; detach this one, or leave the block out of the chain."
         )
 
-    def _graph(self, out: Tensor, call: _Call) -> tuple[bool, bool, dict[int, Tensor]]:
-        """Return whether the block's graph uses its inputs, whether it may write, and the parameters that it uses.
+    def _graph(
+        self, out: Tensor, recording: Recording, own: Sequence[GradientEdge | None]
+    ) -> tuple[bool, bool, dict[int, Tensor]]:
+        """Return whether the block's graph uses its ``own`` inputs, whether it may write, and the parameters it uses.
 
         Refuses any other tensor that needs a gradient: that would be lost without a word. Done on every pass, since
         a block may take another branch.
         """
-        edges = (call.state, *(edge for _, edge in call.inputs))
-        graph = walk([out], {edge.node for edge in edges if edge is not None})
-        numbers = call.recording.numbers
+        edges = {(e.node, e.output_nr) for e in own if e is not None}
+        graph = walk([out], {node for node, _ in edges})
+        numbers = recording.numbers
         strange = [f"a tensor of shape {tuple(leaf.shape)}" for leaf in graph.leaves if id(leaf) not in numbers]
-        strange += ["another state" for node in graph.nodes if isinstance(node, _own_nodes)]
+        if not graph.stops <= edges or not graph.kinds.isdisjoint(BORDERS):
+            strange.append("another state")
         if strange:
             raise ChainError(
                 f"{self.path} uses {strange[0]} that needs a gradient and is neither an argument of its call nor a "
                 "parameter that the chain's blocks had when the engine was attached. Pass it as an argument, or "
                 "register it on the block and then attach."
             )
-        return bool(graph.stops), may_write(graph.nodes), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
+        return bool(graph.stops), may_write(graph.kinds), {numbers[id(leaf)]: leaf for leaf in graph.leaves}
 
 
 def _refuse_hooks(state: Tensor | None, path: str) -> None:
@@ -376,11 +379,6 @@ def _refuse_changed(link: Link) -> None:
             "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
             "(y = y + x, not y += x)."
         )
-
-
-_start_node: Any = _Start._backward_cls
-_exit_node: Any = _Exit._backward_cls
-_own_nodes: Any = (_Start._backward_cls, _Entry._backward_cls, _Exit._backward_cls)
 
 
 def _keep_graph() -> bool:

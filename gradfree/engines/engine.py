@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ class Engine(ABC):
     Raises:
         TypeError: an unknown option; the message names the known ones.
     """
+
+    worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    """Options that ``gradfree advise`` tries on a model that nothing is known of."""
 
     def __new__(cls, *args: Any, **options: Any) -> Engine:
         """Refuse options that the engine does not have."""

@@ -32,6 +32,8 @@ class RecordedLayers(RecordedChain):
 class LayerRecording(Recording):
     """A pass through a chain of layers; for an engine that streams, its activations are not stored."""
 
+    ahead = False
+
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         super().__init__(chain, parameters, inputs)
         self.initial = state.detach()

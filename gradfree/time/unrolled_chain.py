@@ -73,7 +73,7 @@ class UnrolledChain(TimeChain):
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it on the cell."
             )
-        self._writes = may_write(graph.nodes)
+        self._writes = may_write(graph.kinds)
 
     @property
     def diagonal(self) -> Sequence[Factor]:

@@ -5,46 +5,53 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
+
+_LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+"""The class of nodes that stand for leaf tensors."""
 
 
 class Reached(NamedTuple):
     """What a graph consists of.
 
     Attributes:
-        stops: the nodes at which the walk was told to stop.
+        stops: the nodes at which the walk was told to stop, and by which of their outputs it came there.
         leaves: the leaf tensors that need a gradient.
         nodes: all others.
+        kinds: the classes of those.
     """
 
-    stops: set[Node]
+    stops: set[tuple[Node, int]]
     leaves: list[Tensor]
     nodes: set[Node]
+    kinds: set[type]
 
 
 def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
     """Return everything that ``outputs`` were computed from, up to ``stops``."""
     outputs = list(outputs)
-    reached = Reached(set(), [out for out in outputs if out.is_leaf and out.requires_grad], set())
-    stack: list[Any] = [out.grad_fn for out in outputs]
+    leaves = [out for out in outputs if out.is_leaf and out.requires_grad]
+    nodes: set[Any] = set()
     seen: set[Any] = {None}
+    stopped: set[tuple[Any, int]] = set()
+    stack: list[Any] = [(out.grad_fn, out.output_nr) for out in outputs]
     while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+        node, index = stack.pop()
         if node in stops:
-            reached.stops.add(node)
-        elif node.name() == "torch::autograd::AccumulateGrad":
-            reached.leaves.append(node.variable)
-        else:
-            reached.nodes.add(node)
-            stack.extend(n for n, _ in node.next_functions)
-    return reached
+            stopped.add((node, index))
+        elif node not in seen:
+            seen.add(node)
+            if type(node) is _LEAF:
+                leaves.append(node.variable)
+            else:
+                nodes.add(node)
+                stack.extend(node.next_functions)
+    return Reached(stopped, leaves, nodes, set(map(type, nodes)))
 
 
-def may_write(nodes: Iterable[Node]) -> bool:
-    """Tell whether a custom function is among ``nodes``: it may change the cotangent that it is given in place."""
-    return any(isinstance(node, BackwardCFunction) for node in nodes)
+def may_write(kinds: Iterable[type]) -> bool:
+    """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
+    return any(issubclass(kind, BackwardCFunction) for kind in kinds)

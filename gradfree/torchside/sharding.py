@@ -47,8 +47,11 @@ def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    if not any(issubclass(kind, kinds) for kind in set(map(type, inside.values()))):
+        return
     for path, module in inside.items():
-        if isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)):
+        if isinstance(module, kinds):
             yield (
                 f"{path} is sharded by FSDP and lies inside a chain: its parameters would get no gradient. Shard the "
                 "chain as a whole, or the model: fully_shard(model)."
