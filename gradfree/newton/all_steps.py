@@ -76,7 +76,8 @@ class _Closed(AllSteps):
     def __init__(self, recurrence: Recurrence, jacobian: str):
         super().__init__(recurrence, jacobian)
         w_ih, self.weight, *biases = recurrence.weights
-        b_ih, self.bias = (biases[0], biases[1]) if biases else (None, None)
+        b_ih, b_hh = biases or (None, None)
+        self.bias: Tensor | None = b_hh
         self.p = F.linear(self.x, w_ih, b_ih)
 
     def base(self, guess: Guess, after: Guess) -> Guess:
@@ -89,9 +90,9 @@ class _Closed(AllSteps):
         (before, *_) = self.before(guess)
         if self.recurrence.mode == "LSTM":
             lstm = lstm_gates(self.p + F.linear(before, self.weight, self.bias), self.first[1])
-            after = lstm.output * lstm.tanh_c, lstm.c
+            links = None if self.jacobian == "gate" else self._links(LinearisedLSTM(lstm, self.first[1]))
             # The gates carry what c is off by alone, which is nothing.
-            return after, None if self.jacobian == "gate" else self._links(LinearisedLSTM(lstm, self.first[1]))
+            return (lstm.output * lstm.tanh_c, lstm.c), links
         if self.jacobian == "dense":
             h, cell = self._linearised(self.p, before)
             return (h,), self._links(cell)
