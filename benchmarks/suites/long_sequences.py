@@ -124,8 +124,10 @@ _GPU_LAYERS = tuple(
 )
 _SHORTER = tuple(layer for layer in _GPU_LAYERS if layer.steps < 65536)
 
+_GPU_ROWS = (*_LAYER_ROWS, Row("newton", "newton", {}))
+
 GPU_TIME: Suite = (
-    LongLayerTimings(_SHORTER, _LAYER_ROWS, threads=1, compiled_up_to=1024),
+    LongLayerTimings(_SHORTER, _GPU_ROWS, threads=1, compiled_up_to=1024),
     # Without what goes through its steps in Python: a minute a case, and linear in them.
-    LongLayerTimings(_GPU_LAYERS[len(_SHORTER) :], _LAYER_ROWS[1:], threads=1),
+    LongLayerTimings(_GPU_LAYERS[len(_SHORTER) :], _GPU_ROWS[1:], threads=1),
 )
