@@ -105,7 +105,7 @@ _TEXT = Comparison(TINYSHAKESPEARE_LONG, _ROWS)
 LONG_SEQUENCES: Suite = (
     LongLayerTimings(_LAYERS, _LAYER_ROWS, threads=1),
     LongLayerTimings(_LAYERS[:6], _LAYER_ROWS, threads=2),
-    Courses((replace(TINYSHAKESPEARE_LONG, steps=80),), _ROWS, threads=1),
+    Courses((replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
     Courses((ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
     _TEXT,
     TimeToTarget(_TEXT, 9.0),
