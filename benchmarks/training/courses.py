@@ -27,7 +27,7 @@ _CUT = "passes in segments"
 _FIGURES = (FORWARD_SWEEPS, SWEEPS, SEQUENTIAL)
 
 
-class Trainer:
+class CourseRun:
     """A model in training from its first step on, a batch a call."""
 
     def __init__(self, case: Course, row: Row):
@@ -57,7 +57,7 @@ class Trainer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course(Timing[Trainer]):
+class Course(Timing[CourseRun]):
     """Time of a whole training run of every row, some steps of each in turns."""
 
     kind: ClassVar[str] = "course"
@@ -69,16 +69,16 @@ class Course(Timing[Trainer]):
         """The task."""
         return self.task.name
 
-    def steps(self) -> Mapping[str, Callable[[], Trainer]]:
+    def steps(self) -> Mapping[str, Callable[[], CourseRun]]:
         """Return what builds a model in training with each row's engine."""
-        return {row.label: partial(Trainer, self, row) for row in self.rows}
+        return {row.label: partial(CourseRun, self, row) for row in self.rows}
 
-    def _started(self) -> tuple[dict[str, Trainer], Errors]:
+    def _started(self) -> tuple[dict[str, CourseRun], Errors]:
         """Return the runs from their first step, on a warm machine."""
         warm, errors = super()._started()
         return {label: build() for label, build in self.steps().items() if label in warm}, errors
 
-    def turn(self, step: Trainer) -> Turn:
+    def turn(self, step: CourseRun) -> Turn:
         """Take a turn's share of the steps; return the mean."""
         count = self.task.steps // self.rounds
         start = now(self.device)
@@ -86,7 +86,7 @@ class Course(Timing[Trainer]):
             step()
         return ((now(self.device) - start) / count,)
 
-    def costs(self, step: Trainer, turns: Sequence[Turn]) -> dict[str, Any]:
+    def costs(self, step: CourseRun, turns: Sequence[Turn]) -> dict[str, Any]:
         """Return the time of all steps, the mean losses of each turn, and the means of what the engine told."""
         told = {name: [float(value) for value in values] for name, values in step.told.items()}
         losses, count = told.pop("loss"), self.task.steps // self.rounds
