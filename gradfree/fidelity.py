@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.depth.borders import refuse_entries
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
@@ -30,9 +29,9 @@ class Agreement:
     and a norm ratio of 1/T.
 
     Attributes:
-        cosine: g · g* / (|g| |g*|); NaN if one of them is zero.
-        norm_ratio: |g| / |g*|; NaN or inf if g* is zero.
-        relative_error: |g - g*| / |g*|; NaN or inf if g* is zero.
+        cosine: g · g* / (‖g‖ ‖g*‖); NaN if one of them is zero.
+        norm_ratio: ‖g‖ / ‖g*‖; NaN or inf if g* is zero.
+        relative_error: ‖g - g*‖ / ‖g*‖; NaN or inf if g* is zero.
     """
 
     cosine: float
@@ -96,7 +95,6 @@ def gradient_fidelity(
     def gradients() -> tuple[Tensor | None, ...]:
         with _unchanged(model, inputs), torch.enable_grad():
             loss = loss_of()
-            refuse_entries(loss)
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
@@ -125,7 +123,6 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         ValueError: the model has no trainable parameter.
     """
     trained = _trained(model)
-    refuse_entries(loss)
 
     def gradients() -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)

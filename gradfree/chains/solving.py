@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
@@ -27,12 +27,25 @@ class Attachment:
         memory: what is kept of the chain from pass to pass.
         lean: whether nothing of a forward pass is kept but the states.
         exactly: whether backpropagation solves the chain in the engine's place.
+
+    Args:
+        engine: likewise.
+        path: likewise.
+        solved: likewise.
+        lean: likewise.
+        outside: the model's modules that lie in no chain, whose parameters blocks may use all the same.
     """
 
-    def __init__(self, engine: Solver, path: str, solved: set[str], lean: bool):
+    def __init__(self, engine: Solver, path: str, solved: set[str], lean: bool, outside: Sequence[nn.Module] = ()):
         self.engine, self.path, self.solved, self.lean = engine, path, solved, lean
+        self._outside = outside
         self.memory = Memory()
         self.exactly = False
+
+    def around(self) -> Iterator[Tensor]:
+        """Yield the parameters that the model has outside of its chains."""
+        for module in self._outside:
+            yield from (p for p in module._parameters.values() if p is not None)
 
     def solve(self, chain: Chain, direct: Any, name: str | None = None) -> ChainGradients:
         """Return the gradients of ``chain``: the engine's, or backpropagation's.
@@ -60,8 +73,8 @@ def engine_figures() -> Iterator[Figures]:
     as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
     would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
     changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal;
-    "mismatch" at the borders of segments, and "sequential", whether they were given up, of both passes ("forward
-    mismatch").
+    "mismatch" at the borders of segments or behind Newton's sweeps, and "sequential", whether they were given up, of
+    both passes ("forward mismatch").
 
     Yields:
         The figures of each chain's last pass, single numbers on their devices: filled by the backward passes, by module

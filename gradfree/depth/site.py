@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from gradfree.chains.refusals import attached, hooked
 from gradfree.chains.site import Site, enclosing
 from gradfree.chains.solving import Attachment
-from gradfree.depth.recording import BlockRecorder, RecordedChain
+from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.torchside.sharding import own_class, sharded
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)

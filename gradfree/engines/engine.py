@@ -178,7 +178,10 @@ class Engine(ABC):
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.
             torch.compiler.reset()
-        on = {path: Attachment(self, path, site.solved, lean) for path, site in report.chains.items()}
+        blocks = (block for site in report.chains.values() for block in site.blocks.values())
+        inside = {module for block in blocks for module in block.modules()}
+        outside = [module for module in model.modules() if module not in inside]
+        on = {path: Attachment(self, path, site.solved, lean, outside) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
