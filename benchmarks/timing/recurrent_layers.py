@@ -55,7 +55,7 @@ class RecurrentLayer:
         return ", ".join([f"{self.cell} ({self.batch}, {self.steps}, {self.units})", *filter(None, others)])
 
 
-class Pass:
+class LayerPass:
     """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
 
     def __init__(
@@ -102,7 +102,7 @@ class LayerCase(Timing[Step]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTiming(LayerCase[Pass]):
+class LayerTiming(LayerCase[LayerPass]):
     """Time and peak memory of a layer's forward and backward pass: plain, as a loop over cells, by engine.
 
     A GRU is also run with the first engine in its lean form; other layers have no other form.
@@ -110,15 +110,15 @@ class LayerTiming(LayerCase[Pass]):
 
     kind: ClassVar[str] = "layer"
 
-    def steps(self) -> Mapping[str, Callable[[], Pass]]:
+    def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
-        passes = {PLAIN: partial(Pass, self), _LOOP: partial(Pass, self, loop=CellLoop)}
-        passes |= {row.label: partial(Pass, self, row) for row in self.rows}
+        passes = {PLAIN: partial(LayerPass, self), _LOOP: partial(LayerPass, self, loop=CellLoop)}
+        passes |= {row.label: partial(LayerPass, self, row) for row in self.rows}
         if self.layer.cell == "GRU":
-            passes[_lean(self.rows)] = partial(Pass, self, self.rows[0], lean=True)
+            passes[_lean(self.rows)] = partial(LayerPass, self, self.rows[0], lean=True)
         return passes
 
-    def costs(self, step: Pass, turns: Sequence[Turn]) -> dict[str, Any]:
+    def costs(self, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
         """Return the peak memory in bytes."""
         return {"peak_memory": peak_memory(step, self.device)}
 
@@ -223,18 +223,22 @@ class LongLayerTiming(LayerTiming):
     rounds: ClassVar[int] = 5
     compiled: bool = False
 
-    def steps(self) -> Mapping[str, Callable[[], Pass]]:
+    def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
-        loops = {COMPILED: partial(Pass, self, loop=partial(CellLoop, compiled=True))} if self.compiled else {}
-        return {PLAIN: partial(Pass, self), **loops, **{row.label: partial(Pass, self, row) for row in self.rows}}
+        loops = {COMPILED: partial(LayerPass, self, loop=partial(CellLoop, compiled=True))} if self.compiled else {}
+        return {
+            PLAIN: partial(LayerPass, self),
+            **loops,
+            **{row.label: partial(LayerPass, self, row) for row in self.rows},
+        }
 
-    def turn(self, step: Pass) -> Turn:
+    def turn(self, step: LayerPass) -> Turn:
         """Take a step; return how long it took."""
         start = now(self.device)
         step()
         return (now(self.device) - start,)
 
-    def costs(self, step: Pass, turns: Sequence[Turn]) -> dict[str, Any]:
+    def costs(self, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
         """Return the peak memory in bytes, and what the engine tells of a pass."""
         with engine_figures() as figures:
             step()

@@ -6,7 +6,7 @@ from report_records import section_of
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import measure
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, Pass, RecurrentLayer
+from gradfree.benchmarks.timing.recurrent_layers import LayerPass, LongLayerTimings, RecurrentLayer
 
 ROWS = (Row("backprop", "backprop", {}), Row("shooting", "shooting", {"segments": 4, "max_sweeps": 3}))
 LAYERS = (
@@ -33,7 +33,7 @@ def test_a_report_tells_times_and_sweeps():
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_pass_is_of_the_layers_precision_and_layout(layer):
     (case,) = LongLayerTimings((layer,), ROWS).timing("cpu")
-    step = Pass(case, ROWS[0])
+    step = LayerPass(case, ROWS[0])
     assert str(step.run().dtype) == f"torch.{layer.dtype}"
     assert step.module.batch_first == layer.batch_first
     assert step.x.shape[not layer.batch_first] == layer.batch
