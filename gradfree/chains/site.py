@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol
 
 from torch import nn
@@ -84,6 +84,16 @@ class Site(ABC):
     @abstractmethod
     def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether an engine is on ``module``, as such a chain or as a block of one."""
+
+    @classmethod
+    def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return modules inside an evident ``module`` to look for chains in instead, by their paths in it."""
+        return {}
+
+    @classmethod
+    def of_row(cls, modules: Mapping[str, nn.Module]) -> Site | None:
+        """Return the chain of some modules of a model, by path; ``None`` if this kind is of single modules."""
+        return None
 
     def __init__(self, path: str, module: nn.Module):
         """Describe ``module`` as a chain; changes nothing."""

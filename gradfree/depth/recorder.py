@@ -62,7 +62,7 @@ class RecordedChain:
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on the blocks; return their handles."""
         handles = []
-        for path, block in self.blocks.items():
+        for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))

@@ -20,7 +20,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.engines.discovery import compiled_around_blocks, validate
+from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
@@ -97,14 +97,14 @@ class Engine(ABC):
         the device.
         """
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+    def validate(self, model: nn.Module, chains: Chains | None = None) -> Report:
         """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
         Args:
             model: any module.
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
-                layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
-                the container if only one looks like a chain.
+                layers, or whatever :func:`gradfree.register_chain` has made known; or a list of paths for a chain of
+                these modules, in this order. By default all recurrent layers and all containers that look like chains.
 
         Raises:
             TypeError: ``model`` is no module.
@@ -157,7 +157,7 @@ class Engine(ABC):
         """
         return None
 
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
+    def attach(self, model: nn.Module, chains: Chains | None = None, *, lean: bool = False) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
 
         Use the handle as a context manager or call its ``detach()``.
