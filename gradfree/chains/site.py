@@ -31,6 +31,7 @@ class Site(ABC):
         blocks: the modules whose parameters the chain trains, by module path.
         inside: everything in the container or layer that takes part in the chain, by module path.
         solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
+        declared: the residual path that the user has declared, a multiple of the identity; ``None``: it is read.
         splits: why blocks did not go on the chain of the block before them, in any forward pass so far, by their paths.
     """
 
@@ -55,6 +56,7 @@ class Site(ABC):
     inside: dict[str, nn.Module]
     solved: set[str]
     splits: dict[str, str]
+    declared: float | None
 
     @property
     def has_residual(self) -> bool:
@@ -101,6 +103,7 @@ class Site(ABC):
         self.blocks = {path: module}
         self.solved = set()
         self.splits = {}
+        self.declared = None
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     @abstractmethod

@@ -53,6 +53,7 @@ class RecordedChain:
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
+        self.declared = site.declared
         self.mixing = Mixing()
         modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
         # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.

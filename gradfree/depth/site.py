@@ -95,7 +95,7 @@ class Container(Blocks):
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Tell whether it holds two or more composite blocks and every class of them more than once, in a known order."""
+        """Tell whether it holds two or more composite blocks in a row, every class of them more than once."""
         blocks = list(module.children())
         classes = Counter(map(own_class, blocks))
         row = cls.accepts(module) and not isinstance(module, nn.ModuleDict)

@@ -111,7 +111,7 @@ def test_blocks_that_are_attributes_are_named_in_a_list():
     handle = assert_exact(model, [["b1", "b2", "b3"], "others"])
     assert list(handle.chains) == ["others", "b1, b2, b3"]
     assert not handle.chains["b1, b2, b3"].splits
-    with pytest.raises(ChainError, match=r"no module 'b7'\. Did you mean 'b1'"):
+    with pytest.raises(ChainError, match=r"no module .b7."):
         ENGINE.attach(model, [["b1", "b7"]])
     with pytest.raises(ChainError, match="share a"):
         ENGINE.attach(model, [["b1", "others.0"], "others"])
