@@ -30,9 +30,9 @@ class Agreement:
     and a norm ratio of 1/T.
 
     Attributes:
-        cosine: g · g* / (|g| |g*|); NaN if one of them is zero.
-        norm_ratio: |g| / |g*|; NaN or inf if g* is zero.
-        relative_error: |g - g*| / |g*|; NaN or inf if g* is zero.
+        cosine: g · g* / (‖g‖ ‖g*‖); NaN if one of them is zero.
+        norm_ratio: ‖g‖ / ‖g*‖; NaN or inf if g* is zero.
+        relative_error: ‖g - g*‖ / ‖g*‖; NaN or inf if g* is zero.
     """
 
     cosine: float
