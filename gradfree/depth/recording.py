@@ -219,7 +219,6 @@ class Recording:
         total = ChainGradients(None, [None] * len(self.inputs), [None] * len(self.parameters))
         if aside:
             total = pull_aside(self.links, self.parameters, aside, direct, total)
-            self.chain.attachment.solved.update(self.links[i].path for i, _ in aside)
         for (_, index, number), cotangent in inside:
             total = add_inside(direct, total, index, number, cotangent)
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Factor, is_number
-from gradfree.torchside.layouts import Layout, moved
+from gradfree.algebra.layouts import Layout
 
 
 def _relu_mask(node: Any) -> list[Factor]:
@@ -137,7 +137,7 @@ def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: 
                 factor = _factor(before, n, layout, state, known)
                 total = _sum(total, 0.0 if is_number(factor, 0.0) else _product_of(layout.lift(local), factor))
         return total
-    parts: Sequence[Layout | None] = moved(node, slot, layout)
+    parts: Sequence[Layout | None] = _moved(node, slot, layout)
     for part, (before, n) in zip(parts, node.next_functions, strict=False):
         if part is not None:
             total = _sum(total, _factor(before, n, part, state, known))
@@ -155,3 +155,50 @@ def _product_of(a: Factor, b: Factor) -> Factor:
     if is_number(a, 1.0) or is_number(b, 1.0):
         return b if is_number(a, 1.0) else a
     return a * b
+
+
+_RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1")
+
+
+def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
+    """Return the layouts of the inputs of an operation that only moves elements; nothing for any other."""
+    name = node.name()
+    if name in (
+        "ViewBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward0",
+    ):
+        before, after = list(node._saved_self_sym_sizes), layout.places.shape
+        return [layout.viewed(lambda t: t.view(before), lambda t: t.reshape(after))]
+    if name == "UnsqueezeBackward0":
+        dim = _dim(node._saved_dim, layout.places.dim())
+        return [layout.viewed(lambda t: t.squeeze(dim), lambda t: t.unsqueeze(dim))]
+    if name == "TransposeBackward0":
+        dims = [_dim(d, layout.places.dim()) for d in (node._saved_dim0, node._saved_dim1)]
+        return [layout.viewed(lambda t: t.transpose(*dims), lambda t: t.transpose(*dims))]
+    if name == "PermuteBackward0":
+        order = [_dim(d, layout.places.dim()) for d in node._saved_dims]
+        undone = [order.index(d) for d in range(len(order))]
+        return [layout.viewed(lambda t: t.permute(undone), lambda t: t.permute(order))]
+    if name == "CatBackward0":
+        return _parts(node, layout)
+    if name == "SplitBackward0" and layout.chosen is None:
+        dim, size = _dim(node._saved_dim, layout.places.dim()), node._saved_split_size
+        chosen = (dim, slot * size, layout.places.shape[dim])
+        return [Layout(layout.places, layout.whole, layout.back, chosen)]
+    return []
+
+
+def _parts(node: Any, layout: Layout) -> Sequence[Layout | None]:
+    """Return the layouts of what was put together, if all of it has a size that is known: parts of one size."""
+    dim, count = _dim(node._saved_dim, layout.places.dim()), len(node.next_functions)
+    length, rest = divmod(layout.places.shape[dim], count)
+    return [] if rest else [layout.part(dim, n * length, length) for n in range(count)]
+
+
+def _dim(number: int, dims: int) -> int:
+    # Autograd keeps what is counted from the end as an unsigned number.
+    number = number if number < 2**63 else number - 2**64
+    return number % dims
