@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,12 +98,12 @@ def timm_models() -> list[Architecture]:
         return model
 
     return [
-        *(_architecture("timm", name, lambda name=name: made(name, False), 32) for name in _TIMM),
+        *(_architecture("timm", name, partial(made, name, False), 32) for name in _TIMM),
         _architecture(
-            "timm", "VisionTransformer, checkpoints", lambda: made("VisionTransformer", True), 32, quick=True
+            "timm", "VisionTransformer, checkpoints", partial(made, "VisionTransformer", True), 32, quick=True
         ),
         *(
-            _architecture("timm", name, lambda name=name: timm.create_model(name, num_classes=5), size)
+            _architecture("timm", name, partial(timm.create_model, name, num_classes=5), size)
             for name, size in _TIMM_NAMES.items()
         ),
     ]
@@ -121,7 +122,7 @@ def torchvision_models() -> list[Architecture]:
     vit = {"image_size": 32, "patch_size": 8, "num_layers": 4, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64}
     return [
         *(
-            _architecture("torchvision", n, lambda n=n: made(n), sizes.get(n, 64), chains=c, quick=n == "resnet18")
+            _architecture("torchvision", n, partial(made, n), sizes.get(n, 64), chains=c, quick=n == "resnet18")
             for n, c in _TORCHVISION.items()
         ),
         _architecture("torchvision", "VisionTransformer", lambda: models.VisionTransformer(**vit, num_classes=5), 32),

@@ -255,6 +255,6 @@ def transformers_models() -> list[Architecture]:
     return [
         *(_architecture(*row, quick=True) for row in _QUICK),
         *(_architecture(*row) for row in _ROWS),
-        *(_architecture(model, config, _words, *rest) for model, config, *rest in _PREPARED),
+        *(_architecture(m, config, _words, options, how, more) for m, config, options, how, more in _PREPARED),
         _architecture("AlbertForMaskedLM", "Albert", _masked, _BERT | {"embedding_size": 16}, chains=[albert]),
     ]
