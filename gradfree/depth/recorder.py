@@ -53,6 +53,7 @@ class RecordedChain:
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
+        self.declared = site.declared
         self.mixing = Mixing()
         modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
         # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
@@ -62,7 +63,7 @@ class RecordedChain:
     def record(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on the blocks; return their handles."""
         handles = []
-        for path, block in self.blocks.items():
+        for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))

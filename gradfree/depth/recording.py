@@ -34,6 +34,7 @@ class Attached(Protocol):
     attachment: Attachment
     mixing: Mixing
     blocks: dict[str, nn.Module]
+    declared: float | None
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of its blocks that need a gradient."""
@@ -271,7 +272,8 @@ class Recording:
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
-        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
+        declared = self.chain.declared
+        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing, declared)
 
 
 def has_hooks(state: Tensor) -> bool:
