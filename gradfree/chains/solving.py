@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -26,11 +26,14 @@ class Attachment:
         solved: the paths of the blocks that it has computed gradients of: the chain's own set.
         memory: what is kept of the chain from pass to pass.
         lean: whether nothing of a forward pass is kept but the states.
+        batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
     """
 
-    def __init__(self, engine: Solver, path: str, solved: set[str], lean: bool):
-        self.engine, self.path, self.solved, self.lean = engine, path, solved, lean
+    def __init__(
+        self, engine: Solver, path: str, solved: set[str], lean: bool = False, batched: Literal["auto"] | bool = False
+    ):
+        self.engine, self.path, self.solved, self.lean, self.batched = engine, path, solved, lean, batched
         self.memory = Memory()
         self.exactly = False
 

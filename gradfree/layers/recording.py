@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
+from gradfree.depth.block_recorder import BlockRecorder
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
-from gradfree.depth.recording import BlockRecorder, RecordedChain, Recording
+from gradfree.depth.recording import RecordedChain, Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.roles import Role, role_of

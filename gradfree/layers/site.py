@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
+from gradfree.chains.site import Removable
 from gradfree.chains.solving import Attachment
+from gradfree.depth.block_recorder import record
 from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
@@ -41,9 +42,14 @@ class Layered(Container):
                     "layer of your own by gradfree.register_layer."
                 )
 
-    def record(self, attachment: Attachment) -> list[RemovableHandle]:
+    @property
+    def can_be_batched(self) -> bool:
+        """Never: engines for layers pull nothing through them."""
+        return False
+
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Put the recording hooks on the layers."""
-        return RecordedLayers(attachment, self).record()
+        return record(RecordedLayers(attachment, self))
 
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())
