@@ -11,7 +11,7 @@ OUT ?= results/gpu
 LACKING ?= datasets dill docstring_parser jsonargparse multiprocess orthogonium typeshed_client
 MANYLINUX := 2_28 2_27 2_17 2014 1
 
-.PHONY: help demo test gpu wheels lint types layout wheel-test format clean
+.PHONY: help demo test docs gpu wheels lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on r
 
 test: $(READY)  ## Set up and run all tests but the installations
 	$(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging
+
+docs: $(READY)  ## Build the documentation site, build/docs/index.html; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
 	$(BIN)/pytest -m slow tests/packaging

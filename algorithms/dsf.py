@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class DSF(SweepEngine):
         iterations: sweeps that refine the result as in Highway-BP; 0 is the paper's algorithm.
     """
 
+    worth_trying: ClassVar = ({"feedback": "linspace"}, {"feedback": "gate"})
     feedback: str | float | Sequence[float] | Tensor = "linspace"
     iterations: int = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +125,7 @@ class FOTON(OrthogonalEngine):
         perturbation: likewise.
     """
 
+    worth_trying: ClassVar = ({}, {"streaming": True})
     refresh_feedback_every: int = 1
     streaming: bool = False
     perturbation: str = "difference"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gradfree.chains.chain import Chain
 from gradfree.engines.sweeps import IteratedEngine
@@ -32,6 +32,7 @@ class HighwayBP(IteratedEngine):
             has the diagonal, which sends nothing from h to c: at k = 0 a loss on h then trains no memory.
     """
 
+    worth_trying: ClassVar = ({"iterations": 0}, {"iterations": 1}, {"iterations": 2}, {"iterations": 4})
     gamma: float = 0.0
     block: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gradfree.chains.chain import Chain
 from gradfree.engines.options import check_count
@@ -21,6 +21,7 @@ class Truncated(SweepEngine):
         window: how many links a cotangent crosses, the one whose parameters it trains included.
     """
 
+    worth_trying: ClassVar = ({"window": 2}, {"window": 8})
     window: int = 1
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
@@ -47,5 +48,12 @@ def entry_points(group: str) -> list[EntryPoint]:
     """Return the checkout's own entry points of ``group``; none where gradfree is installed."""
     if not IS_CHECKOUT:
         return []
+    return [EntryPoint(name, value, group) for name, value in _declared().get(group, {}).items()]
+
+
+@cache
+def _declared() -> dict[str, dict[str, str]]:
+    """Return the entry points in pyproject.toml by group."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [EntryPoint(name, value, group) for name, value in project["entry-points"].get(group, {}).items()]
+    found: dict[str, dict[str, str]] = project["entry-points"]
+    return found

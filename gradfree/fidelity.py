@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.depth.borders import refuse_entries
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
@@ -30,9 +29,9 @@ class Agreement:
     and a norm ratio of 1/T.
 
     Attributes:
-        cosine: g · g* / (|g| |g*|); NaN if one of them is zero.
-        norm_ratio: |g| / |g*|; NaN or inf if g* is zero.
-        relative_error: |g - g*| / |g*|; NaN or inf if g* is zero.
+        cosine: g · g* / (‖g‖ ‖g*‖); NaN if one of them is zero.
+        norm_ratio: ‖g‖ / ‖g*‖; NaN or inf if g* is zero.
+        relative_error: ‖g - g*‖ / ‖g*‖; NaN or inf if g* is zero.
     """
 
     cosine: float
@@ -68,7 +67,7 @@ def gradient_fidelity(
     engine: Engine,
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
-    batch: Sequence[Any],
+    batch: Sequence[Any] | Mapping[str, Any],
     chains: Sequence[str] | None = None,
 ) -> Fidelity:
     """Compare the engine's gradients with exact backpropagation's, and leave no trace.
@@ -80,25 +79,22 @@ def gradient_fidelity(
     Args:
         engine: what to judge. Must not be attached to the model at the moment.
         model: in the mode (train or eval) to judge it in.
-        loss_fn: called as ``loss_fn(model(*inputs), target)``; returns a scalar.
-        batch: ``(*inputs, target)``.
+        loss_fn: called as ``loss_fn(model(*inputs), target)``, or as ``loss_fn(model(**batch))``; returns a scalar.
+        batch: ``(*inputs, target)``, or a mapping of the model's keyword arguments.
         chains: as in :meth:`gradfree.Engine.attach`.
 
     Raises:
         ChainError: the engine cannot be attached, the model's pass breaks its rules or goes past the engine's hooks,
             or FSDP has sharded it.
         ValueError: the model has no trainable parameter.
-        TypeError: ``batch`` is no sequence; a tensor, say.
+        TypeError: ``batch`` is neither; a tensor, say.
     """
-    if not isinstance(batch, Sequence):
-        raise TypeError(f"batch must be a tuple, (*inputs, target), not {one(type(batch).__name__)}.")
-    *inputs, target = batch
     trained = _trained(model)
+    loss_of, inputs = _loss_of(model, loss_fn, batch)
 
     def gradients() -> tuple[Tensor | None, ...]:
         with _unchanged(model, inputs), torch.enable_grad():
-            loss = loss_fn(model(*inputs), target)
-            refuse_entries(loss)
+            loss = loss_of()
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
@@ -127,7 +123,6 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         ValueError: the model has no trainable parameter.
     """
     trained = _trained(model)
-    refuse_entries(loss)
 
     def gradients() -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
@@ -139,6 +134,21 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     with handle.exactly():
         exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
+
+
+def _loss_of(
+    model: nn.Module, loss_fn: Callable[..., Tensor], batch: Sequence[Any] | Mapping[str, Any]
+) -> tuple[Callable[[], Tensor], Sequence[Any]]:
+    """Return what computes the loss, and the model's inputs."""
+    if isinstance(batch, Mapping):
+        return lambda: loss_fn(model(**batch)), list(batch.values())
+    if not isinstance(batch, Sequence):
+        raise TypeError(
+            "batch must be a tuple, (*inputs, target), or a mapping of keyword arguments, not "
+            f"{one(type(batch).__name__)}."
+        )
+    *inputs, target = batch
+    return lambda: loss_fn(model(*inputs), target), inputs
 
 
 def _refuse_bypassed(

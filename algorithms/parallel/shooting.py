@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ class Shooting(Engine):
             than the sequential call.
     """
 
+    worth_trying: ClassVar = ({}, {"tolerance": 1e-3})
     segments: int | str = "auto"
     tolerance: float | None = None
     burn: int | str = "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -100,25 +101,42 @@ def report(suite: str = "quick", out: Path | None = None) -> None:
     _extra("bench.session").report(suite, out)
 
 
-def check(
+def advise(
     model: str,
     data: str | None = None,
     loss: str | None = None,
     chains: Paths = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    budget: str = "60s",
+    train: str = "0s",
+    out: Path | None = None,
 ) -> None:
-    """Tell for every engine whether it can train a model of yours, how good its gradients are and what a step costs.
+    """Tell which engine to take for a model of yours: what a step costs with each, and how good its gradients are.
 
     Args:
         model: module:function, which builds it.
-        data: module:function, which returns batches of inputs and targets, as for `gradfree bench run`. The function
-            "loader" of the model's module if not given.
-        loss: module:function, called with outputs and targets. If not given, cross-entropy for targets of whole numbers
-            and the squared error for others.
+        data: module:function, which returns batches, taken as they are: inputs and a target, or mappings of the model's
+            keyword arguments. The function "loader" of the model's module if not given.
+        loss: module:function, called with outputs and targets. If not given, the outputs' own, else cross-entropy for
+            targets of whole numbers and the squared error for others.
         chains: module paths of the chains, separated by commas, if they cannot be found without help.
         device: where to measure.
+        budget: how long to measure, about: 90s, 2m.
+        train: how long to let the fastest engines train beside backprop, in all; one seed, AdamW.
+        out: folder for advice.json and a report; none if not given.
     """
-    _extra("bench.checking").check(model, data, loss, chains, device)
+    times = {option: _seconds(option, given) for option, given in (("budget", budget), ("train", train))}
+    if not times["budget"]:
+        raise UsageError("--budget must be above 0 s.")
+    _extra("advice.advising").run(model, data, loss, chains, device, **times, out=out)
+
+
+def _seconds(option: str, given: str) -> float:
+    """Return the seconds that words like 90s and 2m mean."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", given.strip())
+    if found is None:
+        raise UsageError(f"--{option} takes a time like 90s or 2m, not {given!r}.")
+    return float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def compare(a: Path, b: Path) -> None:

@@ -102,7 +102,7 @@ class Timing(Case, Generic[Step]):
         errors: dict[str, TracebackException] = {}
         for label, build in self.steps().items():
             # Without the baseline nothing can be told of the others.
-            with _noted(errors, label) if steps else nullcontext():
+            with noted(errors, label, TracebackException.from_exception) if steps else nullcontext():
                 step = build()
                 self.turn(step)
                 steps[label] = step
@@ -131,12 +131,12 @@ class Speed(Timing[Trainee]):
 
 
 @contextmanager
-def _noted(errors: dict[str, TracebackException], label: str) -> Iterator[None]:
+def noted(errors: dict[str, T], label: str, told: Callable[[Exception], T]) -> Iterator[None]:
+    """Go on behind an error, and keep what is ``told`` of it: the error itself would keep the memory of a step."""
     try:
         yield
     except Exception as error:
-        # Not the error itself: it would keep the step's memory.
-        errors[label] = TracebackException.from_exception(error)
+        errors[label] = told(error)
 
 
 def now(device: torch.device | str) -> float:

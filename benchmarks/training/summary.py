@@ -76,10 +76,13 @@ class Summary:
         count = int(failed["value"])
         if not count:
             return told
-        return f"{told}; failed with {count} of {count + self._runs.get(label, 0)} seeds: {failed['note']}"
+        return f"{told}; failed with {count} of {count + self._score(label).n} seeds: {failed['note']}"
 
     def _difference(self, label: str) -> Estimate:
         return self._differences.get(label, Estimate())
+
+    def _score(self, label: str) -> Estimate:
+        return self._scores.get(label, Estimate())
 
     @cached_property
     def _differences(self) -> dict[str, Estimate]:
@@ -94,14 +97,13 @@ class Summary:
         return estimates(self.facts, metric=MEMORY, unit=times(self.baseline))
 
     @cached_property
-    def _runs(self) -> dict[str, int]:
-        """The number of runs that have results, by row."""
-        return {label: told.n for label, told in estimates(self.facts, metric=scored(self.task)).items()}
+    def _scores(self) -> dict[str, Estimate]:
+        return estimates(self.facts, metric=scored(self.task))
 
     @property
     def _seeds(self) -> int:
         failed = estimates(self.facts, metric=FAILED)
-        return max(int(failed[label].value) + self._runs.get(label, 0) for label in self.rows)
+        return max(int(failed[label].value) + self._score(label).n for label in self.rows)
 
     @property
     def _title(self) -> str:
@@ -186,7 +188,7 @@ class Summary:
 
     def _is_kept(self, label: str) -> bool:
         """Tell whether a row's score is not seen to be worse, and its mean no worse than the baseline's interval is."""
-        difference, exact = self._difference(label), estimates(self.facts, metric=scored(self.task))[self.baseline]
+        difference, exact = self._difference(label), self._scores[self.baseline]
         outcome, _ = verdict.change(difference, self.higher_is_better)
         loss = -difference.value if self.higher_is_better else difference.value
         # An interval that covers 0 because it is wide is no reason to take a row.
@@ -196,7 +198,7 @@ class Summary:
         """Yield the score against the step time, and the gradients' distance in angle against any k."""
         where = f"{self.task.name}, {self.task.budget}, {self.facts['device'][0]}"
         if self._front:
-            yield self._scores(f"{where}: {self.task.score.name} against step time")
+            yield self._cost_chart(f"{where}: {self.task.score.name} against step time")
         inexact = self._inexact
         swept = inexact["k"].drop_nulls().n_unique() > 1
         if swept:
@@ -207,12 +209,12 @@ class Summary:
             engines = inexact.with_columns(label="row")
             yield Chart(f"{where}: gradients by engine", engines, Axis("engine", "names"), _DISTANCE)
 
-    def _scores(self, title: str) -> Chart:
+    def _cost_chart(self, title: str) -> Chart:
         ratio = Figure(STEP, unit=times(self.baseline))
         found = points(self.facts, ratio, Figure(scored(self.task)))
         values = found["y"].to_list()
         far = not self.higher_is_better and 0.0 < _FAR * min(values) < max(values)
-        exact = estimates(self.facts, metric=scored(self.task)).get(self.baseline, Estimate())
+        exact = self._score(self.baseline)
         return Chart(
             title,
             found.with_columns(ringed=pl.col("row").is_in(self._front)),

@@ -37,6 +37,11 @@ def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter]
 def told(site: Site, paths: Sequence[str]) -> str:
     """Say which blocks of ``site`` the model bypasses, and what to do."""
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
+    if reason := next((site.splits[path] for path in paths if path in site.splits), None):
+        return (
+            f"the engine on {site.path!r} has never run for {which}: {reason}. Their gradients are exact, but not this "
+            "engine's. Leave the chain out, chains=[...], or change that."
+        )
     return (
         f"the engine on {site.path!r} has never run for {which}, but their parameters have got gradients, which are "
         "autograd's own. The model calls block.forward(x), or layers of a block by themselves, which runs no hooks: "

@@ -31,6 +31,7 @@ class Site(ABC):
         blocks: the modules whose parameters the chain trains, by module path.
         inside: everything in the container or layer that takes part in the chain, by module path.
         solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
+        splits: why blocks did not go on the chain of the block before them, in any forward pass so far, by their paths.
     """
 
     dimension: ClassVar[Literal["depth", "time"]] = "depth"
@@ -53,6 +54,7 @@ class Site(ABC):
     blocks: dict[str, nn.Module]
     inside: dict[str, nn.Module]
     solved: set[str]
+    splits: dict[str, str]
 
     @property
     def has_residual(self) -> bool:
@@ -93,6 +95,7 @@ class Site(ABC):
         self.path = path
         self.blocks = {path: module}
         self.solved = set()
+        self.splits = {}
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     @abstractmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
@@ -28,14 +28,34 @@ class Attachment:
         lean: whether nothing of a forward pass is kept but the states.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
+
+    Args:
+        engine: likewise.
+        path: likewise.
+        solved: likewise.
+        lean: likewise.
+        batched: likewise.
+        outside: the model's modules that lie in no chain, whose parameters blocks may use all the same.
     """
 
     def __init__(
-        self, engine: Solver, path: str, solved: set[str], lean: bool = False, batched: Literal["auto"] | bool = False
+        self,
+        engine: Solver,
+        path: str,
+        solved: set[str],
+        lean: bool,
+        outside: Sequence[nn.Module] = (),
+        batched: Literal["auto"] | bool = False,
     ):
         self.engine, self.path, self.solved, self.lean, self.batched = engine, path, solved, lean, batched
+        self._outside = outside
         self.memory = Memory()
         self.exactly = False
+
+    def around(self) -> Iterator[Tensor]:
+        """Yield the parameters that the model has outside of its chains."""
+        for module in self._outside:
+            yield from (p for p in module._parameters.values() if p is not None)
 
     def solve(self, chain: Chain, direct: Any, name: str | None = None) -> ChainGradients:
         """Return the gradients of ``chain``: the engine's, or backpropagation's.

@@ -31,6 +31,9 @@ class Ran(NamedTuple):
         x: what it was given.
         tensors: its parameters and buffers in the pass.
         residual: what its residual path is known to carry.
+        root: as a :class:`Link` has it, of which there is nothing here.
+        aside: likewise.
+        in_place: likewise.
     """
 
     path: str
@@ -39,10 +42,9 @@ class Ran(NamedTuple):
     x: Tensor
     tensors: Sequence[Tensor] = ()
     residual: float = 0.0
-
-    @property
-    def root(self) -> None:
-        """The node that computed ``out``: there is none."""
+    root: None = None
+    aside: tuple[Tensor, ...] = ()
+    in_place: bool = False
 
 
 class Group:

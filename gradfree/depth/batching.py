@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -22,7 +23,6 @@ from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.marks import held_marks, unchanged
 from gradfree.torchside.residual import residual_factor
 
 Batched = Literal["auto"] | bool
@@ -56,11 +56,14 @@ class Setting:
         plan: for passes of its kind.
         tensors: all parameters and buffers of the blocks.
         autocast: as it is in the pass.
+        state: what enters the chain.
+        initial: whether that needs a gradient.
         apart: why blocks must not be batched in this pass, by path.
     """
 
-    def __init__(self, plan: Plan, tensors: list[Tensor], autocast: Autocast):
+    def __init__(self, plan: Plan, tensors: list[Tensor], autocast: Autocast, state: Tensor):
         self.plan, self.tensors, self.autocast = plan, tensors, autocast
+        self.initial, self.state = state.requires_grad, state.detach()
         self.apart: dict[str, str] = {}
         self._versions = self._counted()
 
@@ -81,9 +84,9 @@ class PassToBatch(Protocol):
     """What a recorded pass has to tell."""
 
     links: list[Any]
-    given: list[Tensor]
+    given: list[Tensor | None]
     numbers: dict[int, int]
-    setting: Setting | None
+    uncut: bool
 
 
 class Batching:
@@ -115,8 +118,8 @@ class Batching:
         """Leave out the plans: a copy makes its own."""
         return {**self.__dict__, "_plans": {}}
 
-    def begin(self, state: Tensor) -> Setting | None:
-        """Return how a pass that starts from ``state`` is to run; ``None``: all blocks with graphs of their own."""
+    def begin(self, state: Tensor, path: str) -> Setting | None:
+        """Return how a pass that starts from ``state`` at ``path`` is to run; ``None``: all blocks with graphs."""
         if any(self._hooks) or torch.is_anomaly_enabled() or torch.compiler.is_compiling() or _saves_elsewhere():
             return None
         tensors = [own[key] for own, key in self._flat]
@@ -124,13 +127,14 @@ class Batching:
         autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         first = [(t.dtype, t.device) for t in tensors[:1]]
         key: Hashable = (
+            path,
             tuple([t.requires_grad for t in tensors]),
             tuple([m.training for m in self._modal]),
             (*autocast, state.dim(), state.dtype, state.device, *first),
         )
         if key not in self._plans:
             self._plans[key] = self._plan()
-        return Setting(self._plans[key], tensors, autocast)
+        return Setting(self._plans[key], tensors, autocast, state)
 
     def _plan(self) -> Plan:
         reasons: dict[str, str] = {}
@@ -146,19 +150,17 @@ class Batching:
                 reasons[paths[0]] = "no other block is like it"
         return Plan([paths for paths in alike.values() if len(paths) > 1], reasons)
 
-    def chain(self, recorded: PassToBatch, chain: DepthChain, initial: bool) -> DepthChain:
+    def chain(self, setting: Setting, recorded: PassToBatch, chain: DepthChain) -> DepthChain:
         """Return what the engine sees: ``chain``, or one whose blocks are pulled through in batches.
 
         Args:
+            setting: of the pass.
             recorded: the pass.
             chain: its links; those that ran without a graph are no more than a :class:`Ran`.
-            initial: whether the state before the chain needs a gradient.
 
         Raises:
             ChainError: parameters have changed since the pass, or blocks cannot be batched that must be.
         """
-        setting = recorded.setting
-        assert setting is not None
         ran = {i for i, link in enumerate(chain.links) if isinstance(link, Ran)}
         if not setting.is_as_it_was:
             if not ran:
@@ -173,10 +175,10 @@ class Batching:
         ran |= {i for i, link in enumerate(chain.links) if self._may_be_batched(setting, link)}
         if not ran:
             return chain
-        links = {i: self._ran(setting, chain.links[i], recorded.given[i]) for i in sorted(ran)}
+        links = {i: self._ran(setting, chain.links[i], _entered(setting, recorded, i)) for i in sorted(ran)}
         groups = [group for paths in setting.plan.groups for group in self._groups(_of(links, paths), setting.autocast)]
-        result = BatchedChain(chain, groups, recorded.numbers, initial)
-        return result.with_graphs if _cut(recorded, chain.links) else result
+        result = BatchedChain(chain, groups, recorded.numbers, setting.initial)
+        return result.with_graphs if _cut(setting, recorded, chain.links) else result
 
     def _may_be_batched(self, setting: Setting, link: Any) -> bool:
         return setting.is_batched(link.path) and link.path not in setting.apart
@@ -206,7 +208,7 @@ class Batching:
         """
         plan, links = setting.plan, list(recorded.links)
         reasons = plan.reasons | setting.apart
-        cut = _cut(recorded, links)
+        cut = _cut(setting, recorded, links)
         for paths in plan.groups:
             mine = {i: link for i, link in _of(dict(enumerate(links)), paths).items() if link.path not in reasons}
             why = cut or self._why_not(setting, mine, recorded)
@@ -232,7 +234,7 @@ class Batching:
         """Return why links that are alike cannot be batched, or should not be; ``None`` if they can."""
         if len(links) < 2:
             return "no other block is like it"
-        if any(not recorded.given[i].is_floating_point() for i in links):
+        if any(not _entered(setting, recorded, i).is_floating_point() for i in links):
             return "what enters it are no real numbers"
         if self.needs_residual and any(not is_number(f, f) for f in map(_factor, links.values())):
             return "its residual path carries other numbers in each pass"
@@ -241,14 +243,15 @@ class Batching:
         parameters = sum(p.numel() for p in one.parameters.values())
         if self.batched == "auto" and not pays(one.out.device.type, nodes, parameters, nodes * one.out.numel()):
             return "a batch of such blocks would take longer"
-        ran = {i: self._ran(setting, link, recorded.given[i]) for i, link in links.items()}
+        ran = {i: self._ran(setting, link, _entered(setting, recorded, i)) for i, link in links.items()}
         try:
             for group in self._groups(ran, setting.autocast):
-                held = held_marks(group.links[0].block)
-                if not _agrees(group, [links[i] for i in group.indices], recorded.numbers):
-                    return "run in a batch it gives something else"
-                if not unchanged(held, held_marks(group.links[0].block)):
+                with _left_as_it_was(group.links[0].block) as changed:
+                    agrees = _agrees(group, [links[i] for i in group.indices], recorded.numbers)
+                if changed:
                     return "it changes what it holds each time it runs"
+                if not agrees:
+                    return "run in a batch it gives something else"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # Whatever torch, or the block, says to being run in a batch.
@@ -265,19 +268,43 @@ def _saves_elsewhere() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+@contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
+    """Give ``module`` back what it held; yield a list that then tells which attributes of it had changed."""
+    before = {inner: dict(vars(inner)) for inner in module.modules()}
+    held, changed = likeness(module), list[str]()
+    try:
+        yield changed
+    finally:
+        if likeness(module) != held:
+            changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
+            changed += [""] * (not changed)
+            for inner, own in before.items():
+                vars(inner).clear()
+                vars(inner).update(own)
+
+
 def _of(links: Mapping[int, Any], paths: Sequence[str]) -> dict[int, Any]:
     """Return those of ``links`` whose paths are among ``paths``."""
     chosen = set(paths)
     return {i: link for i, link in links.items() if link.path in chosen}
 
 
-def _cut(recorded: PassToBatch, links: Sequence[Any]) -> str | None:
+def _entered(setting: Setting, recorded: PassToBatch, index: int) -> Tensor:
+    """Return what link ``index`` was given."""
+    given = recorded.given[index]
+    return setting.state if given is None else given
+
+
+def _cut(setting: Setting, recorded: PassToBatch, links: Sequence[Any]) -> str | None:
     """Say why the cotangents of ``links`` cannot be one tensor; ``None`` if they can."""
+    if recorded.uncut:
+        return "the graphs of some blocks lead to those of others"
     like = links[-1].out
     if any(link.out.shape != like.shape or link.out.dtype is not like.dtype for link in links):
         return "states change their shape or dtype from block to block"
-    for link, given in zip(links, recorded.given, strict=False):
-        if isinstance(link, Link) and link.state is None and given.requires_grad:
+    for i, link in enumerate(links):
+        if isinstance(link, Link) and link.state is None and (i > 0 or setting.initial):
             return f"the output of {link.path} does not depend on the state before it"
     return None
 

@@ -2,8 +2,11 @@
 
 - *Start*, before the first block, takes the initial state and every trainable parameter of the chain. Autograd
   runs it last, when every direct cotangent is known: it lets the engine solve and returns all gradients.
-- *Entries*, before blocks, give them states without history: each block builds a graph of its own.
+- *Entries*, before blocks, give them states without history: each block builds a graph of its own. Their backward runs
+  only for what left a block elsewhere than by its output, such as a loss inside it.
 - *Exits*, behind blocks, hand the states on. Their backward only collects the direct cotangents e_i.
+- *Aside*, one for each other tensor that a block returns, does the same for that.
+- *Past*, behind a block that cannot be a link, leaves its graph to autograd.
 
 An autograd function costs more than many a block. So one node of Entries or Exits serves several blocks to come: it is
 made with outputs that are yet empty, and each is given its state, as ``.data``, when that is there.
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +25,6 @@ from torch.autograd.graph import GradientEdge
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
 
@@ -30,9 +32,11 @@ from gradfree.torchside.hooks import spare_hooks
 class Recorded(Protocol):
     """A recorded pass: what the nodes have to tell."""
 
+    chain: Any
     start: weakref.ref[Any]
     inputs: list[tuple[Tensor, GradientEdge]]
     parameters: Sequence[Tensor]
+    solving: bool
 
     def begin_backward(self) -> None:
         """Forget what another backward pass has left; refuse one that cannot be."""
@@ -40,14 +44,38 @@ class Recorded(Protocol):
     def collect(self, index: int, cotangents: Sequence[Cotangent]) -> None:
         """Keep the direct cotangents of the states from that of link ``index`` on."""
 
+    def collect_aside(self, index: int, number: int, cotangent: Cotangent) -> None:
+        """Keep the cotangent of what link ``index`` returned beside its state."""
+
+    def collect_inside(self, entered: Entered, cotangent: Cotangent) -> None:
+        """Keep what came back to an input of a block."""
+
     def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
 
 
+class Entered(NamedTuple):
+    """An input of a block.
+
+    Attributes:
+        path: of the block.
+        link: the number of the block's link.
+        number: of the input; ``None`` if it is the state.
+    """
+
+    path: str
+    link: int
+    number: int | None
+
+
 class _Context(FunctionCtx):
-    recording: Recorded
+    recording: Any
     index: int
-    paths: list[str]
+    number: int
+    path: str
+    count: int
+    entered: list[Entered]
+    entries: list[Any]
 
 
 class Start(torch.autograd.Function):
@@ -93,41 +121,105 @@ class Exits(torch.autograd.Function):
 
 
 class Entries(torch.autograd.Function):
-    """(paths, n, tensors of a call) -> these without history, and n more like the first for the calls to come."""
+    """(pass, what enters, n, anchor, tensors) -> these without history, and n more like the first for other calls."""
 
     @staticmethod
-    def forward(ctx: _Context, paths: list[str], more: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Remember whose inputs the outputs are: ``paths`` grows with the calls."""
-        ctx.paths = paths
+    def forward(
+        ctx: _Context,
+        recording: weakref.ref[Recorded],
+        entered: list[Entered],
+        more: int,
+        anchor: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Remember what the outputs are: ``entered`` grows with the calls."""
+        ctx.recording, ctx.entered, ctx.count = recording, entered, len(tensors)
         ctx.set_materialize_grads(False)
         return *(t.detach() for t in tensors), *_empty_like(tensors[0], more)
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[None, ...]:
-        """Refuse: the engine's own passes stop at this node; only a graph that left a block elsewhere runs it."""
-        index = next(i for i, c in enumerate(cotangents) if c is not None)
-        raise ChainError(_LEFT_THE_BLOCK.format(path=ctx.paths[index]))
+        """Hand on what left a block elsewhere than by its output; the engine's own passes come by here and end."""
+        recording = ctx.recording()
+        for entered, cotangent in zip(ctx.entered, cotangents, strict=False):
+            if recording is None:
+                raise ChainError(INSIDE_ALONE.format(path=entered.path))
+            if cotangent is not None and not recording.solving:
+                recording.collect_inside(entered, cotangent)
+        return (None,) * (4 + ctx.count)
+
+
+class Anchor(torch.autograd.Function):
+    """(parameters) -> what leads from all Entries to the parameters.
+
+    Autograd, asked for their gradients alone, must run the Entries, too. Start would do, were it not for the cycle from
+    the graphs of the blocks over it and the recording to these graphs.
+    """
+
+    @staticmethod
+    def forward(ctx: _Context, *parameters: Tensor) -> Tensor:
+        """Count them."""
+        ctx.count = len(parameters)
+        ctx.set_materialize_grads(False)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: _Context, _: Cotangent) -> tuple[None, ...]:
+        """Return nothing."""
+        return (None,) * ctx.count
+
+
+class Aside(torch.autograd.Function):
+    """(pass, link, number, the state behind it, tensor) -> that tensor, which the link returned beside its state."""
+
+    @staticmethod
+    def forward(ctx: _Context, recording: Recorded, index: int, number: int, state: Tensor, tensor: Tensor) -> Tensor:
+        """Hand it on."""
+        ctx.recording, ctx.index, ctx.number = recording, index, number
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, ...]:
+        """Keep its cotangent."""
+        ctx.recording.collect_aside(ctx.index, ctx.number, cotangent)
+        return None, None, None, None, None
+
+
+class Past(torch.autograd.Function):
+    """(path, nodes of its inputs, the state or Start before, output) -> that output of a block that is no link."""
+
+    @staticmethod
+    def forward(ctx: _Context, path: str, entries: list[Any], before: Tensor, out: Tensor) -> Tensor:
+        """Hand it on."""
+        ctx.path, ctx.entries = path, entries
+        ctx.set_materialize_grads(False)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[Cotangent, ...]:
+        """Let autograd go on through the block, if it will come to its end."""
+        if cotangent is not None and not all(map(torch._C._will_engine_execute_node, ctx.entries)):
+            raise ChainError(
+                f"torch.autograd.grad was asked for the gradient of what lies before {ctx.path}, and for no parameter: "
+                "it does not get past that block, which autograd goes through by itself. Ask for gradients of "
+                "parameters as well, or detach the engine."
+            )
+        return None, None, None, cotangent
 
 
 START: Any = Start._backward_cls
 EXITS: Any = Exits._backward_cls
 ENTRIES: Any = Entries._backward_cls
-BORDERS = (START, EXITS, ENTRIES)
+ASIDE: Any = Aside._backward_cls
+BORDERS = (START, EXITS, ENTRIES, ASIDE, Past._backward_cls)
 """The classes of the nodes."""
 
-_LEFT_THE_BLOCK = (
-    "the loss uses a tensor from inside {path} (one of its inputs, a loss or feature computed in it, or what it "
-    "returns beside the state) that is not the block's output: its gradient cannot pass the chain. Use the states that "
-    "the blocks return instead, or leave the blocks around {path} out of the chain."
+INSIDE_ALONE = (
+    "the loss uses a tensor from inside {path}, but no state of the chain that it lies in: its gradient cannot pass "
+    "the chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, "
+    "or detach the engine for this pass."
 )
-
-
-def refuse_entries(loss: Tensor) -> None:
-    """Refuse a loss on tensors from inside blocks beforehand: ``torch.autograd.grad`` would not run their nodes."""
-    for node in walk([loss]).nodes:
-        for before, index in node.next_functions:
-            if isinstance(before, ENTRIES):
-                raise ChainError(_LEFT_THE_BLOCK.format(path=before.paths[index]))
 
 
 class Outputs:

@@ -24,9 +24,12 @@ class Link:
         out: the block's output h_i, the root of the graph.
         state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
-        parameters: the block's trainable parameters, by their number in the chain.
+        parameters: the trainable parameters that the graph leads to, by their number in the chain.
         root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
         writes: whether a walk through the graph may change the cotangent that it starts from, in place.
+        aside: what the block has returned besides, as far as it has a gradient; roots of the same graph.
+        entries: where anything enters the graph of ``out`` or ``aside``: inputs by number, the state as ``None``.
+        in_place: whether the block has changed the state that it was given.
     """
 
     path: str
@@ -37,6 +40,9 @@ class Link:
     parameters: dict[int, Tensor]
     root: Node | None
     writes: bool
+    aside: tuple[Tensor, ...] = ()
+    entries: tuple[tuple[int | None, GradientEdge], ...] = ()
+    in_place: bool = False
 
     def given(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for the graph to start from, a copy if it must not be changed."""
@@ -58,4 +64,11 @@ def walking(links: Sequence[Link], delta: Sequence[Cotangent]) -> Iterator[None]
     except (torch.OutOfMemoryError, ChainError):
         raise
     except RuntimeError as error:
-        raise ChainError(f"the backward pass inside {where} failed: {error}") from error
+        reason = _FREED if "backward through the graph a second time" in str(error) else str(error)
+        raise ChainError(f"the backward pass inside {where} failed: {reason}") from error
+
+
+_FREED = (
+    "its graph is freed already. A loss on a tensor that a block or a hook has kept from inside has run it, or an "
+    "earlier backward pass: call backward(retain_graph=True), or return that tensor from the block beside the state."
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -136,7 +136,7 @@ def _entries(out: Any) -> Iterable[tuple[Any, Any]]:
     return ()
 
 
-def _with_entry(out: Any, key: Any, value: Tensor) -> Any:
+def _with_entry(out: Any, key: Any, value: Any) -> Any:
     """Return a copy of a container with another entry at ``key``."""
     if isinstance(out, tuple):
         entries = (*out[:key], value, *out[key + 1 :])
@@ -147,6 +147,25 @@ def _with_entry(out: Any, key: Any, value: Tensor) -> Any:
     else:
         object.__setattr__(copied, key, value)  # Frozen ones too, and nothing that runs after their making runs again.
     return copied
+
+
+def tensors_in(out: Any) -> list[Tensor]:
+    """Return the tensors in containers that are known, each once."""
+    if isinstance(out, Tensor):
+        return [out]
+    found = [tensor for _, entry in _entries(out) for tensor in tensors_in(entry)]
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def replaced(out: Any, new: Mapping[int, Tensor]) -> Any:
+    """Return ``out`` with other tensors in place of those whose ids ``new`` has; what has none of them is the same."""
+    if isinstance(out, Tensor):
+        return new.get(id(out), out)
+    for key, entry in list(_entries(out)):
+        other = replaced(entry, new)
+        if other is not entry:
+            out = _with_entry(out, key, other)
+    return out
 
 
 def _is_named(out: Any) -> bool:

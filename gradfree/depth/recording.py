@@ -1,34 +1,45 @@
 """Recording a forward pass through a chain of modules so that ``loss.backward()`` asks the engine for gradients.
 
-The model runs its blocks itself; hooks on them cut autograd's graph at the block borders: see :mod:`.borders`.
-
-No pass is kept on the modules: a state tensor's own graph node tells which pass it belongs to, so passes may
-overlap and a model may be called several times before one backward.
+The model runs its blocks itself; hooks on them (:mod:`~gradfree.depth.recorder`) cut autograd's graph at the block
+borders, with nodes of their own (:mod:`~gradfree.depth.borders`). No pass is kept on the modules: a state tensor's own
+graph node tells which pass it belongs to, so passes may overlap and a model may be called several times before one
+backward.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, increment_version
 
-from gradfree.algebra.cotangents import Cotangent
-from gradfree.chains.refusals import hooked
-from gradfree.chains.site import Site
+from gradfree.algebra.cotangents import Cotangent, plus
+from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
+from gradfree.depth.aside import add_inside, pull_aside
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
-from gradfree.depth.borders import Entries, Exits, Outputs
+from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
-from gradfree.errors import ChainError, refuse
+from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
-from gradfree.torchside.sharding import sharded
+
+
+class Attached(Protocol):
+    """What a recording knows of its chain."""
+
+    attachment: Attachment
+    mixing: Mixing
+    blocks: dict[str, nn.Module]
+    batching: Batching | None
+
+    def trainable(self) -> list[Tensor]:
+        """Return the parameters of its blocks that need a gradient."""
 
 
 class _Handed(NamedTuple):
@@ -46,27 +57,49 @@ class _Handed(NamedTuple):
 
 
 class Recording:
-    """What one forward pass through a chain leaves behind for its backward pass."""
+    """What one forward pass through a chain leaves behind for its backward pass.
+
+    Attributes:
+        chain: what is recorded.
+        parameters: what may be trained in it: its own parameters, and those around it.
+        numbers: the places of parameters in that list, by their ids.
+        inputs: the tensors that need a gradient and that the first block was given beside its state.
+        links: the blocks that have run.
+        uncut: whether the graphs of some links lead to others', or out of the chain.
+        solving: whether the engine solves the chain at the moment.
+        setting: how its blocks may be batched; ``None``: not at all.
+    """
 
     ahead = True
     """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
 
-    def __init__(self, chain: RecordedChain, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+    def __init__(self, chain: Attached, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         self.chain = chain
         self.parameters = parameters
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
         self.setting: Setting | None = None
-        self.links: list[Link | Ran] = []
-        self.given: list[Tensor] = []
+        self.links: list[Any] = []
+        self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
-        self.paths: set[str] = set()
-        self.direct: list[Cotangent] = []
-        self.backward = -1
+        self.uncut = False
+        self.solving = False
         self.freed = False
+        self._anchor = Anchor.apply(*parameters)
         self._exits, self._entries = Outputs(), Outputs()
-        self._entered: list[str] = []
+        self._entered: list[Entered] = []
+        self._backward = -1
+        self._direct: list[Cotangent] = []
+        self._aside: dict[tuple[int, int], Tensor] = {}
+        self._inside: list[tuple[Entered, Tensor]] = []
+        self._solved = False
+
+    def begin(self, path: str, state: Tensor) -> Tensor:
+        """Put the Start node behind ``state``, which ``path`` is given; return what the nodes to come are to follow."""
+        if self.chain.batching is not None and not self.inputs:
+            self.setting = self.chain.batching.begin(state, path)
+        return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Note that ``block`` is about to run on ``state``."""
@@ -77,24 +110,35 @@ class Recording:
 
     def more(self) -> int:
         """Return for how many blocks to come a node is to serve: as many again, so that few nodes serve many blocks."""
-        return min(len(self.links), len(self.chain.blocks) - len(self.links) - 1) if self.ahead else 0
+        return max(0, min(len(self.links), len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
+        entered = Entered(path, len(self.links), None)
         local = self._entries.fill(state)
         if local is None:
             self._entered = []
-            local, *rest = Entries.apply(self._entered, self.more(), state.detach().requires_grad_())
+            local, *rest = self._enter(self._entered, self.more(), [state])
             self._entries = Outputs(rest)
-        self._entered.append(path)
+        self._entered.append(entered)
         return local
 
-    def leave(self, link: Link | Ran, given: Tensor, before: Tensor) -> Tensor:
-        """Keep ``link``, whose block was ``given`` a state; return its own for the model to go on with."""
+    def enter_inputs(self, path: str, inputs: Sequence[tuple[int, Tensor]]) -> Sequence[Tensor]:
+        """Return inputs of the chain without history, for the block at ``path``; each comes with its number."""
+        if not inputs:
+            return ()
+        entered = [Entered(path, len(self.links), number) for number, _ in inputs]
+        return self._enter(entered, 0, [tensor for _, tensor in inputs])
+
+    def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        without_history = (t.detach().requires_grad_() for t in tensors)
+        return Entries.apply(weakref.ref(self), entered, more, self._anchor, *without_history)
+
+    def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
         more = self.more()
         self.add(link)
         self.given.append(given)
-        self.paths.add(link.path)
         out = link.out.detach()
         state = self._exits.fill(out)
         if state is None:
@@ -103,7 +147,8 @@ class Recording:
             guard.register_hook(self._check_start)
             self._exits = Outputs(rest)
         self.handed.append(_Handed(weakref.ref(state), state.detach() if self.ahead else out, state._version))
-        return state
+        index = len(self.links) - 1
+        return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
 
     def _check_start(self, _: Cotangent) -> None:
         """Refuse a backward pass that will not reach the chain's start."""
@@ -124,8 +169,9 @@ class Recording:
                 "retain_graph=True."
             )
         backward = torch._C._current_graph_task_id()
-        if backward != self.backward:
-            self.backward, self.direct = backward, [None] * len(self.links)
+        if backward != self._backward:
+            self._backward, self._direct, self._aside, self._inside = backward, [None] * len(self.links), {}, []
+            self._solved = False
 
     def collect(self, index: int, cotangents: Sequence[Cotangent]) -> None:
         """Keep the direct cotangents of the states from that of link ``index`` on."""
@@ -134,38 +180,105 @@ class Recording:
             if cotangent is not None:
                 check_finite([cotangent], self.links[i].path)
                 # Autograd may hand the same tensor on to a function that changes it in place, long before it is used.
-                self.direct[i] = cotangent.clone()
+                self._direct[i] = cotangent.clone()
+
+    def collect_aside(self, index: int, number: int, cotangent: Cotangent) -> None:
+        """Keep the cotangent of what link ``index`` returned beside its state."""
+        self.begin_backward()
+        if cotangent is not None:
+            self._aside[index, number] = cotangent.clone()
+
+    def collect_inside(self, entered: Entered, cotangent: Tensor) -> None:
+        """Keep what came back to an input of a block.
+
+        Autograd takes what was computed last first, and so comes here before it comes to Start, unless some of what
+        led here lies on another device.
+        """
+        self.begin_backward()
+        start = self.start()
+        if start is None or not torch._C._will_engine_execute_node(start):
+            raise ChainError(INSIDE_ALONE.format(path=entered.path))
+        if self._solved:
+            raise ChainError(
+                f"the loss uses a tensor from inside {entered.path} on another device: its gradient came too late. "
+                "Keep it on the device of the chain, or return it beside the state."
+            )
+        self._inside.append((entered, cotangent.clone()))
 
     def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
         self.begin_backward()
         self._exits, self._entries = Outputs(), Outputs()
-        for link, handed in zip(self.links[:-1], self.handed, strict=False):
-            refuse_hooks(handed.state(), link.path)
-        for link in self.links:
-            _refuse_changed(link)
+        self._refuse()
         self._follow_changes()
-        direct, self.direct = self.direct, []
+        self.solving = True
+        try:
+            gradients = self._gradients(_keep_graph())
+        finally:
+            self.solving = False
+        self._solved = True
+        return gradients.initial, *gradients.inputs, *gradients.parameters
+
+    def _gradients(self, keep: bool) -> ChainGradients:
+        direct, aside, inside = self._direct, self._aside, self._inside
+        self._direct, self._aside, self._inside = [], {}, []
+        total = ChainGradients(None, [None] * len(self.inputs), [None] * len(self.parameters))
+        if aside:
+            total = pull_aside(self.links, self.parameters, aside, direct, total)
+        for (_, index, number), cotangent in inside:
+            total = add_inside(direct, total, index, number, cotangent)
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
-        if last is None:
-            return (None,) * (1 + len(self.inputs) + len(self.parameters))
-        links, keep = self.links[: last + 1], _keep_graph()
-        gradients = self.chain.attachment.solve(self.linearise(links, keep), direct[: last + 1])
-        self.chain.attachment.solved.update(link.path for link in links)
+        if last is not None:
+            links = self.links[: last + 1]
+            chain = self.linearise(links, keep or self.uncut)
+            solved = self.chain.attachment.solve(chain, direct[: last + 1])
+            total = _sum(solved, total) if aside or inside else solved
+            self.chain.attachment.solved.update(link.path for link in links)
         if not keep:
             self.links, self.given, self.handed, self.freed = [], [], [], True
-        return gradients.initial, *gradients.inputs, *gradients.parameters
+        return total
+
+    def _refuse(self) -> None:
+        for link, handed in zip(self.links[:-1], self.handed, strict=False):
+            state = handed.state()
+            if state is not None and has_hooks(state):
+                raise ChainError(
+                    f"the output of {link.path} has got a gradient hook or retain_grad() after the next block has used "
+                    "it: it would see the state's direct cotangent only, not its whole gradient. Register it before, "
+                    "or remove it."
+                )
+        for link in self.links:
+            _refuse_changed(link)
+        for index, link in enumerate(self.links[1:]):
+            if link.in_place and self._direct[index] is not None:
+                raise ChainError(
+                    f"{link.path} changes its input in place, the output of {self.links[index].path}, which the model "
+                    "uses elsewhere, too: there it has the gradient of one of its two values. Use the out-of-place "
+                    "operation (nn.ReLU(inplace=False), x = x + y)."
+                )
+
+    def follow_block(self, versions: Sequence[tuple[Tensor, int]]) -> None:
+        """Let graphs that have the last state know that the block behind it has changed it in place.
+
+        Args:
+            versions: the tensors that have its values, and their counts of changes before.
+        """
+        # Some of them share a count with what the block was given.
+        increment_version([tensor for tensor, version in versions if tensor._version == version])
+        last = self.handed[-1]
+        self.handed[-1] = last._replace(version=last.seen._version)
 
     def _follow_changes(self) -> None:
         """Let the blocks' graphs know of states that the model has changed in place: autograd refuses what it needs."""
         for i, (_, seen, version) in enumerate(self.handed):
             if seen._version != version:
-                increment_version([self.links[i].out, *self.given[i + 1 : i + 2]])
-                if isinstance(after := (self.links[i + 1] if i + 1 < len(self.links) else None), Ran):
+                if i + 1 < len(self.links) and isinstance(self.links[i + 1], Ran):
                     raise ChainError(
-                        f"the state that {after.path} was given has been modified by an inplace operation since, but "
-                        "the backward pass needs it. Use the out-of-place operation (h = h + x, not h += x)."
+                        f"the state that {self.links[i + 1].path} was given has been modified by an inplace operation "
+                        "since, but the backward pass needs it. Use the out-of-place operation (h = h + x, not h += x)."
                     )
+                same = (self.links[i].out, *self.given[i + 1 : i + 2])
+                increment_version([tensor for tensor in same if tensor is not None])
 
     def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
@@ -173,54 +286,20 @@ class Recording:
         chain = DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
         if self.setting is None or self.chain.batching is None:
             return chain
-        return self.chain.batching.chain(self, chain, self.given[0].requires_grad)
+        return self.chain.batching.chain(self.setting, self, chain)
 
 
-class RecordedChain:
-    """One chain of a model with an engine attached.
-
-    Args:
-        attachment: solves for the gradients.
-        site: the chain.
-    """
-
-    def __init__(self, attachment: Attachment, site: Site):
-        self.attachment = attachment
-        self.blocks, self.inside = site.blocks, site.inside
-        self.mixing = Mixing()
-        engine, batched = attachment.engine, attachment.batched
-        self.batching: Batching | None = None
-        if batched and engine.pulls_at_once and site.can_be_batched:
-            self.batching = Batching(self.blocks, batched, engine.needs_residual)
-        modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
-        # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
-        self._parameters = [module._parameters for module in modules if module._parameters]
-        self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
-
-    def begin(self, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> Recording:
-        """Return the recording of a pass that starts from ``state``."""
-        return Recording(self, parameters, inputs)
-
-    def trainable(self) -> list[Tensor]:
-        """Return the parameters of all blocks that need a gradient, each once."""
-        found = (p for own in self._parameters for p in own.values() if p is not None and p.requires_grad)
-        # By identity: the hash of a tensor is computed in Python.
-        return list({id(p): p for p in found}.values())
-
-    def check(self) -> None:
-        """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
-        refuse(sharded(self.inside))
-        if any(self._hooks):
-            refuse(hooked(self.inside))
+def has_hooks(state: Tensor) -> bool:
+    """Tell whether anybody looks at the gradient of ``state``."""
+    return bool(state._backward_hooks) or state.retains_grad
 
 
-def refuse_hooks(state: Tensor | None, path: str) -> None:
-    """Refuse gradient hooks on the state behind the block at ``path``."""
-    if state is not None and (state._backward_hooks or state.retains_grad):
-        raise ChainError(
-            f"the output of {path} has a gradient hook or retain_grad(): it would see the state's direct cotangent "
-            "only, not its whole gradient. Remove it while an engine is attached."
-        )
+def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
+    return ChainGradients(
+        plus(a.initial, b.initial),
+        [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
+        [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
+    )
 
 
 def _refuse_changed(link: Link) -> None:

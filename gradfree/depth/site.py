@@ -13,8 +13,7 @@ from gradfree.chains.refusals import attached, hooked
 from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.batching import Batching
-from gradfree.depth.block_recorder import BlockRecorder, record
-from gradfree.depth.recording import RecordedChain
+from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.torchside.sharding import own_class, sharded
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -81,7 +80,7 @@ class Blocks(Site):
         """Put the recording hooks on the blocks."""
         chain = RecordedChain(attachment, self)
         self.batching = chain.batching
-        return record(chain)
+        return chain.record()
 
     def __str__(self) -> str:
         told = self.batching.told if self.batching else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ class Engine(ABC):
     Raises:
         TypeError: an unknown option; the message names the known ones.
     """
+
+    worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    """Options that ``gradfree advise`` tries on a model that nothing is known of."""
 
     def __new__(cls, *args: Any, **options: Any) -> Engine:
         """Refuse options that the engine does not have."""
@@ -196,7 +199,10 @@ class Engine(ABC):
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.
             torch.compiler.reset()
-        on = {path: Attachment(self, path, site.solved, lean, batched) for path, site in report.chains.items()}
+        blocks = (block for site in report.chains.values() for block in site.blocks.values())
+        inside = {module for block in blocks for module in block.modules()}
+        outside = [module for module in model.modules() if module not in inside]
+        on = {path: Attachment(self, path, site.solved, lean, outside, batched) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()

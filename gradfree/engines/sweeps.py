@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -83,6 +84,7 @@ class IteratedEngine(SweepEngine):
         ValueError: too small, or both given.
     """
 
+    worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({"iterations": 1}, {"iterations": 2}, {"iterations": 4})
     iterations: int | None = None
     tolerance: float | None = None
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
-from gradfree.depth.block_recorder import BlockRecorder
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
-from gradfree.depth.recording import RecordedChain, Recording
+from gradfree.depth.recorder import BlockRecorder, RecordedChain
+from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.roles import Role, role_of
@@ -25,9 +25,13 @@ from gradfree.torchside.random_state import RandomState
 class RecordedLayers(RecordedChain):
     """A chain of layers of a model with an engine attached."""
 
-    def begin(self, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> Recording:
+    def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""
-        return LayerRecording(self, state, parameters, inputs)
+        return LayerRecording(self, state, self.trainable(), inputs)
+
+    def split(self, path: str, reason: str, remedy: str) -> None:
+        """Refuse it: an engine that takes layers apart takes the error at the end of the whole chain."""
+        raise ChainError(f"{path} does not go on the chain: {remedy}")
 
 
 class LayerRecording(Recording):
@@ -61,6 +65,11 @@ class LayerRecording(Recording):
             ChainError: what is about to happen is not the layer's own function of the state before it.
         """
         _check_plain(path, block)
+        if any(link.path == path for link in self.links):
+            raise ChainError(
+                f"{path} runs twice in one forward pass. To apply a layer several times, give each use a module of its "
+                "own (they may share parameters)."
+            )
         if not state.is_floating_point():
             raise ChainError(
                 f"{path} was given {state.dtype}, but an error can only enter a chain of real numbers. Convert the "

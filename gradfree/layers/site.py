@@ -8,7 +8,6 @@ from torch import nn
 
 from gradfree.chains.site import Removable
 from gradfree.chains.solving import Attachment
-from gradfree.depth.block_recorder import record
 from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
@@ -49,7 +48,7 @@ class Layered(Container):
 
     def record(self, attachment: Attachment) -> list[Removable]:
         """Put the recording hooks on the layers."""
-        return record(RecordedLayers(attachment, self))
+        return RecordedLayers(attachment, self).record()
 
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())

@@ -45,9 +45,10 @@ class EngineConformance:
 
     def cells(self, device: str) -> Iterator[tuple[Engine, ModelCase, Feature]]:
         """Yield what is asked: every feature of every engine on the chains that it takes."""
+        models = {case: Specimen(case).model for case in CASES}
         for engine in self.engines:
-            for case in CASES:
-                if engine.validate(Specimen(case).model, [case.chain]).ok:
+            for case, model in models.items():
+                if engine.validate(model, [case.chain]).ok:
                     there = replace(case, device=device)
                     asked = (feature for feature in self.features if case in feature.cases)
                     yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)

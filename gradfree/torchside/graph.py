@@ -52,6 +52,11 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
     return Reached(stopped, leaves, nodes, set(map(type, nodes)))
 
 
+def older(nodes: Iterable[Node], number: int) -> bool:
+    """Tell whether some of ``nodes`` were there when autograd was about to give a node that ``number``."""
+    return any(node._sequence_nr() < number for node in nodes)
+
+
 def may_write(kinds: Iterable[type]) -> bool:
     """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)

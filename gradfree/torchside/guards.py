@@ -20,6 +20,12 @@ def refuse_second_derivatives() -> None:
         )
 
 
+def recomputed() -> bool:
+    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function again in a backward pass."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return top is not None and "_recomputation_hook" in getattr(top[0], "__qualname__", "")
+
+
 def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
     """Return what the forward pass of ``where`` has saved.
 

@@ -24,30 +24,6 @@ def test_full_backward_hooks_that_come_later(path):
         model(x).sum().backward()
 
 
-class Between(Model):
-    """Computes something between its blocks."""
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = 2 * block(x)
-        return x
-
-
-class Twice(Model):
-    """Runs a block a second time."""
-
-    def forward(self, x):
-        return self.blocks[0](self.blocks[1](self.blocks[0](x)))
-
-
-class Branching(Model):
-    """Feeds one state to two blocks."""
-
-    def forward(self, x):
-        h = self.blocks[0](x)
-        return self.blocks[1](h) + self.blocks[2](h)
-
-
 class ReturnsTheStateSecond(Plain):
     def forward(self, x):
         return "weights", super().forward(x)
@@ -56,15 +32,6 @@ class ReturnsTheStateSecond(Plain):
 class InPlace(Plain):
     def forward(self, x):
         return torch.relu_(x) + torch.tanh(self.linear(x))
-
-
-class TapsInside(Plain):
-    """Keeps a loss of its inside that the model adds to the final one."""
-
-    def forward(self, x):
-        hidden = self.linear(x)
-        self.auxiliary = hidden.pow(2).sum()
-        return x + torch.tanh(hidden)
 
 
 class Widening(nn.Module):
@@ -76,24 +43,6 @@ class Widening(nn.Module):
         return torch.tanh(self.linear(x))
 
 
-class UsesAnOutsider(Plain):
-    """Uses a parameter that is not its own."""
-
-    def forward(self, x):
-        return super().forward(x) * self.outside[0]
-
-
-def model_with_outsider():
-    model = Model([Plain(), UsesAnOutsider()])
-    model.blocks[1].outside = [model.heads[0]]
-    return model
-
-
-def keep_gradient(model):
-    model.blocks[1].register_forward_hook(lambda module, args, out: out.retain_grad())
-    return model
-
-
 ENGINES = {name: gradfree.create_engine(name) for name in ("highway_bp", "fixed_point", "truncated")}
 ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
 
@@ -102,13 +51,8 @@ ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Between([Plain(), Plain()]), "blocks.1 was not given the output of the block before it"),
-        (lambda: Twice([Plain(), Plain()]), "blocks.0 runs twice in one forward pass"),
-        (lambda: Branching([Plain() for _ in range(3)]), "blocks.2 was given the output of blocks.0"),
         (lambda: Model([ReturnsTheStateSecond(), Plain()]), "blocks.0 returned tuple, in which the next state is not"),
-        (lambda: Model([Plain(), InPlace()]), "blocks.1 modifies its input in place"),
-        (model_with_outsider, "blocks.1 uses a tensor of shape (6,) that needs a gradient"),
-        (lambda: keep_gradient(plain_model(3)), "the output of blocks.1 has a gradient hook or retain_grad()"),
+        (lambda: Model([InPlace(), Plain()]), "blocks.0 modifies its input in place"),
     ],
 )
 def test_a_forward_pass_that_is_no_chain(name, make, message):
@@ -123,69 +67,24 @@ def test_a_forward_pass_that_is_no_chain(name, make, message):
     assert_unchanged(model, before)
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_loss_on_a_tensor_from_inside_a_block(name):
-    """Plain autograd would send its gradient through the earlier blocks; a chain cannot."""
-    model, x = Model([TapsInside() for _ in range(3)]), torch.randn(4, 6)
-    with ENGINES[name].attach(model):
-        out = model(x).sum()
-        with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1"):
-            (out + model.blocks[1].auxiliary).backward()
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_an_input_with_a_gradient_that_differs_between_blocks(name):
-    model, x = plain_model(3), torch.randn(4, 6)
-    scales = [torch.randn(6, requires_grad=True) for _ in range(2)]
-    with ENGINES[name].attach(model):
-        h = model.blocks[0](model.stem(x), scales[0])
-        with pytest.raises(ChainError, match="must be the same for every block"):
-            model.blocks[1](h, scales[1])
-
-
-@pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("change", [lambda x: x.mul_(2), lambda x: x[0].zero_(), lambda x: x.copy_(torch.randn(6))])
-def test_an_input_with_a_gradient_that_is_changed_in_place_between_blocks(name, change):
-    """It is the same tensor, but the gradient of each state of it goes another way."""
-    model, x = plain_model(3), torch.randn(4, 6)
-    with ENGINES[name].attach(model):
-        scale = 1.5 * model.heads[0]
-        h = model.blocks[0](model.stem(x), scale)
-        change(scale)
-        with pytest.raises(ChainError, match=r"blocks\.1 .* \(6,\) .* has been changed in place since"):
-            model.blocks[1](h, scale)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_gradient_fidelity_refuses_it_too(name):
-    """torch.autograd.grad for parameters alone would not run the node that notices."""
-    model = Model([TapsInside() for _ in range(3)])
-
-    def loss_fn(out, target):
-        return out.sum() + model.blocks[1].auxiliary
-
-    with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1"):
-        gradfree.gradient_fidelity(ENGINES[name], model, loss_fn, (torch.randn(4, 6), None))
-
-
 def test_retain_grad_on_a_state_after_the_pass():
     model, x = plain_model(), torch.randn(4, 6)
     with HIGHWAY.attach(model):
         states = model.states(x)
         states[1].retain_grad()
-        with pytest.raises(ChainError, match=r"the output of blocks\.1 has a gradient hook or retain_grad"):
+        with pytest.raises(ChainError, match=r"the output of blocks\.1 has got a gradient hook or retain_grad"):
             states[-1].sum().backward()
 
 
-def test_a_state_that_is_not_the_first_argument():
-    class Keyword(Model):
-        def forward(self, x, scale):
-            h = self.blocks[0](x)
-            return self.blocks[1](scale, h)
-
-    model = Keyword([Plain(), Plain()])
-    with HIGHWAY.attach(model, ["blocks"]), pytest.raises(ChainError, match="but not as its first argument"):
-        model(torch.randn(4, 6), torch.randn(6))
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_state_that_is_changed_in_place_and_used_elsewhere(name):
+    """It has two values, one of them in the loss: which one nobody knows behind the pass."""
+    model, x = Model([Plain(), InPlace(), Plain()]), torch.randn(4, 6)
+    with ENGINES[name].attach(model, ["blocks"]):
+        h = model.blocks[0](model.stem(x))
+        out = model.blocks[2](model.blocks[1](h)).sum() + h.sum()
+        with pytest.raises(ChainError, match=r"^blocks\.1 changes its input in place, the output of blocks\.0"):
+            out.backward()
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -78,6 +78,7 @@ def test_modules_of_the_current_folder_are_found(command, tmp_path):
         (["bench", "report"], ["--suite", "--out"]),
         (["bench", "search"], ["--space", "--trials", "--seed", "--tasks", "--engines", "--model", "results/search"]),
         (["check"], ["model", "--data", "--loss", "--chains", "--device {cpu,cuda}"]),
+        (["advise"], ["model", "--data", "--budget", "--train", "--out"]),
         (["fit"], ["--engine", "highway_bp", "digits_highway_bp", "PyDoc", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
 )

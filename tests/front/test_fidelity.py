@@ -1,4 +1,5 @@
 import copy
+import inspect
 
 import pytest
 import torch
@@ -189,3 +190,17 @@ def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
     for fidelity in found:
         assert fidelity.total.cosine == pytest.approx(1.0)
         assert fidelity.total.norm_ratio == pytest.approx(1 / 4)
+
+
+def test_a_batch_may_be_a_mapping_of_keyword_arguments(batch):
+    inputs, target = batch
+    model = plain_model()
+    (name,) = list(inspect.signature(model.forward).parameters)[:1]
+    engine = gradfree.create_engine("truncated", window=2)
+    by_keyword = gradfree.gradient_fidelity(engine, model, lambda out: loss_fn(out, target), {name: inputs})
+    assert str(by_keyword) == str(gradfree.gradient_fidelity(engine, model, loss_fn, batch))
+
+
+def test_a_batch_that_is_a_tensor_is_refused(batch):
+    with pytest.raises(TypeError, match=r"batch must be a tuple, .*inputs, target.*, not a Tensor"):
+        gradfree.gradient_fidelity(gradfree.create_engine("backprop"), plain_model(), loss_fn, batch[0])

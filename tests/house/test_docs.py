@@ -9,6 +9,7 @@ import pytest
 import torch
 from places import RESULTS, ROOT
 
+import gradfree
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
@@ -16,8 +17,9 @@ from gradfree.chains import kinds
 from gradfree.cli import main
 from gradfree.depth import ports
 from gradfree.layers import roles
+from gradfree.registry import engine_class
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,15 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, package.__name__, package)
     for code in examples(page):
         exec(compile(code, str(page), "exec"), vars(package))
+
+
+def test_every_engine_has_a_page():
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "engines").glob("*.md")}
+    assert pages.keys() == set(gradfree.list_engines())
+    for name, text in pages.items():
+        assert text.startswith(f"# {name}\n")
+        assert f".. autoclass:: gradfree.algorithms.{engine_class(name).__name__}\n" in text
+        assert all(f"| {row} | " in text for row in ("formula", "exact when", "options", "wins", "loses"))
 
 
 def test_the_example_engine_is_right():

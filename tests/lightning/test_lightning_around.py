@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
-from lightning_runs import REGISTERED, RUNS, fresh, is_bare, over, quiet, strategy, trainer
+from lightning_runs import REGISTERED, fresh, in_turns, is_bare, over, quiet, strategy, trainer, turn
 from plain_modules import Net, PlainModule, weights
 from torch import nn
 
@@ -65,7 +65,7 @@ class Adversaries(pl.LightningModule):
         return pl.utilities.AttributeDict(batch_size=8)
 
 
-@over(RUNS)
+@over(turn(0))
 def test_two_optimizers_by_hand_train_as_the_plain_loop_does(tmp_path, engine, kind):
     """A frozen chain passes the error on to the one before it, and each step counts for its own chain alone."""
     chains = ["maker.middle", "judge.middle"]
@@ -110,7 +110,7 @@ def test_several_passes_in_one_step_sum_up(engine, kind):
         torch.testing.assert_close(total, sum(parts), rtol=1e-10, atol=1e-12)
 
 
-@over(RUNS)
+@over(turn(1))
 def test_validation_in_between_changes_nothing(tmp_path, engine, kind):
     """Sanity check, validation twice an epoch; test and predict before and behind; nothing is left on the module."""
     plain, module = fresh(kind), fresh(kind)
@@ -126,7 +126,7 @@ def test_validation_in_between_changes_nothing(tmp_path, engine, kind):
     assert torch.equal(first, plain.net(next(iter(plain.val_dataloader()))[0]))
 
 
-@over(RUNS)
+@over(turn(2))
 def test_an_averaged_model_is_the_average_of_the_steps(tmp_path, engine, kind):
     """The training itself goes on from its own weights, though validation in between sees the average."""
     averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning 2.6")
@@ -141,7 +141,7 @@ def test_an_averaged_model_is_the_average_of_the_steps(tmp_path, engine, kind):
     torch.testing.assert_close(weights(module), average, rtol=1e-5, atol=1e-6)
 
 
-@over(RUNS)
+@over(turn(3))
 def test_stochastic_weight_averaging_averages(tmp_path, engine, kind):
     watched, module = Snapshots(), fresh(kind)
     averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
@@ -183,7 +183,7 @@ class Thawing(BaseFinetuning):
             self.unfreeze_and_add_param_group(first_part(module), optimizer, 0.1)
 
 
-@over(RUNS)
+@over(turn(4))
 def test_parts_of_a_chain_may_be_frozen_and_thawed(tmp_path, engine, kind):
     class Frozen(PlainModule):
         def configure_optimizers(self):
@@ -207,8 +207,11 @@ def test_parts_of_a_chain_may_be_frozen_and_thawed(tmp_path, engine, kind):
     assert torch.equal(module.net.stem.weight, fresh(kind).net.stem.weight)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@over({key: run for key, run in REGISTERED.items() if key.endswith("blocks")})
+@in_turns(
+    ["precision"],
+    quick=[("32-true",), ("bf16-mixed",)],
+    runs={key: run for key, run in REGISTERED.items() if key.endswith("blocks")},
+)
 def test_checkpointing_inside_blocks_trains_the_same(tmp_path, engine, kind, precision):
     """What runs again in the backward pass runs under the forward pass's autocast."""
     plain, saving = fresh(kind), fresh(kind, saves_memory=True)
@@ -217,7 +220,7 @@ def test_checkpointing_inside_blocks_trains_the_same(tmp_path, engine, kind, pre
     assert torch.equal(weights(saving), weights(plain))
 
 
-@over(RUNS)
+@over(turn(5))
 def test_nets_that_are_built_when_training_begins(tmp_path, engine, kind):
     """In configure_model, as for models that are too large to be built before; and under anomaly detection."""
 

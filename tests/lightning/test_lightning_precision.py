@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from lightning_runs import REGISTERED, RUNS, WITH_STATE, fresh, over, quiet, strategy, trainer
+from lightning_runs import REGISTERED, RUNS, WITH_STATE, fresh, in_turns, over, quiet, strategy, trainer
 from plain_modules import PlainModule, weights
 from torch import nn
 
@@ -59,19 +59,11 @@ CLIPPING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("precision", "clipping"),
-    [
-        ("32-true", "value"),
-        ("bf16-mixed", "norm"),
-        ("bf16-true", "norm"),
-        *(
-            pytest.param(*rest, marks=pytest.mark.slow)
-            for rest in (("64-true", "norm"), ("16-mixed", "norm"), ("16-true", "value"))
-        ),
-    ],
+@in_turns(
+    ["precision", "clipping"],
+    quick=[("32-true", "value"), ("bf16-mixed", "norm"), ("bf16-true", "norm")],
+    slow=[("64-true", "norm"), ("16-mixed", "norm"), ("16-true", "value")],
 )
-@over(RUNS)
 def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precision, clipping):
     """To the last bit: Lightning adds nothing to an engine and takes nothing away."""
     clip, options = CLIPPING[clipping]
@@ -102,8 +94,7 @@ class Manual(PlainModule):
         optimizer.step()
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@over(REGISTERED)
+@in_turns(["precision"], quick=[("32-true",), ("bf16-mixed",)], runs=REGISTERED)
 def test_manual_optimization_trains_as_automatic_does(tmp_path, engine, kind, precision):
     automatic, manual = fresh(kind), fresh(kind, Manual)
     for module in (automatic, manual):

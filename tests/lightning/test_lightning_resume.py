@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
-from lightning_runs import RUNS, WITH_STATE, fresh, is_bare, over, quiet, strategy, trainer
+from lightning_runs import RUNS, WITH_STATE, fresh, in_turns, is_bare, over, quiet, strategy, trainer, turn
 from places import SUPPORT
 from plain_modules import PlainModule, weights
 
@@ -31,10 +31,7 @@ def half_precision(name):
     return {"plugins": MixedPrecision(name, "cpu", scaler)}
 
 
-@pytest.mark.parametrize(
-    "precision", ["bf16-mixed", *(pytest.param(rest, marks=pytest.mark.slow) for rest in ("32-true", "16-mixed"))]
-)
-@over(RUNS)
+@in_turns(["precision"], quick=[("bf16-mixed",)], slow=[("32-true",), ("16-mixed",)])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, engine, kind, precision):
     """To the last bit, weights and engine: 8 batches are no multiple of what the engines count to."""
     whole, carrier = fresh(kind), strategy(engine)
@@ -118,9 +115,9 @@ for path in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_weights_load_where_there_is_no_gradfree(tmp_path):
-    """Hyperparameters and weights of every engine's checkpoint, in a process that cannot import it."""
+    """Hyperparameters and weights of engines' checkpoints, in a process that cannot import it."""
     expected = {}
-    for number, ((name, options), kind) in enumerate(RUNS.values()):
+    for number, ((name, options), kind) in enumerate(turn(0).values()):
         path = tmp_path / f"{number}.ckpt"
         module = fresh(kind, lr=0.05)
         run = trainer(tmp_path, strategy=strategy(name, **options), max_epochs=1)

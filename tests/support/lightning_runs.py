@@ -37,6 +37,21 @@ def over(runs):
     )
 
 
+def turn(number, runs=RUNS):
+    """Return every third of ``runs`` from ``number`` on, and those with state; other tests have the others."""
+    return dict(list(runs.items())[number % 3 :: 3]) | {key: run for key, run in runs.items() if key in WITH_STATE}
+
+
+def in_turns(names, quick, slow=(), runs=RUNS):
+    """Parametrise a test over settings, each with its :func:`turn` of ``runs``: three settings go over all."""
+    rows = [
+        pytest.param(gradfree.create_engine(name, **options), kind, *setting, marks=marks, id="-".join([key, *setting]))
+        for number, (setting, marks) in enumerate([*((s, ()) for s in quick), *((s, pytest.mark.slow) for s in slow)])
+        for key, ((name, options), kind) in turn(number, runs).items()
+    ]
+    return pytest.mark.parametrize(("engine", "kind", *names), rows)
+
+
 def strategy(engine, **options):
     return gradfree.lightning.EngineStrategy(engine, **options)
 

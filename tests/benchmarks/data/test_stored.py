@@ -221,6 +221,7 @@ def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, mon
     assert "test perplexity" in (out / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")
 @pytest.mark.parametrize("part", [part for part in FORWARD_ONLY if part.optional])
 def test_the_real_images_fit_their_models(part):
@@ -230,6 +231,7 @@ def test_the_real_images_fit_their_models(part):
     assert all(split.targets.unique().tolist() == list(range(10)) for split in data)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")
 @pytest.mark.parametrize(("task", "tokens"), [(TINYSHAKESPEARE, 1_003_854), (WIKITEXT2, 2_088_628)])
 def test_the_real_texts_fit_their_models(task, tokens):

@@ -23,7 +23,9 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [n if n == "pydoc_gru_dsf" else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS]
+)
 def test_a_printed_configuration_is_the_same_configuration(name, tmp_path, capsys):
     first = printed(capsys, "--config", name)
     (tmp_path / "own.yaml").write_text(first)

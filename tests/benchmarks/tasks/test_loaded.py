@@ -8,14 +8,12 @@ import torch
 import user_module
 from tiny_suite import PLAIN, TASK, training
 
-from gradfree.benchmarks.bench.checking import Measured, recommendation
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.sweep import TASKS, row, suite_of
+from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
 from gradfree.benchmarks.tasks.imported import Imported, names_a_function
 from gradfree.benchmarks.tasks.loaded import Loaded, own_task
 from gradfree.cli import UsageError, main
-from gradfree.fidelity import Agreement
 
 MODEL, DATA = "user_module:build", "user_module:loader"
 
@@ -149,82 +147,6 @@ def test_a_folder_is_no_function(tmp_path, monkeypatch):
     assert not names_a_function("C:/data")
     (tmp_path / "odd:name").mkdir()
     assert not names_a_function("odd:name")
-
-
-def check(capsys, *args):
-    main(["check", *args])
-    return capsys.readouterr().out
-
-
-def test_a_check_tells_of_every_engine_and_measures_those_that_work(capsys):
-    out = check(capsys, MODEL)
-    assert "backprop:\n  note: nothing is attached: autograd computes all gradients" in out
-    assert "deeppcr, dsf, fixed_point, highway_bp, truncated:\n  chain 'blocks': 4 blocks" in out
-    assert "dfa, fa, foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
-    table = {line.split()[0]: line.split() for line in out.splitlines() if "to" in line.split()}
-    assert table["highway_bp"][1:3] == ["1.0000", "1.000"] or float(table["highway_bp"][1]) > 0.9
-    assert float(table["truncated"][1]) < 0.999
-    assert "plain backprop" in out.splitlines()[-1]
-
-
-def test_a_check_without_data_measures_nothing(capsys, tmp_path, monkeypatch):
-    (tmp_path / "lone_module.py").write_text("from user_module import Model\ndef build():\n    return Model(2, 3)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    out = check(capsys, "lone_module:build")
-    assert "chain 'blocks': 2 blocks" in out
-    assert "Nothing is measured without data: --data module:function" in out
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["user_module"], "user_module names no function; write user_module:build."),
-        ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
-    ],
-)
-def test_what_cannot_be_checked_is_said_in_a_line(args, message, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        main(["check", *args])
-    assert capsys.readouterr().err == f"gradfree: error: {message}\n"
-
-
-def test_chains_are_separated_by_commas(capsys, tmp_path, monkeypatch):
-    (tmp_path / "two_chains.py").write_text(
-        "from torch import nn\n"
-        "def chain():\n    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\n"
-        "def build():\n    return nn.ModuleDict({'x': chain(), 'y': chain()})\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    out = check(capsys, "two_chains:build", "--chains", "x,y")
-    assert "chain 'x': 2 blocks" in out
-    assert "chain 'y': 2 blocks" in out
-
-
-def measured(engine, cosine, low, ratio, high):
-    cost = {"ratio": ratio, "ratio_quartiles": [low, high], "time": ratio}
-    return Measured(row(engine, {}), Agreement(cosine, 1.0, 0.0), cost)
-
-
-@pytest.mark.parametrize(
-    ("others", "words"),
-    [
-        ([("dsf", 0.8, 0.9, 0.95, 1.1), ("highway_bp", 1.0, 1.1, 1.2, 1.3)], "Stay with plain backprop"),
-        ([("dsf", 0.8, 0.4, 0.5, 0.6), ("highway_bp", 0.995, 0.6, 0.7, 0.8)], "Try highway_bp: a step takes 0.70"),
-        ([("dsf", 0.8, 0.4, 0.5, 0.6), ("truncated", 0.9, 0.6, 0.7, 0.8)], "Try truncated: .* only akin"),
-        ([("dsf", float("nan"), 1.4, 1.5, 1.6)], "Stay with plain backprop"),
-        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.9998, 0.6, 0.7, 0.8)], "Try backprop .default.: .* 0.72"),
-        ([("backprop", 1.0, 0.6, 0.72, 0.8), ("highway_bp", 0.99999, 0.6, 0.7, 0.8)], "Try highway_bp: .* 0.70"),
-        ([], "Nothing to compare with plain backprop"),
-    ],
-)
-def test_what_is_recommended(others, words):
-    """Of the engines that are faster beyond doubt: the fastest that is as good or, if none is, the best.
-
-    Where the quartiles of several that are as good overlap, they are as fast, and the nearest gradient counts.
-    """
-    everything = [measured("backprop", 1.0, 1.0, 1.0, 1.0), *(measured(*other) for other in others)]
-    assert re.match(words, recommendation(everything, "--model m:b --data m:l"))
 
 
 @pytest.mark.slow

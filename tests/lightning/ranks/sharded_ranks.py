@@ -141,6 +141,11 @@ def in_fabric(name, kind):
 
 PLAIN_LOOPS = (attached_and_sharded, sharded_and_attached, sharded_in_parts)
 FRAMEWORKS = (in_lightning, in_fabric)
+RUNS = {
+    net: [ways[number % len(ways)] for ways in (PLAIN_LOOPS, FRAMEWORKS)]
+    for number, net in enumerate((name, kind) for name in gradfree.list_engines() for kind in kinds(name))
+}
+"""By engine and kind of net, in turns."""
 
 
 def mesh():
@@ -149,11 +154,7 @@ def mesh():
 
 def all_runs():
     """Return the weights after training by engine, kind of net and name of the run."""
-    return {
-        (name, kind): {run.__name__: run(name, kind) for run in (one_process, *PLAIN_LOOPS, *frameworks)}
-        for name in gradfree.list_engines()
-        for kind, frameworks in zip(kinds(name), (FRAMEWORKS, (), ()), strict=False)
-    }
+    return {net: {run.__name__: run(*net) for run in (one_process, *runs)} for net, runs in RUNS.items()}
 
 
 def sharded_block_by_block():

@@ -9,12 +9,7 @@ from rank_scripts import results_of_ranks
 
 pytestmark = pytest.mark.slow
 
-RUNS = [
-    (engine, kind, run.__name__)
-    for engine in sharded_ranks.gradfree.list_engines()
-    for kind, frameworks in zip(sharded_ranks.kinds(engine), (sharded_ranks.FRAMEWORKS, (), ()), strict=False)
-    for run in (*sharded_ranks.PLAIN_LOOPS, *frameworks)
-]
+RUNS = [(engine, kind, run.__name__) for (engine, kind), runs in sharded_ranks.RUNS.items() for run in runs]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,125 @@
+"""Which engine to take for a model of the user's own: the command ``gradfree advise``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from gradfree.benchmarks.advice.compiled import compiled_cost
+from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
+from gradfree.benchmarks.advice.findings import advice_record, contest_section, race_section
+from gradfree.benchmarks.advice.job import Job
+from gradfree.benchmarks.advice.race import race
+from gradfree.benchmarks.advice.recommendation import advise
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.records.environment import require
+from gradfree.benchmarks.records.provenance import Provenance
+from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.reports.publication import publish
+from gradfree.benchmarks.reports.report import SuiteReport
+from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.sweeps.axes import Paths, listed
+from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.chains.report import Report
+from gradfree.cli import UsageError
+
+_COMPILING = 0.3
+"""Share of the budget that compiling and timing what is compiled may take."""
+_RACERS = 2
+"""Engines that train beside plain backprop."""
+
+
+def run(
+    model: str,
+    data: str | None,
+    loss: str | None,
+    chains: Paths,
+    device: str,
+    budget: float,
+    train: float,
+    out: Path | None,
+) -> None:
+    """Print every engine's report, time those that can be attached, and recommend one, or plain backprop.
+
+    Raises:
+        UsageError: the model, the data or the device are not there, or no engine can be attached.
+    """
+    require(device)
+    paths = listed(chains) or None
+    console = Console()
+    data = data or _loader_beside(model)
+    built = Builder.to(model).build()
+    reports, rows = rows_to_try(built, paths)
+    _print_reports(reports, console)
+    if not rows:
+        raise UsageError(f"no engine can be attached to {model}, see above: stay with backprop.")
+    if data is None:
+        console.print(
+            "Nothing is measured without data: --data module:function, which returns batches of inputs and targets."
+        )
+        return
+    job = Job(model, data, loss, paths, device)
+    net = built.to(device).train()
+    with _progress(budget + train) as say:
+        standings = contest(job, net, rows, Budget((1 - _COMPILING) * budget), say)
+        say("torch.compile")
+        compiled = compiled_cost(job, standings.threads, _COMPILING * budget)
+        runners = race(job, net, [BACKPROP, *_racers(standings)], train, say) if train else []
+    advice = advise(standings, compiled, paths)
+    sections = [contest_section(job, standings, compiled, advice), *([race_section(job, runners)] if runners else [])]
+    record = advice_record(job, standings, compiled, advice)
+    report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]))
+    report.print(console)
+    if advice.code:
+        console.print(Text(f"\n    {advice.code}\n"), soft_wrap=True)
+    if out is not None:
+        files = _write(record, report, out)
+        console.print(Text(f"Report: {' '.join(map(str, files))}"))
+
+
+def _write(record: Record, report: SuiteReport, out: Path) -> list[Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "advice.json"
+    file.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return [file, *publish(report, out)]
+
+
+def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
+    for text in dict.fromkeys(map(str, reports.values())):
+        names = ", ".join(name for name, report in reports.items() if str(report) == text)
+        indented = "\n".join(f"  {line}" for line in text.splitlines())
+        console.print(f"{names}:\n{indented}\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _loader_beside(model: str) -> str | None:
+    """Return the function ``loader`` of the model's module, if there is one."""
+    name = f"{model.partition(':')[0]}:loader"
+    try:
+        return Imported.to(name).name
+    except UsageError:
+        return None
+
+
+def _racers(standings: Standings) -> list[Row]:
+    """Return the rows to train beside plain backprop: the fastest."""
+    _, *others = (c for c in standings.contestants if len(c.times) > 1)
+    return [c.row for c in sorted(others, key=lambda c: standings.cost(c)["ratio"])[:_RACERS]]
+
+
+@contextmanager
+def _progress(seconds: float) -> Iterator[Say]:
+    """Show what is being done, and how much of the time is gone."""
+    columns = BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=seconds)
+
+        def say(what: str) -> None:
+            progress.update(bar, completed=min(seconds, progress.tasks[0].elapsed or 0.0), description=what)
+
+        yield say

@@ -1,0 +1,257 @@
+"""Engines timed against plain backpropagation on a user's own batches, within a budget of time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from statistics import median, quantiles
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradfree import gradient_fidelity, list_engines
+from gradfree.benchmarks.advice.job import Batch, Job
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.sweeps.sweep import row
+from gradfree.benchmarks.timing.profiles import peak_memory
+from gradfree.benchmarks.timing.speed import clocked, statistics
+from gradfree.chains.report import Report
+from gradfree.cli import UsageError
+from gradfree.fidelity import Agreement
+from gradfree.registry import engine_class
+
+_WARM_UP = 3
+_TURN = 0.02
+"""Seconds of steps in a turn, if a step takes less."""
+_IN_SIGHT = 1.25
+"""Of the baseline's time: what takes longer when first tried has no further turns."""
+_HOPELESS = 4.0
+"""Likewise, of the second step alone."""
+_FEWEST, _MOST = 5, 25
+"""Rounds."""
+
+Say = Callable[[str], None]
+
+
+class Budget:
+    """A time that runs out.
+
+    Args:
+        seconds: from now on.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._end = monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds, none at the least."""
+        return max(0.0, self._end - monotonic())
+
+
+@dataclass(eq=False)
+class Contestant:
+    """A row in training on a copy of the user's model.
+
+    Attributes:
+        row: the engine.
+        model: with the engine attached.
+        step: takes a training step on a batch and returns the loss.
+        times: seconds of a step, a mean in each round.
+        gradient: compared with exact backpropagation's; ``None`` if not yet compared.
+        memory: peak in bytes of a step.
+        first: what a step came to beside plain backprop's when first tried, if it had no further turns.
+    """
+
+    row: Row
+    model: nn.Module
+    step: Callable[[Batch], Tensor]
+    times: list[float] = field(default_factory=list)
+    gradient: Agreement | None = None
+    memory: int | None = None
+    first: float | None = None
+
+    @classmethod
+    def of(cls, row: Row, model: nn.Module, job: Job, learning_rate: float = 0.0) -> Contestant:
+        """Attach the engine of ``row`` to a copy of ``model``, to be trained by AdamW.
+
+        Without a learning rate the weights stay: a model that diverges would be timed with NaN.
+        """
+        own = copy.deepcopy(model)
+        if row is not BACKPROP:
+            row.create_engine().attach(own, job.chains)
+        optimizer = torch.optim.AdamW(own.parameters(), lr=learning_rate)
+
+        def step(batch: Batch) -> Tensor:
+            optimizer.zero_grad()
+            loss = job.loss_of(own, batch)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return cls(row, own, step)
+
+
+@dataclass
+class Standings:
+    """What a contest came to.
+
+    Attributes:
+        threads: that torch used.
+        why: that many.
+        contestants: all that took part, plain backprop first.
+        failures: what went wrong, by label.
+        untried: labels that there was no time for.
+    """
+
+    threads: int
+    why: str
+    contestants: list[Contestant]
+    failures: dict[str, str]
+    untried: list[str]
+
+    def cost(self, contestant: Contestant) -> dict[str, Any]:
+        """Return times and ratios to plain backprop's, round by round, as :func:`statistics` has them."""
+        baseline = self.contestants[0].times
+        return statistics(contestant.times, baseline[: len(contestant.times)])
+
+
+def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[str, Report], list[Row]]:
+    """Return every engine's report on ``model``, and rows of those that something can be attached with.
+
+    Every engine's first settings come before any one's second.
+    """
+    reports = {name: engine_class(name)().validate(model, chains) for name in list_engines()}
+    fit = [name for name, report in reports.items() if report.ok and report.chains]
+    settings = {name: list(engine_class(name).worth_trying) for name in fit}
+    deepest = max(map(len, settings.values()), default=0)
+    return reports, [row(name, settings[name][n]) for n in range(deepest) for name in fit if n < len(settings[name])]
+
+
+def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say: Say) -> Standings:
+    """Time plain backpropagation and ``rows`` in turns, until ``budget`` is spent or the figures stand.
+
+    Whoever takes much longer than plain backprop when first tried has no further turns.
+
+    Args:
+        job: what is trained.
+        model: that the copies are of.
+        rows: to try, the most promising first.
+        budget: of time; what is begun is ended.
+        say: is told what is being done.
+
+    Raises:
+        UsageError: plain backpropagation fails.
+    """
+    failures: dict[str, str] = {}
+    say("plain backprop")
+    with _noted(failures, BACKPROP.label):
+        plain = Contestant.of(BACKPROP, model, job)
+        for _ in range(_WARM_UP):
+            plain.step(job.batches[0])
+        plain.gradient = Agreement(1.0, 1.0, 0.0)
+    if failures:
+        raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
+    threads, why = _choose_threads(plain, job, budget, say)
+    standings = Standings(threads, why, [plain], failures, [])
+    for candidate in rows:
+        if budget.left < 0.4 * budget.seconds:
+            standings.untried.append(candidate.label)
+            continue
+        say(candidate.label)
+        with _noted(failures, candidate.label):
+            standings.contestants.append(_tried(candidate, model, plain, job))
+    close = [c for c in standings.contestants if c.first is None]
+    _compare_gradients([c for c in close if c is not plain], job, standings, say)
+    _take_turns(close, job, standings, budget, say)
+    _compare_gradients([c for c in standings.contestants if c.first and budget.left], job, standings, say)
+    for contestant in close:
+        say(f"memory of {contestant.row.label}")
+        step = partial(contestant.step, job.batches[0])
+        contestant.memory = peak_memory(step, torch.device(job.device))
+    return standings
+
+
+def _choose_threads(plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
+    """Let torch use all threads or one, whichever is faster in all but a quarter of the turns."""
+    every = torch.get_num_threads()
+    if every == 1 or job.device != "cpu":
+        return every, ""
+    late = {}
+    for threads in (every, 1):
+        say(f"plain backprop, {threads} threads" if threads > 1 else "plain backprop, one thread")
+        torch.set_num_threads(threads)
+        end = Budget(budget.seconds / 20)
+        times = [_turn(plain, job, 0)]
+        while (end.left and len(times) < _MOST) or len(times) < _WARM_UP:
+            times.append(_turn(plain, job, len(times)))
+        late[threads] = quantiles(times)[2]
+    chosen = min(late, key=lambda threads: late[threads])
+    torch.set_num_threads(chosen)
+    told = ", ".join(f"{1e3 * t:.1f} ms with {n} thread{'s' if n > 1 else ''}" for n, t in late.items())
+    return chosen, f"three quarters of plain backprop's steps take at most {told}"
+
+
+def _turn(contestant: Contestant, job: Job, n: int) -> float:
+    """Return the mean seconds of a few steps, in the ``n``-th round."""
+    step = partial(contestant.step, job.batches[n % len(job.batches)])
+    usual = median(contestant.times) if contestant.times else _TURN
+    return clocked(step, max(1, ceil(_TURN / usual)) if usual < _TURN else 1)
+
+
+def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job) -> Contestant:
+    """Return a contestant with its first turn behind it, and what it comes to beside plain backprop's of now."""
+    contestant = Contestant.of(candidate, model, job)
+    contestant.step(job.batches[0])
+    usual = min(_turn(plain, job, 0) for _ in range(2))
+    if (ratio := clocked(partial(contestant.step, job.batches[0]), 1) / usual) > _HOPELESS:
+        contestant.first = ratio
+        return contestant
+    for _ in range(_WARM_UP):
+        contestant.step(job.batches[0])
+    ratio = median(_turn(contestant, job, n) / _turn(plain, job, n) for n in range(_WARM_UP))
+    if ratio > _IN_SIGHT:
+        contestant.first = ratio
+    return contestant
+
+
+def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget: Budget, say: Say) -> None:
+    """Time ``close`` in rounds, until the budget is spent."""
+    for n in range(_MOST):
+        if n >= _FEWEST and not budget.left:
+            return
+        for contestant in list(close):
+            label = contestant.row.label
+            say(f"{label}, round {n + 1}")
+            with _noted(standings.failures, label):
+                contestant.times.append(_turn(contestant, job, n))
+            if label in standings.failures:
+                close.remove(contestant)
+                standings.contestants.remove(contestant)
+
+
+def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
+    for contestant in contestants:
+        say(f"gradient of {contestant.row.label}")
+        with _noted(standings.failures, contestant.row.label):
+            engine, plain = contestant.row.create_engine(), standings.contestants[0].model
+            contestant.gradient = gradient_fidelity(engine, plain, job.loss_fn, job.batches[0], job.chains).total
+
+
+@contextmanager
+def _noted(failures: dict[str, str], label: str) -> Iterator[None]:
+    """Note what goes wrong inside: it says nothing of the next contestant."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        failures[label] = f"{type(error).__name__}: {error}"

@@ -1,0 +1,173 @@
+"""A contest and a race as sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from math import nan
+from typing import Any
+
+from gradfree.benchmarks.advice.compiled import LABEL
+from gradfree.benchmarks.advice.contest import Contestant, Standings
+from gradfree.benchmarks.advice.job import Job
+from gradfree.benchmarks.advice.race import LEARNING_RATE, Runner
+from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
+from gradfree.benchmarks.records.environment import environment
+from gradfree.benchmarks.records.records import SCHEMA, Record
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.column import Column, Figure
+from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.facts import Fact, fact, table
+from gradfree.benchmarks.tables.section import Section
+
+_TIME, _PLAIN = "step time", "× plain backprop"
+_COSINE, _NORM, _MEMORY, _NOTE = "cosine", "norm ratio", "peak memory", "note"
+_LOSS, _STEPS, _REACHED = "training loss", "steps", "time to backprop's loss"
+
+
+def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Section:
+    """Return what the contest came to."""
+    where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": standings.threads}
+    facts = table(
+        [
+            *(f for c in standings.contestants for f in _told(c, standings, where)),
+            *_told_of_compiled(compiled, where),
+            *(fact(_NOTE, "", row=label, note=f"failed: {e}", **where) for label, e in standings.failures.items()),
+        ]
+    )
+    return Section(
+        title=f"{job.model} on {job.data}: a training step ({job.device}, {standings.threads} threads)",
+        facts=facts,
+        columns=[
+            Column("step (ms)", (Figure(_TIME, "{value:.2f}", "s", 1e3),)),
+            Column("step (×)", (Figure(_TIME, "{value:.2f}", _PLAIN), Figure(_TIME, "{low:.2f}–{high:.2f}", _PLAIN))),
+            Column("cosine", (Figure(_COSINE, "{value:.4f}"),)),
+            Column("norm ratio", (Figure(_NORM, "{value:.3f}"),)),
+            Column("peak memory (MiB)", (Figure(_MEMORY, "{value:.1f}", "MiB"),)),
+            Column("note", (Figure(_NOTE),)),
+        ],
+        legend=(
+            "×: of plain backprop's step in the same rounds, median [quartiles]. Cosine and norm ratio: of the whole "
+            "gradient beside exact backpropagation's, on one batch, at these weights. "
+            + (f"Threads: {standings.why}." if standings.why else "")
+        ),
+        remarks=[f"No time was left for {', '.join(standings.untried)}."] if standings.untried else [],
+        charts=[
+            Chart(
+                "Step time and gradient",
+                points(facts, Figure(_TIME, unit=_PLAIN), Figure(_COSINE), "row"),
+                Axis(f"{_TIME} ({_PLAIN})", "log"),
+                Axis("cosine with the exact gradient (1)"),
+                band={"as good as exact": (AS_GOOD, 1.0)},
+            )
+        ],
+        answer=advice.words,
+    )
+
+
+def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
+    row = contestant.row
+    who: dict[str, Any] = {"row": row.label, "series": row.series, "k": row.iterations, **where}
+    if len(contestant.times) > 1:
+        yield from _times(standings.cost(contestant), who)
+    if contestant.gradient:
+        yield fact(_COSINE, "1", contestant.gradient.cosine, **who)
+        yield fact(_NORM, "1", contestant.gradient.norm_ratio, **who)
+    if contestant.memory is not None:
+        yield fact(_MEMORY, "MiB", contestant.memory / 2**20, **who)
+    if contestant.first:
+        yield fact(_TIME, _PLAIN, contestant.first, **who)
+        yield fact(_NOTE, "", note="slow when first tried", **who)
+
+
+def _told_of_compiled(compiled: Mapping[str, Any] | str, where: Mapping[str, Any]) -> Iterator[Fact]:
+    who = {"row": LABEL, "series": LABEL, **where}
+    if isinstance(compiled, str):
+        yield fact(_NOTE, "", note=compiled, **who)
+        return
+    yield from _times(compiled, who)
+    yield fact(_COSINE, "1", 1.0, **who)
+
+
+def _times(cost: Mapping[str, Any], who: Mapping[str, Any]) -> Iterator[Fact]:
+    yield fact(_TIME, "s", Estimate.recorded(cost, "time"), **who)
+    yield fact(_TIME, _PLAIN, Estimate.recorded(cost, "ratio"), **who)
+
+
+def race_section(job: Job, runners: Sequence[Runner]) -> Section:
+    """Return what the race came to: the target is the loss that plain backprop, the first, ends with."""
+    target = runners[0].losses[-1]
+    where = {"task": job.model, "device": job.device}
+    facts = table(f for runner in runners for f in _run(runner, target, where))
+    times = {runner.row.label: runner.reached(target) for runner in runners}
+    first = min((label for label in times if times[label] is not None), key=lambda label: times[label] or 0.0)
+    return Section(
+        title=f"{job.model} on {job.data}: {runners[0].seconds[-1]:.0f} s of training for each",
+        facts=facts,
+        columns=[
+            Column("steps", (Figure(_STEPS, "{value:.0f}"),)),
+            Column("last loss", (Figure(_LOSS, "{value:.4g}"),)),
+            Column("to backprop's last loss (s)", (Figure(_REACHED, "{value:.1f}", "s"),)),
+        ],
+        legend=(
+            f"AdamW at {LEARNING_RATE:g}, one seed; losses are means over a twentieth of the time. Backprop's last "
+            f"loss: {target:.4g}."
+        ),
+        remarks=[f"First at plain backprop's last loss: {first}, after {times[first]:.1f} s. One seed proves nothing."],
+        charts=[
+            Chart(
+                "Training loss over time",
+                points(facts, "at", Figure(_LOSS, unit="on the way"), "row"),
+                Axis("time (s)"),
+                Axis("training loss (mean)", "log"),
+                "solid",
+            )
+        ],
+    )
+
+
+def _run(runner: Runner, target: float, where: Mapping[str, Any]) -> Iterator[Fact]:
+    who = {"row": runner.row.label, "series": runner.row.label, **where}
+    yield fact(_STEPS, "count", runner.steps, **who)
+    yield fact(_LOSS, "at the end", runner.losses[-1], **who)
+    reached = runner.reached(target)
+    yield fact(_REACHED, "s", nan if reached is None else reached, note="never" if reached is None else None, **who)
+    for n, (seconds, loss) in enumerate(zip(runner.seconds, runner.losses, strict=True)):
+        yield fact(_LOSS, "on the way", loss, at=seconds, setting=f"leg {n + 1}", **who)
+
+
+def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:
+    """Return the contest for programs: times in seconds, memory in bytes."""
+    rows = [
+        {
+            "label": c.row.label,
+            "engine": c.row.engine,
+            "options": dict(c.row.options),
+            "cosine": c.gradient and c.gradient.cosine,
+            "norm_ratio": c.gradient and c.gradient.norm_ratio,
+            "peak_memory": c.memory,
+            "first_try": c.first,
+            **(standings.cost(c) if len(c.times) > 1 else {}),
+        }
+        for c in standings.contestants
+    ]
+    results = {
+        "take": advice.engine,
+        "advice": advice.words,
+        "code": advice.code,
+        "threads": standings.threads,
+        "rows": rows,
+        "torch.compile": compiled if isinstance(compiled, Mapping) else {"note": compiled},
+        "failures": standings.failures,
+        "untried": standings.untried,
+    }
+    return Record(
+        schema=SCHEMA,
+        case=f"advice/{job.model}/{job.data}/{job.device}",
+        kind="advice",
+        config={"model": job.model, "data": job.data, "loss": job.loss, "chains": job.chains},
+        seeds=[],
+        results=results,
+        environment=environment(job.device),
+        timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,129 @@
+"""A model and batches of the user's own, and a training step on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.benchmarks.tasks.loaded import squared_error
+from gradfree.cli import UsageError
+from gradfree.wording import one
+
+_BATCH_SIZE = 32
+"""Of examples that come without batches."""
+_BATCHES = 4
+"""That are held for timing: the first ones."""
+
+Batch = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, on what.
+
+    Attributes:
+        model: ``module:function``, which returns the model.
+        data: likewise, for the examples: a pair of tensors, a data set, or an iterable of batches, which are taken as
+            they are: ``(*inputs, target)``, or mappings of the model's keyword arguments. Of several sources that of
+            training.
+        loss: likewise, called with outputs and targets, or with outputs alone where batches are mappings. If not
+            given, the ``loss`` of the outputs if they have one, else cross-entropy for targets of whole numbers and
+            the squared error for others.
+        chains: module paths; found automatically if not given.
+        device: where.
+    """
+
+    model: str
+    data: str
+    loss: str | None
+    chains: Sequence[str] | None
+    device: str
+
+    def build(self) -> nn.Module:
+        """Return a new model in training mode."""
+        return Builder.to(self.model).build().to(self.device).train()
+
+    def stream(self) -> Iterator[Batch]:
+        """Yield the batches, over and over.
+
+        Raises:
+            UsageError: there are none, or they are of another kind.
+        """
+        while True:
+            count = 0
+            for batch in _batches(Imported.to(self.data).result(), self.data):
+                count += 1
+                yield self._on_device(batch)
+            if not count:
+                raise UsageError(f"{self.data} has no batch.")
+
+    def _on_device(self, batch: Any) -> Batch:
+        if isinstance(batch, (Sequence, Mapping)) and len(batch):
+            moved: Batch = move_data_to_device(batch, torch.device(self.device))
+            return moved
+        raise UsageError(
+            f"{self.data} has a batch that is {one(type(batch).__name__)}, not inputs and a target, nor a mapping of "
+            "the model's keyword arguments."
+        )
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """A few of them."""
+        first = Imported.to(self.data).result()
+        few = islice(_batches(first, self.data), _BATCHES)
+        return [self._on_device(batch) for batch in few] or [next(self.stream())]
+
+    @cached_property
+    def loss_fn(self) -> Callable[..., Tensor]:
+        """The loss of outputs and, but for mappings, a target."""
+        return _default_loss if self.loss is None else Imported.to(self.loss)
+
+    def loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of ``model`` on ``batch``."""
+        if isinstance(batch, Mapping):
+            return self.loss_fn(model(**batch))
+        *inputs, target = batch
+        return self.loss_fn(model(*inputs), target)
+
+
+def _batches(source: Any, name: str) -> Iterator[Any]:
+    """Yield the batches of what a loader gave."""
+    if isinstance(source, Mapping):
+        source = source.get("train", next(iter(source.values()), None))
+    elif isinstance(source, tuple) and not _is_pair(source):
+        source = source[0]
+    if _is_pair(source):
+        source = TensorDataset(*source)
+    if isinstance(source, Dataset) and not isinstance(source, DataLoader):
+        source = DataLoader(source, _BATCH_SIZE)
+    try:
+        yield from source
+    except TypeError as error:
+        raise UsageError(f"{name} returns {one(type(source).__name__)}, not examples: {error}.") from error
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, Tensor) for part in value)
+
+
+def _default_loss(outputs: Any, target: Any = None) -> Tensor:
+    """Return the outputs' own loss, or what is usual for such targets."""
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
+        raise TypeError(
+            f"no loss is known of outputs that are {one(type(outputs).__name__)} and a target that is "
+            f"{one(type(target).__name__)}: name one, --loss module:function."
+        )
+    return squared_error(outputs, target) if target.is_floating_point() else cross_entropy(outputs, target)

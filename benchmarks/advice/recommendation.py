@@ -1,0 +1,103 @@
+"""What to do in view of a contest's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradfree.benchmarks.advice.contest import Contestant, Standings
+
+AS_GOOD = 0.99
+"""The cosine from which on a gradient is recommended without a second thought."""
+_DIGITS = 4
+"""Of a cosine."""
+_LEANER = 0.7
+"""Share of plain backprop's peak memory from which on an engine is worth a word for that."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do.
+
+    Attributes:
+        engine: label of the engine to take; ``None``: stay with backprop.
+        words: that, with the figures it rests on.
+        code: lines to paste.
+    """
+
+    engine: str | None
+    words: str
+    code: str
+
+
+def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequence[str] | None) -> Advice:
+    """Return which engine to take, if any: of those with backprop's gradient that are faster beyond doubt the fastest.
+
+    Between the quartiles of the ratios it is anyone's guess: of several that may be as fast, the nearest gradient.
+    Where torch.compile alone is faster still, that.
+    """
+    costs = {c.row.label: standings.cost(c) for c in standings.contestants if len(c.times) > 1}
+    _, *others = (c for c in standings.contestants if c.row.label in costs and c.gradient)
+    faster = [c for c in others if costs[c.row.label]["ratio_quartiles"][1] < 1]
+    as_good = [c for c in faster if _cosine(c) >= AS_GOOD]
+    best = _best(as_good, costs) if as_good else None
+    least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
+    hints = _hints(standings, others, faster, best, costs)
+    if isinstance(compiled, Mapping) and compiled["ratio_quartiles"][1] < least:
+        words = f"Stay with backprop, and compile: a step then takes {compiled['ratio']:.2f} of the time"
+        if best:
+            words += f", less than with {best.row.label} ({costs[best.row.label]['ratio']:.2f})"
+        return Advice(None, f"{words}.{hints}", "model.compile()")
+    if len(standings.contestants) == 1:
+        return Advice(None, f"Nothing can be said: no engine could be timed.{hints}", "")
+    if best is None:
+        return Advice(None, f"Stay with backprop: no engine with its gradient is faster here.{hints}", "")
+    words = (
+        f"Take {best.row.label}: a step takes {costs[best.row.label]['ratio']:.2f} of plain backprop's time, and the "
+        f"gradient is backprop's, or next to it (cosine {_cosine(best):.{_DIGITS}f})."
+    )
+    return Advice(best.row.label, words + hints, code_for(best, chains))
+
+
+def code_for(contestant: Contestant, chains: Sequence[str] | None) -> str:
+    """Return the line that puts the engine on an optimizer."""
+    options = {**contestant.row.options, **({"chains": list(chains)} if chains else {})}
+    given = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"optimizer = gradfree.EngineOptimizer(optimizer, model, engine={contestant.row.engine!r}{given})"
+
+
+def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]]) -> Contestant:
+    fastest = min(as_good, key=lambda c: costs[c.row.label]["ratio"])
+    reach = costs[fastest.row.label]["ratio_quartiles"][1]
+    rivals = [c for c in as_good if costs[c.row.label]["ratio_quartiles"][0] <= reach]
+    return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -costs[c.row.label]["ratio"]))
+
+
+def _hints(
+    standings: Standings,
+    others: Sequence[Contestant],
+    faster: Sequence[Contestant],
+    best: Contestant | None,
+    costs: Mapping[str, Mapping[str, Any]],
+) -> str:
+    """Return what else may be worth a try: a rougher gradient that is faster, less memory, what had no turn."""
+    words = f" {len(standings.untried)} settings had no turn: give a longer --budget." if standings.untried else ""
+    least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
+    rough = [c for c in faster if _cosine(c) < AS_GOOD and costs[c.row.label]["ratio_quartiles"][1] < least]
+    if rough:
+        nearest = max(rough, key=_cosine)
+        words += (
+            f" {nearest.row.label} is faster ({costs[nearest.row.label]['ratio']:.2f}), but its gradient only akin "
+            f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains, --train 2m."
+        )
+    plain = standings.contestants[0].memory
+    lean = [c for c in others if plain and c.memory and c.memory < _LEANER * plain and _cosine(c) >= AS_GOOD]
+    if lean:
+        leanest = min(lean, key=lambda c: c.memory or 0)
+        words += f" In the least memory: {leanest.row.label}, {(leanest.memory or 0) / (plain or 1):.2f} of the peak."
+    return words
+
+
+def _cosine(contestant: Contestant) -> float:
+    return contestant.gradient.cosine if contestant.gradient else float("nan")

@@ -1,0 +1,375 @@
+"""The hooks on the blocks of a chain, which cut autograd's graph around each and add it to a recording.
+
+What cannot go on a recorded pass starts another one, at the block where that shows: a block that is not given the
+state before it, or tensors that depend on a state. What turns out, once it has run, to be no link at all is left to
+autograd. The outer graph links all these, exactly; engines see shorter chains, and the site keeps why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointFunction
+
+from gradfree.chains.refusals import hooked
+from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
+from gradfree.depth.batched_chain import Ran
+from gradfree.depth.batching import Batching
+from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
+from gradfree.depth.jacobians import Mixing
+from gradfree.depth.link import Link
+from gradfree.depth.ports import Port, port_of, replaced, tensors_in
+from gradfree.depth.recording import Recording, has_hooks
+from gradfree.errors import ChainError, refuse
+from gradfree.torchside.graph import Reached, may_write, older, walk
+from gradfree.torchside.guards import recomputed
+from gradfree.torchside.sharding import is_spread, sharded
+from gradfree.torchside.unsaved import Unsaved
+
+
+class _Call(NamedTuple):
+    """What a block's pre-hook leaves for its forward hook."""
+
+    recording: Recording
+    before: Tensor
+    begun: bool
+    given: Tensor | None
+    entries: tuple[tuple[int | None, GradientEdge], ...]
+    versions: tuple[tuple[Tensor, int], ...]
+    outer: tuple[tuple[Tensor, int], ...]
+    number: int
+    without_graph: bool = False
+
+
+class RecordedChain:
+    """One chain of a model with an engine attached.
+
+    Args:
+        attachment: solves for the gradients.
+        site: the chain.
+    """
+
+    def __init__(self, attachment: Attachment, site: Site):
+        self.attachment = attachment
+        self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
+        self.mixing = Mixing()
+        engine, batched = attachment.engine, attachment.batched
+        self.batching: Batching | None = None
+        if batched and engine.pulls_at_once and site.can_be_batched:
+            self.batching = Batching(self.blocks, batched, engine.needs_residual)
+        modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
+        # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
+        self._parameters = [module._parameters for module in modules if module._parameters]
+        self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
+
+    def record(self) -> list[Removable]:
+        """Put the hooks on the blocks; return what to take off again."""
+        handles: list[Removable] = []
+        for path, block in self.blocks.items():
+            recorder = BlockRecorder(self, path, port_of(block))
+            if self.batching is not None and "forward" not in vars(block):
+                handles += [WithoutGraph(recorder, block), Unsaved(block, {"forward"})]
+            # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
+            handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(recorder.leave, prepend=True))
+        return handles
+
+    def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
+        """Return the recording of a pass that starts from ``state``."""
+        parameters = self.trainable()
+        around = (p for p in self.attachment.around() if p.requires_grad and not is_spread(p))
+        # By identity: the hash of a tensor is computed in Python.
+        return Recording(self, list({id(p): p for p in (*parameters, *around)}.values()), inputs)
+
+    def trainable(self) -> list[Tensor]:
+        """Return the parameters of all blocks that need a gradient, each once."""
+        found = (p for own in self._parameters for p in own.values() if p is not None and p.requires_grad)
+        return list({id(p): p for p in found}.values())
+
+    def check(self) -> None:
+        """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
+        refuse(sharded(self.inside))
+        if any(self._hooks):
+            refuse(hooked(self.inside))
+
+    def split(self, path: str, reason: str, remedy: str) -> None:
+        """Note that the block at ``path`` does not go on the chain of the block before it.
+
+        Args:
+            path: of the block.
+            reason: why.
+            remedy: what to do about it, for engines that take none but whole chains.
+        """
+        self.splits[path] = reason
+
+
+class BlockRecorder:
+    """The hooks of one block."""
+
+    def __init__(self, chain: RecordedChain, path: str, port: Port):
+        self.chain, self.path, self.port = chain, path, port
+        self.call: _Call | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a call that an exception has cut short: its tensors cannot be copied."""
+        return {**self.__dict__, "call": None}
+
+    def enter(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Give the block inputs without history and join the pass that its state belongs to, or start one."""
+        self.call = None
+        # A checkpoint around the block runs it again for what autograd has kept of the pass; that is recorded already.
+        if not torch.is_grad_enabled() or recomputed():
+            return None
+        if getattr(block, "_is_replica", False):
+            raise ChainError(
+                f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
+                "DistributedDataParallel."
+            )
+        state, others, put = self.port.take(args, kwargs)
+        needed = state is not None and state.requires_grad
+        if not needed and not others and not any(p.requires_grad for p in block.parameters()):
+            return None
+        if state is None:
+            self.chain.split(self.path, "its first argument is no tensor: autograd goes through it", _NO_STATE)
+            return None
+        recording, before, begun = self._join(state, others)
+        recording.before(self.path, block, state)
+        if recording.setting is not None and not others:
+            alone = len(args) == 1 and not kwargs and len(block._forward_pre_hooks) == len(block._forward_hooks) == 1
+            if not alone:
+                recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
+            elif recording.setting.is_batched(self.path):
+                versions = ((state, state._version),)
+                self.call = _Call(recording, before, begun, state, (), versions, (), 0, True)
+                return None
+        given = recording.enter(self.path, state) if needed else None
+        numbers = [None if t is state else _number(recording, t) for t in others]
+        known = [(n, t) for n, t in zip(numbers, others, strict=True) if n is not None]
+        local = recording.enter_inputs(self.path, known)
+        entries = [(n, edge(t)) for (n, _), t in zip(known, local, strict=True)]
+        live = [*local] if given is None else [given, *local]
+        self.call = _Call(
+            recording,
+            before,
+            begun,
+            given,
+            tuple(entries) if given is None else ((None, edge(given)), *entries),
+            tuple((t, t._version) for t in live),
+            () if begun else tuple((t, t._version) for t in (state, recording.links[-1].out)),
+            torch._C._autograd._get_sequence_nr(),
+        )
+        first, rest = state if given is None else given, iter(local)
+        inputs = [
+            first if t is state else _uncut(recording, t) if n is None else next(rest)
+            for n, t in zip(numbers, others, strict=True)
+        ]
+        return put(first, inputs)
+
+    def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        """Add the block's graph to the recording; return its output with the next state in it."""
+        call, self.call = self.call, None
+        if call is None:
+            return None
+        state, rest = self.port.split(out)
+        if state is None:
+            raise ChainError(
+                f"{self.path} returned {type(out).__name__}, in which the next state is not found: a block of a chain "
+                "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
+                f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
+            )
+        if call.without_graph:
+            return self._leave_without_graph(block, state, rest, call)
+        in_place = self._changed(call)
+        if in_place:
+            call.recording.follow_block(call.outer)
+        if not state.requires_grad:
+            return None
+        aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
+        graph = walk([state, *aside], {entry.node for _, entry in call.entries})
+        if strange := self._strange(graph, call):
+            self.chain.split(self.path, f"it uses {strange}: autograd goes through it", _OUTSIDER.format(what=strange))
+            entries = [node for node, _ in graph.stops]
+            return self.port.join(Past.apply(self.path, entries, call.before, state), rest)
+        recording = call.recording
+        if recording.setting is not None and (rest is not None or in_place or not graph.stops):
+            recording.setting.apart[self.path] = "it returns more than its state, changes it in place or cuts the chain"
+        recording.uncut = recording.uncut or older(graph.nodes, call.number)
+        link = self._link(block, state, aside, graph, call, in_place)
+        after, handed = recording.leave(link, call.given, call.before)
+        out = self.port.join(after, rest)
+        return replaced(out, {id(t): new for t, new in zip(aside, handed, strict=True)}) if aside else out
+
+    def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _Call) -> Any:
+        changed = [tensor for tensor, version in call.versions if tensor._version != version]
+        if changed or rest is not None:
+            raise ChainError(
+                f"{self.path} changes its state in place, or returns more than its state, which it did not in an "
+                "earlier pass. Attach with batched=False."
+            )
+        recording = call.recording
+        assert call.given is not None
+        # It shares its count of changes in place with the state that the block was given.
+        x = call.given.detach() if call.begun else recording.handed[-1].seen
+        link = Ran(self.path, block, state.detach(), x)
+        return self.port.join(recording.leave(link, call.given, call.before)[0], rest)
+
+    def _link(
+        self, block: nn.Module, state: Tensor, aside: Sequence[Tensor], graph: Reached, call: _Call, in_place: bool
+    ) -> Link:
+        # An edge keeps its node alive only from torch 2.9 on; before, it dangles where no output leads to it.
+        entries = [(number, e) for number, e in call.entries if (e.node, e.output_nr) in graph.stops]
+        of_state = walk([state], {e.node for _, e in entries}).stops if aside else graph.stops
+        reached = [(number, e) for number, e in entries if (e.node, e.output_nr) in of_state]
+        numbers = call.recording.numbers
+        return Link(
+            self.path,
+            block,
+            state,
+            next((e for number, e in reached if number is None), None),
+            tuple((number, e) for number, e in reached if number is not None),
+            {numbers[id(leaf)]: leaf for leaf in graph.leaves},
+            state.grad_fn,
+            may_write(graph.kinds),
+            tuple(aside),
+            tuple(entries),
+            in_place,
+        )
+
+    def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor, bool]:
+        """Return the recording that ``state`` belongs to, the node's output to continue from, and whether it is new."""
+        node: Any = state.grad_fn
+        recording = node.recording if isinstance(node, EXITS) else None
+        if recording is not None and recording.chain is self.chain:
+            problem = self._cannot_go_on(recording, node.index + state.output_nr - 1, state, others)
+            if problem is None:
+                return recording, state, False
+            self.chain.split(self.path, *problem)
+        else:
+            self.chain.check()
+            if isinstance(node, ASIDE) and node.recording.chain is self.chain:
+                self.chain.split(self.path, *_NOT_THE_STATE)
+            elif state.requires_grad and self.path != next(iter(self.chain.blocks)):
+                self.chain.split(self.path, *_BETWEEN)
+        recording = self.chain.begin(state, [t for t in others if t is not state])
+        return recording, recording.begin(self.path, state), True
+
+    def _cannot_go_on(
+        self, recording: Recording, index: int, state: Tensor, others: Sequence[Tensor]
+    ) -> tuple[str, str] | None:
+        """Return why the block cannot be the next link of ``recording``, and what to do; ``None`` if it can."""
+        last = recording.links[index].path if index < len(recording.links) else ""
+        if index != len(recording.links) - 1:
+            return f"the output of {last} has been used by another block: the blocks branch", _BRANCHING
+        if has_hooks(state):
+            return f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient", _HOOKED
+        for tensor in others:
+            if tensor is not state and _number(recording, tensor) is None:
+                graph = walk([_uncut(recording, tensor)])
+                own = not graph.kinds.isdisjoint(BORDERS)
+                if own or any(id(leaf) not in recording.numbers for leaf in graph.leaves):
+                    what = "depends on a state" if own else "needs a gradient"
+                    shape = tuple(tensor.shape)
+                    return f"it was given a tensor of shape {shape} that {what} and that no block before it was", _INPUT
+        return None
+
+    def _changed(self, call: _Call) -> bool:
+        """Tell whether the block has changed its state in place; refuse what is wrong then."""
+        changed = [tensor for tensor, version in call.versions if tensor._version != version]
+        if not changed:
+            return False
+        # What the outer graph has computed with the tensor that the pass began with, nobody sees.
+        if call.begun or len(changed) > 1 or changed[0] is not call.given:
+            raise ChainError(
+                f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
+                "the out-of-place operation (nn.ReLU(inplace=False), x = x + y)."
+            )
+        return True
+
+    def _strange(self, graph: Reached, call: _Call) -> str | None:
+        """Return what the block's graph leads to that is no part of the recording."""
+        for leaf in graph.leaves:
+            if id(leaf) not in call.recording.numbers:
+                return f"a tensor of shape {tuple(leaf.shape)} that needs a gradient"
+        own = {(e.node, e.output_nr) for _, e in call.entries}
+        if not graph.stops <= own or not graph.kinds.isdisjoint(BORDERS):
+            return "another state"
+        if _REENTRANT in graph.kinds:
+            return "a checkpoint with use_reentrant=True, which backward() alone can run"
+        return None
+
+
+class WithoutGraph:
+    """Runs a block without a graph where its recorder has said so, in place of its ``forward``.
+
+    Not by a switch in the hooks: an exception would leave that as it is.
+    """
+
+    def __init__(self, recorder: BlockRecorder, block: nn.Module):
+        self._recorder, self._block, self._forward = recorder, block, block.forward
+        block.forward = self.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block's own forward."""
+        call = self._recorder.call
+        if call is None or not call.without_graph:
+            return self._forward(*args, **kwargs)
+        # Quicker than torch.no_grad(), which this is.
+        torch._C._set_grad_enabled(False)
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(True)
+
+    def remove(self) -> None:
+        """Give the block its own forward back."""
+        del self._block.forward
+
+
+_REENTRANT: type = CheckpointFunction._backward_cls
+_BETWEEN = (
+    "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
+    "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
+    "the layers from there on out of the chain: chains=[...].",
+)
+_NOT_THE_STATE = (
+    "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
+    "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
+)
+_NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
+_BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
+_HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
+_INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
+_OUTSIDER = (
+    "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
+    "attached. Pass it as an argument, or register it on the block and then attach."
+)
+
+
+def _number(recording: Recording, tensor: Tensor) -> int | None:
+    """Return the number of a tensor among the inputs of the pass."""
+    edge = get_gradient_edge(tensor)
+    for n, (known, before) in enumerate(recording.inputs):
+        # A change in place gives the same tensor another history. The edges themselves may differ from call to call.
+        if tensor is known and (edge.node, edge.output_nr) == (before.node, before.output_nr):
+            return n
+    return None
+
+
+def _uncut(recording: Recording, tensor: Tensor) -> Tensor:
+    """Return a tensor as its block has computed it, where an earlier one of the pass returned it beside its state."""
+    node: Any = tensor.grad_fn
+    if isinstance(node, ASIDE) and node.recording is recording:
+        original: Tensor = recording.links[node.index].aside[node.number]
+        return original
+    return tensor
+
+
+def _shares_memory(tensor: Tensor, state: Tensor) -> bool:
+    return tensor is state or tensor.untyped_storage()._cdata == state.untyped_storage()._cdata

@@ -1,0 +1,65 @@
+"""A user's model and batches, as they are."""
+
+import re
+
+import pytest
+import torch
+import user_module
+from torch import nn
+
+from gradfree.benchmarks.advice.job import Job
+from gradfree.cli import UsageError
+
+MODEL, DATA = "user_module:build", "user_module:loader"
+
+
+def job(data=DATA, model=MODEL, loss=None):
+    return Job(model, data, loss, None, "cpu")
+
+
+def test_batches_are_those_of_the_loader():
+    assert [len(inputs) for inputs, _ in job().batches] == [16, 16, 8]
+    assert [len(x) for x, _ in job("user_module:pair").batches] == [32, 8]
+    assert torch.equal(job("user_module:two").batches[0][0], user_module.pair()[0][:30])
+    assert torch.equal(job("user_module:named").batches[0][0], user_module.pair()[0][:20])
+
+
+def test_a_stream_begins_again():
+    stream = job().stream()
+    first, *_, again = (next(stream)[0] for _ in range(4))
+    assert torch.equal(first, again)
+
+
+def test_losses_are_the_outputs_own_or_what_is_usual_for_the_targets(monkeypatch):
+    x, y = user_module.pair()
+    model = job().build()
+    assert torch.equal(job().loss_of(model, (x, y)), nn.functional.cross_entropy(model(x), y))
+    regression = job("user_module:regression", "user_module:build_regression", "user_module:loss")
+    inputs, target = regression.batches[0]
+    model = regression.build()
+    assert torch.equal(regression.loss_of(model, (inputs, target)), (model(inputs) - target).abs().mean())
+
+    class Own(nn.Module):
+        def forward(self, x):
+            return {"loss": x.sum(), "logits": x}
+
+    assert job().loss_of(Own(), {"x": x}) == x.sum()
+    assert job().loss_of(Own(), (x, y)) == x.sum()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("user_module:number", "user_module:number returns an int, not examples"),
+        ("user_module:nothing", "user_module:nothing has no batch"),
+    ],
+)
+def test_what_are_no_batches_is_said(data, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        list(job(data).batches)
+
+
+def test_a_loss_that_is_not_known_is_asked_for():
+    x, y = user_module.pair()
+    with pytest.raises(TypeError, match=r"outputs that are a tuple .*: name one, --loss module:function"):
+        job().loss_of(Job("user_module:build_tuple", DATA, None, None, "cpu").build(), (x, y))

@@ -1,0 +1,179 @@
+"""Losses on tensors from inside blocks: what they send to a block's input is a direct cotangent of the state before it.
+
+Returned beside the state they cost the user nothing; kept otherwise (attributes, hooks) their graph must be retained
+where it shares nodes with the state's.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from exact_engines import EXACT, assert_exact
+from torch import nn
+
+import gradfree
+from gradfree import ChainError
+from gradfree.testing.cases.models import Model, Plain, assert_equal_gradients, plain_model
+
+
+class Routed(Plain):
+    """Returns the logits of its router beside its state, in a container."""
+
+    def forward(self, x):
+        logits = self.linear(x)
+        return x + torch.tanh(logits) * logits.softmax(-1), {"logits": (logits, [logits.sum()]), "name": "router"}
+
+
+class Routers(nn.Module):
+    def __init__(self, length=4):
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(Routed() for _ in range(length))
+
+    def forward(self, x, which=(0, 2, 3)):
+        h, extra = self.stem(x), 0.0
+        for n, block in enumerate(self.blocks):
+            h, rest = block(h)
+            assert rest["name"] == "router"
+            if n in which:
+                extra = extra + rest["logits"][0].logsumexp(-1, keepdim=True) + rest["logits"][1][0] ** 2
+        return self.head(h) + extra
+
+
+@pytest.mark.parametrize("which", [(0,), (3,), (0, 1, 2, 3)])
+def test_a_loss_on_what_is_returned_beside_the_state(engine, which):
+    model, x = Routers(), torch.randn(4, 6)
+    assert_exact(engine, model, lambda: model(x, which))
+
+
+def test_a_loss_on_what_is_returned_beside_the_state_alone(engine):
+    model, x = Routers(), torch.randn(4, 6, requires_grad=True)
+
+    def run():
+        return model.blocks[1](model.blocks[0](model.stem(x))[0])[1]["logits"][0]
+
+    assert_exact(engine, model, run)
+
+
+def test_fidelity_sees_losses_inside(engine):
+    """torch.autograd.grad for parameters runs the nodes that the loss inside goes by."""
+    model, x = Routers(), torch.randn(4, 6)
+    fidelity = gradfree.gradient_fidelity(engine, model, lambda out, _: out.pow(2).sum(), (x, None))
+    assert fidelity.total.relative_error < 1e-10
+    model = Model([Tapped() for _ in range(4)])
+    with engine.attach(model):
+        loss = model(x).sum() + sum(block.tap.exp().sum() for block in model.blocks)
+        actual = torch.autograd.grad(loss, list(model.blocks.parameters()), retain_graph=True)
+    loss = model(x).sum() + sum(block.tap.exp().sum() for block in model.blocks)
+    expected = torch.autograd.grad(loss, list(model.blocks.parameters()))
+    assert_equal_gradients(dict(enumerate(actual)), dict(enumerate(expected)))
+
+
+class Tapped(Plain):
+    """Keeps a tensor of its inside, which shares nodes with the state's graph."""
+
+    def forward(self, x):
+        self.tap = self.linear(x)
+        return x + torch.tanh(self.tap)
+
+
+class Apart(Plain):
+    """Keeps a tensor of its inside that shares none."""
+
+    def forward(self, x):
+        self.tap = torch.sin(x)
+        return super().forward(x)
+
+
+def tapped(model, x):
+    return model(x).pow(2).sum() + sum(block.tap.exp().sum() for block in model.blocks[1:])
+
+
+@pytest.mark.parametrize("block", [Tapped, Apart])
+def test_a_loss_on_what_a_block_keeps(engine, block):
+    model, x = Model([block() for _ in range(4)]), torch.randn(4, 6)
+
+    def grads():
+        model.zero_grad()
+        tapped(model, x).backward(retain_graph=True)
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    expected = grads()
+    with engine.attach(model):
+        assert_equal_gradients(grads(), expected)
+        if block is Apart:
+            model.zero_grad()
+            tapped(model, x).backward()
+            assert_equal_gradients({name: p.grad for name, p in model.named_parameters()}, expected)
+        else:
+            with pytest.raises(ChainError, match=r"(?s)inside blocks\.\d.*retain_graph=True.* beside the state"):
+                tapped(model, x).backward()
+
+
+def test_a_loss_inside_and_on_no_state_is_refused(engine):
+    model, x = Model([Tapped() for _ in range(3)]), torch.randn(4, 6)
+    with engine.attach(model):
+        model(x)
+        with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1, but no state"):
+            model.blocks[1].tap.sum().backward()
+
+
+def test_the_state_in_front_of_the_chain_and_hidden_states(engine):
+    """As ``hidden_states[0]`` of Hugging Face's models, a tensor before the first block."""
+    model, x = plain_model(), torch.randn(4, 6)
+
+    def run():
+        states = [model.stem(x)]
+        for block in model.blocks:
+            states.append(block(states[-1]))
+        return sum(s.exp() for s in states)
+
+    assert_exact(engine, model, run)
+
+
+class Bias(Plain):
+    """Computes a bias that later blocks are given, as T5's first block does its position bias, or hands on its own."""
+
+    def __init__(self, of_state):
+        super().__init__()
+        self.table, self.of_state = nn.Parameter(torch.randn(6)), of_state
+
+    def forward(self, x, bias=None):
+        if bias is None:
+            bias = torch.cos(x * self.table) if self.of_state else torch.cos(self.table) ** 2
+        return x + torch.tanh(self.linear(x) + bias), bias
+
+
+@pytest.mark.parametrize("of_state", [False, True])
+def test_a_bias_that_the_first_block_computes_for_all(engine, of_state):
+    """A function of parameters alone goes through the chain; of a state, the chain is split behind the first block."""
+    model, x = nn.ModuleList(Bias(of_state) for _ in range(4)), torch.randn(4, 6, requires_grad=True)
+
+    def run():
+        h, bias = x, None
+        for block in model:
+            h, bias = block(h, bias)
+        return h + bias**2
+
+    assert_exact(engine, model, run, [""])
+    with engine.attach(model, [""]) as handle:
+        run()
+    assert bool(handle.chains[""].splits) is of_state
+
+
+def test_nothing_of_such_a_pass_is_left_to_the_garbage_collector():
+    model, x, seen = Routers(), torch.randn(4, 6), []
+    model.blocks[1].linear.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))
+    gc.collect()
+    gc.disable()
+    try:
+        with EXACT["highway_bp"].attach(model):
+            for backward in (True, False):
+                out = model(x).sum()
+                if backward:
+                    out.backward()
+                del out
+        assert [ref() for ref in seen] == [None, None]
+    finally:
+        gc.enable()

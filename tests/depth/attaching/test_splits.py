@@ -1,0 +1,289 @@
+"""Where a model does not hand a state from block to block, another chain starts; the outer graph links the two exactly.
+
+Nothing that a model may do between, around and beside its blocks is refused for it, and the site keeps the reasons.
+"""
+
+import pytest
+import torch
+from exact_engines import EXACT, assert_exact
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from gradfree import ChainError
+from gradfree.testing.cases.models import Model, Plain, plain_model
+
+LENGTH = 5
+
+
+def run_of(change):
+    """Return a run of a plain model that ``change``, given the model, its blocks and the first state, leads."""
+    model, x = plain_model(LENGTH), torch.randn(4, 6)
+    return model, lambda: change(model, list(model.blocks), model.stem(x))
+
+
+def something_between(model, blocks, h):
+    for block in blocks:
+        h = 2 * block(h)
+    return h
+
+
+def something_between_two(model, blocks, h):
+    for n, block in enumerate(blocks):
+        h = block(h)
+        h = torch.sin(h) + model.heads[0] if n == 2 else h
+    return h
+
+
+def reversed_order(model, blocks, h):
+    for block in reversed(blocks):
+        h = block(h)
+    return h
+
+
+def without_the_first(model, blocks, h):
+    for block in blocks[1:]:
+        h = block(h)
+    return h
+
+
+def a_block_twice(model, blocks, h):
+    return blocks[0](blocks[1](blocks[0](blocks[1](h))))
+
+
+def branches(model, blocks, h):
+    h = blocks[0](h)
+    return blocks[1](h) + blocks[3](blocks[2](h))
+
+
+def branches_that_meet(model, blocks, h):
+    h = blocks[1](blocks[0](h))
+    return blocks[4](blocks[2](h) * blocks[3](h))
+
+
+def inputs_of_their_own(model, blocks, h):
+    for n, block in enumerate(blocks):
+        h = block(h, torch.cos(model.heads[n]))
+    return h
+
+
+def an_input_of_every_second_block(model, blocks, h):
+    memory = torch.tanh(h)
+    for n, block in enumerate(blocks):
+        h = block(h, memory if n % 2 else None)
+    return h + memory
+
+
+def the_state_as_an_input(model, blocks, h):
+    for block in blocks:
+        h = block(h, h)
+    return h
+
+
+def an_older_state_as_an_input(model, blocks, h):
+    older = None
+    for block in blocks:
+        h, older = block(h, older), h
+    return h
+
+
+def an_input_changed_in_place(model, blocks, h):
+    shift = 1.5 * model.heads[0]
+    for n, block in enumerate(blocks):
+        block.forward = lambda x, y, forward=Plain.forward, block=block: forward(block, x) + y
+        h = block(h, shift)
+        if n == 2:
+            shift.mul_(model.heads[1])
+    return h
+
+
+def the_state_as_another_argument(model, blocks, h):
+    h = blocks[1](model.heads[3].expand(4, 6), blocks[0](h))
+    return blocks[2](h)
+
+
+def a_hook_on_a_state(model, blocks, h):
+    """The hook's own factor is for the whole gradient of the state, behind it and in the loss."""
+    states = []
+    for n, block in enumerate(blocks):
+        h = block(h)
+        states.append(h)
+        if n == 2:
+            h.register_hook(lambda grad: 3 * grad)
+    return h + states[2] ** 2
+
+
+RUNS = {
+    something_between: 4,
+    something_between_two: 1,
+    reversed_order: 1,
+    without_the_first: 1,
+    a_block_twice: 1,
+    branches: 1,
+    branches_that_meet: 2,
+    inputs_of_their_own: 0,
+    an_input_of_every_second_block: 0,
+    the_state_as_an_input: 0,
+    an_older_state_as_an_input: 3,
+    an_input_changed_in_place: 0,
+    the_state_as_another_argument: 1,
+    a_hook_on_a_state: 1,
+}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_gradients_are_exact_and_the_site_says_where_the_chain_is_split(engine, run):
+    model, change = run_of(run)
+    assert_exact(engine, model, change, ["blocks"])
+    with engine.attach(model, ["blocks"]) as handle:
+        change()
+    splits = handle.chains["blocks"].splits
+    begun = [path for path, reason in splits.items() if reason]
+    assert len(begun) == RUNS[run] or (run is reversed_order and begun)
+
+
+def test_the_reasons_are_told():
+    for run, reason in {
+        something_between_two: "was given what the model, a hook or a reentrant checkpoint computes",
+        branches: "the output of blocks.0 has been used by another block: the blocks branch",
+        an_older_state_as_an_input: "was given a tensor of shape (4, 6) that depends on a state",
+        a_hook_on_a_state: "the output of blocks.2 has a gradient hook or retain_grad()",
+    }.items():
+        model, change = run_of(run)
+        with EXACT["highway_bp"].attach(model) as handle:
+            change()
+        assert reason in " ".join(handle.chains["blocks"].splits.values())
+
+
+def test_retain_grad_shows_the_whole_gradient_of_a_state(engine):
+    model, x = plain_model(3), torch.randn(4, 6)
+
+    def retained():
+        h = model.blocks[0](model.stem(x))
+        h.retain_grad()
+        model.blocks[2](model.blocks[1](h)).pow(2).sum().backward()
+        return h.grad
+
+    expected = retained()
+    with engine.attach(model):
+        torch.testing.assert_close(retained(), expected, rtol=1e-10, atol=1e-12)
+
+
+class Outsider(Plain):
+    """Uses tensors that are neither arguments of their own nor its parameters."""
+
+    def forward(self, x, parts=None):
+        given = self.outside() if parts is None else parts[0]
+        return super().forward(x) + torch.sin(given)
+
+
+@pytest.mark.parametrize("what", ["a parameter", "an input of the model", "an older state", "its own state", "tuples"])
+def test_tensors_that_a_block_is_not_given(engine, what):
+    model, x = Model([Outsider() for _ in range(LENGTH)]), torch.randn(4, 6, requires_grad=True)
+    states = {}
+    for n, block in enumerate(model.blocks):
+        block.outside = {
+            "a parameter": lambda n=n: model.heads[n] * model.heads[0],
+            "an input of the model": lambda: x,
+            "an older state": lambda n=n: states[max(0, n - 2)],
+            "its own state": lambda n=n: states[n],
+        }.get(what)
+
+    def run():
+        h, shared = model.stem(x), (torch.tanh(model.heads[0]),)
+        for n, block in enumerate(model.blocks):
+            states[n] = h
+            h = block(h, shared) if what == "tuples" else block(h)
+        return h
+
+    assert_exact(engine, model, run, ["blocks"])
+    expected = torch.autograd.grad(run().pow(2).sum(), [x, model.stem.weight])
+    with engine.attach(model, ["blocks"]):
+        actual = torch.autograd.grad(run().pow(2).sum(), [x, model.stem.weight])
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+        if what in ("a parameter", "tuples"):
+            (actual,) = torch.autograd.grad(run().pow(2).sum(), x)
+            torch.testing.assert_close(actual, expected[0], rtol=1e-10, atol=1e-12)
+        else:
+            with pytest.raises(ChainError, match=r"what lies before blocks\.4, and for no parameter"):
+                torch.autograd.grad(run().pow(2).sum(), x)
+
+
+def test_a_skip_from_one_chain_to_another_as_in_a_u_net(engine):
+    class Up(Plain):
+        def forward(self, x, skip):
+            return super().forward(x + skip)
+
+    model = nn.ModuleDict({"down": nn.ModuleList(Plain() for _ in range(3)), "up": nn.ModuleList(Up() for _ in "abc")})
+    x = torch.randn(4, 6)
+
+    def run():
+        h, skips = x, []
+        for block in model["down"]:
+            h = block(h)
+            skips.append(h)
+        for block in model["up"]:
+            h = block(h, skips.pop())
+        return h
+
+    assert_exact(engine, model, run, ["down", "up"])
+
+
+class Checkpointed(Model):
+    """Runs each block under a checkpoint, or several at once."""
+
+    how = "block"
+    reentrant = False
+
+    def forward(self, x):
+        h = self.stem(x)
+        if self.how == "sequential":
+            h = checkpoint_sequential(nn.Sequential(*self.blocks), 2, h, use_reentrant=self.reentrant)
+        elif self.how == "all":
+            h = checkpoint(nn.Sequential(*self.blocks), h, use_reentrant=self.reentrant)
+        else:
+            for block in self.blocks:
+                h = checkpoint(block, h, use_reentrant=self.reentrant)
+        return h * self.heads[0]
+
+
+class Dropping(Plain):
+    """Draws a mask, and counts its calls."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) + nn.functional.dropout(torch.relu(self.linear(x)), 0.5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("how", ["block", "sequential", "all"])
+def test_checkpoints_around_blocks(engine, how, reentrant):
+    model, x = Checkpointed([Dropping() for _ in range(LENGTH)]), torch.randn(4, 6)
+    model.how, model.reentrant = how, reentrant
+    assert_exact(engine, model, lambda: model(x), ["blocks"])
+
+
+def test_a_checkpoint_that_is_not_reentrant_splits_nothing():
+    model, x = Checkpointed([Dropping() for _ in range(LENGTH)]), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model, ["blocks"]) as handle:
+        model(x).sum().backward()
+        assert not handle.chains["blocks"].splits
+        assert all(block.calls > 1 for block in model.blocks), "nothing was recomputed"
+        model.reentrant = True
+        model(x).sum().backward()
+        assert len(handle.chains["blocks"].splits) == LENGTH - 1
+
+
+class InPlace(Plain):
+    def forward(self, x):
+        return torch.relu_(x) + torch.tanh(self.linear(x))
+
+
+def test_blocks_that_change_their_state_in_place(engine):
+    model, x = Model([Plain(), InPlace(), nn.ReLU(inplace=True), Plain(), InPlace()]), torch.randn(4, 6)
+
+    def run():
+        return model(x.clone())
+
+    assert_exact(engine, model, run, ["blocks"])
