@@ -10,6 +10,7 @@ from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
 from gradfree.algorithms.parallel.deeppcr import DeepPCR
+from gradfree.algorithms.parallel.newton import Newton
 from gradfree.algorithms.parallel.shooting import Shooting
 from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.truncated import Truncated
@@ -25,6 +26,7 @@ __all__ = [
     "FOTONRule",
     "FixedPoint",
     "HighwayBP",
+    "Newton",
     "Orthogonal",
     "OrthogonalBackprop",
     "Shooting",

@@ -39,8 +39,8 @@ def create_engine(name: str, **options: Any) -> Engine:
 
     Args:
         name: ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
-            ``"highway_bp"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or what other
-            packages have registered: :func:`list_engines`. ``gradfree engines NAME`` tells all about one.
+            ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or
+            what other packages have registered: :func:`list_engines`. ``gradfree engines NAME`` tells all about one.
         **options: as its class has them.
 
     Raises:

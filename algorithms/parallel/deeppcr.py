@@ -10,9 +10,9 @@ from torch import Tensor
 from gradfree.algebra.cotangents import relative_change
 from gradfree.algebra.cyclic_reduction import cyclic_reduction
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.refusals import refuse_large_jacobians
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
-from gradfree.errors import ChainError
 from gradfree.torchside.phases import phase
 
 # No rounding makes as much, not that of bfloat16 inside of blocks.
@@ -49,24 +49,13 @@ class DeepPCR(Engine):
             ChainError: the Jacobians do not fit, or there are none for each sample.
         """
         terms = chain.vectors(direct)
-        self._check_size(chain, terms)
+        remedy = "the engine 'backprop', which is exact, too"
+        refuse_large_jacobians("deeppcr", chain.path, len(chain) - 1, terms[0], self.memory_limit, remedy)
         solution = _reduce(terms, chain.jacobians())
         delta = chain.cotangents(solution, direct)
         residual = relative_change(delta, chain.pull(direct, delta, chain.constant(0.0)))
         chain.offer("residual", lambda: residual)
         return chain.gradients(chain.cotangents(solution.masked_fill(residual > _WRONG, float("nan")), direct))
-
-    def _check_size(self, chain: Chain, terms: Tensor) -> None:
-        links, (batch, width) = len(chain) - 1, terms.shape[1:]
-        # The Jacobians, what a round has made of them, and what the next makes of that: nearly as many each.
-        size = 3 * links * batch * width * width * terms.element_size() / 2**30
-        if size > self.memory_limit:
-            raise ChainError(
-                f"deeppcr would need {size:.3g} GiB for {chain.path!r}: {links} links of {batch} samples with dense "
-                f"Jacobians of {width} x {width} in {terms.dtype}, and their products; memory_limit is "
-                f"{self.memory_limit:g}. Raise it, take smaller batches or narrower states, or use the engine "
-                "'backprop', which is exact, too."
-            )
 
 
 @phase("cyclic reduction")

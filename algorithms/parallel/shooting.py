@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.report import Report
-from gradfree.chains.site import Site
-from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count
-from gradfree.segments.rule import Rule, resolved
+from gradfree.engines.until import SettlingEngine
+from gradfree.segments.rule import Rule
 from gradfree.segments.segmented_backward import in_segments
 from gradfree.segments.segmented_forward import InSegments
 from gradfree.time.forward import Forward
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shooting(Engine):
+class Shooting(SettlingEngine):
     """Recurrent layers in segments: forward and backward, all segments at once, until their borders fit.
 
     K is F itself inside a segment and, across a border, zero or what the gates carry. Multiple shooting (Bock & Plitt
@@ -43,41 +41,26 @@ class Shooting(Engine):
 
     worth_trying: ClassVar = ({}, {"tolerance": 1e-3})
     segments: int | str = "auto"
-    tolerance: float | None = None
     burn: int | str = "auto"
     corrector: str | None = None
-    max_sweeps: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for option, least in {"segments": 1, "burn": 0}.items():
             if getattr(self, option) != "auto":
                 check_count(self, option, least)
-        if self.max_sweeps is not None:
-            check_count(self, "max_sweeps", least=0)
         if self.corrector not in (None, "gate"):
             raise ValueError(f"Shooting: corrector must be 'gate' or None, not {self.corrector!r}.")
-        if self.tolerance is None:
-            return
-        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
-            raise TypeError(f"Shooting: tolerance must be a number or None, not {self.tolerance!r}.")
-        if not resolved(torch.float64) <= self.tolerance < 1.0:
-            raise ValueError(
-                f"Shooting: tolerance must be below 1 and at least {resolved(torch.float64):.0e}, what float64 "
-                f"resolves, not {self.tolerance}."
-            )
 
-    def solves(self, kind: type[Site]) -> bool:
-        """Tell whether ``kind`` is one of chains in time."""
-        return kind.dimension == "time" and super().solves(kind)
+    @property
+    def fewest_sweeps(self) -> int:
+        """None behind the first run."""
+        return 0
 
     @property
     def forwards(self) -> Sequence[Forward]:
         """In segments."""
         return (InSegments(self._rule),)
-
-    def outputs_within(self, dtype: torch.dtype) -> float:
-        """Return the tolerance."""
-        return self._rule.within(dtype)
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients to the tolerance."""
@@ -86,19 +69,15 @@ class Shooting(Engine):
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Return ``report`` with the chains whose precision is below the tolerance, or that have no gate."""
         found = super().judge(model, report)
-        problems = list(found.problems)
-        for path, site in report.chains.items():
-            dtypes = {p.dtype for block in site.blocks.values() for p in block.parameters() if p.is_floating_point()}
-            coarse = max(dtypes, key=resolved, default=torch.float64)
-            if self.tolerance is not None and self.tolerance < resolved(coarse):
-                problems.append(
-                    f"{path!r} has weights of {coarse}, which resolves {resolved(coarse):.0e} at best, not the "
-                    f"tolerance of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
-                )
-            if self.corrector is not None and not site.has_residual:
-                problems.append(f"{path!r} has no gate that could correct its borders. Use corrector=None.")
-        return Report(found.chains, problems, found.notes)
+        if self.corrector is None:
+            return found
+        problems = [
+            f"{path!r} has no gate that could correct its borders. Use corrector=None."
+            for path, site in report.chains.items()
+            if not site.has_residual
+        ]
+        return Report(found.chains, [*found.problems, *problems], found.notes)
 
     @property
     def _rule(self) -> Rule:
-        return Rule(*astuple(self))
+        return Rule(**asdict(self))

@@ -1,12 +1,13 @@
-"""Problems that any kind of chain may have: an engine that is there already, backward hooks."""
+"""Problems that any kind of chain may have: an engine that is there already, backward hooks, large Jacobians."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree.chains.site import Site
+from gradfree.errors import ChainError
 
 
 def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Iterator[str]:
@@ -24,3 +25,28 @@ def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
                 f"{path} has full backward hooks: they would see partial cotangents, some of them several times. "
                 "Remove them while an engine is attached."
             )
+
+
+def refuse_large_jacobians(engine: str, path: str, links: int, state: Tensor, limit: float, remedy: str) -> None:
+    """Refuse dense Jacobians that need more than ``limit`` GiB.
+
+    Args:
+        engine: that would need them.
+        path: of the chain.
+        links: L, the number of Jacobians for each sample.
+        state: one, (B, H), in the dtype in which it is computed with.
+        limit: in GiB.
+        remedy: another engine or option that needs none.
+
+    Raises:
+        ChainError: they do.
+    """
+    batch, width = state.shape
+    # The Jacobians, what a round has made of them, and what the next makes of that: nearly as many each.
+    size = 3 * links * batch * width * width * state.element_size() / 2**30
+    if size > limit:
+        raise ChainError(
+            f"{engine} would need {size:.3g} GiB for {path!r}: {links} links of {batch} samples with dense "
+            f"Jacobians of {width} x {width} in {state.dtype}, and their products; memory_limit is "
+            f"{limit:g}. Raise it, take smaller batches or narrower states, or use {remedy}."
+        )

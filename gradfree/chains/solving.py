@@ -83,8 +83,8 @@ def engine_figures() -> Iterator[Figures]:
     as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
     would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
     changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal;
-    "mismatch" at the borders of segments, and "sequential", whether they were given up, of both passes ("forward
-    mismatch").
+    "mismatch" at the borders of segments or behind Newton's sweeps, and "sequential", whether they were given up, of
+    both passes ("forward mismatch").
 
     Yields:
         The figures of each chain's last pass, single numbers on their devices: filled by the backward passes, by module

@@ -224,134 +224,6 @@ class Batching:
         if self.batched is True and left:
             plan.settled, plan.residual = False, {}
             raise _not_batched(left)
-        self.told = ""
-        """What has been found, in a few words."""
-        self._slots = {path: list(slots(block)) for path, block in blocks.items()}
-        self._flat = [slot for own in self._slots.values() for _, slot in own]
-        ends = torch.tensor([len(own) for own in self._slots.values()]).cumsum(0).tolist()
-        self._ranges = dict(zip(self._slots, pairwise([0, *ends]), strict=True))
-        inside = [m for block in blocks.values() for m in block.modules()]
-        self._modal = [m for m in inside if not isinstance(m, _MODELESS)]
-        roots = set(blocks.values())
-        self._hooks = [h for m in inside if m not in roots for h in (m._forward_hooks, m._forward_pre_hooks)]
-        odd = {path: "forward" in vars(block) or type(port_of(block)) is not Port for path, block in blocks.items()}
-        self._odd = {path for path, is_odd in odd.items() if is_odd}
-        self._plans: dict[Hashable, Plan] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the plans: a copy makes its own."""
-        return {**self.__dict__, "_plans": {}}
-
-    def begin(self, state: Tensor, path: str) -> Setting | None:
-        """Return how a pass that starts from ``state`` at ``path`` is to run; ``None``: all blocks with graphs."""
-        if any(self._hooks) or torch.is_anomaly_enabled() or torch.compiler.is_compiling() or _saves_elsewhere():
-            return None
-        tensors = [own[key] for own, key in self._flat]
-        kind = state.device.type
-        autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        first = [(t.dtype, t.device) for t in tensors[:1]]
-        key: Hashable = (
-            path,
-            tuple([t.requires_grad for t in tensors]),
-            tuple([m.training for m in self._modal]),
-            (*autocast, state.dim(), state.dtype, state.device, *first),
-        )
-        if key not in self._plans:
-            self._plans[key] = self._plan()
-        return Setting(self._plans[key], tensors, autocast, state)
-
-    def _plan(self) -> Plan:
-        reasons: dict[str, str] = {}
-        alike: dict[Hashable, list[str]] = {}
-        for path, block in self.blocks.items():
-            why = "it has a port or a forward of its own" if path in self._odd else hindrance(block)
-            if why is None:
-                alike.setdefault(likeness(block), []).append(path)
-            else:
-                reasons[path] = why
-        for paths in alike.values():
-            if len(paths) == 1:
-                reasons[paths[0]] = "no other block is like it"
-        return Plan([paths for paths in alike.values() if len(paths) > 1], reasons)
-
-    def chain(self, setting: Setting, recorded: PassToBatch, chain: DepthChain) -> DepthChain:
-        """Return what the engine sees: ``chain``, or one whose blocks are pulled through in batches.
-
-        Args:
-            setting: of the pass.
-            recorded: the pass.
-            chain: its links; those that ran without a graph are no more than a :class:`Ran`.
-
-        Raises:
-            ChainError: parameters have changed since the pass, or blocks cannot be batched that must be.
-        """
-        ran = {i for i, link in enumerate(chain.links) if isinstance(link, Ran)}
-        if not setting.is_as_it_was:
-            if self.batched is True and setting.plan.reasons:
-                raise _not_batched(setting.plan.reasons)
-            if not ran:
-                return chain  # Autograd refuses what it needs.
-            raise ChainError(
-                f"a parameter or buffer of the blocks from {chain.links[0].path} on was changed in place between the "
-                "forward and the backward pass, which needs it. Step the optimizer after the backward pass."
-            )
-        if not setting.plan.settled:
-            self._settle(setting, recorded)
-        # Also those with graphs, of passes that began before it was known: what a pass gives must not depend on that.
-        ran |= {i for i, link in enumerate(chain.links) if self._may_be_batched(setting, link)}
-        if not ran:
-            return chain
-        links = {i: self._ran(setting, chain.links[i], _entered(setting, recorded, i)) for i in sorted(ran)}
-        groups = [group for paths in setting.plan.groups for group in self._groups(_of(links, paths), setting.autocast)]
-        result = BatchedChain(chain, groups, recorded.numbers, setting.initial)
-        return result.with_graphs if _cut(setting, recorded, chain.links) else result
-
-    def _may_be_batched(self, setting: Setting, link: Any) -> bool:
-        return setting.is_batched(link.path) and link.path not in setting.apart
-
-    def _ran(self, setting: Setting, link: Any, x: Tensor) -> Ran:
-        start, end = self._ranges[link.path]
-        known = setting.plan.residual.get(link.path, 0.0)
-        return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
-
-    def _groups(self, links: Mapping[int, Ran], autocast: Autocast) -> Iterator[Group]:
-        """Yield links that are alike, in groups that are not too large for one batch."""
-        if not links:
-            return
-        one = next(iter(links.values()))
-        names = [name for name, _ in self._slots[one.path]]
-        each = sum(t.numel() * t.element_size() for t in (*one.tensors, one.x, one.out))
-        indices, most = list(links), max(1, _BYTES // max(1, each))
-        for start in range(0, len(indices), most):
-            chosen = indices[start : start + most]
-            yield Group([links[i] for i in chosen], chosen, names, autocast)
-
-    def _settle(self, setting: Setting, recorded: PassToBatch) -> None:
-        """Find out, of a pass whose blocks all have graphs, which can do without.
-
-        Raises:
-            ChainError: one that must cannot.
-        """
-        plan, links = setting.plan, list(recorded.links)
-        reasons = plan.reasons | setting.apart
-        cut = _cut(setting, recorded, links)
-        for paths in plan.groups:
-            mine = {i: link for i, link in _of(dict(enumerate(links)), paths).items() if link.path not in reasons}
-            why = cut or self._why_not(setting, mine, recorded)
-            if why is None:
-                for link in mine.values():
-                    plan.residual[link.path] = _number(link)
-            else:
-                reasons.update((link.path, why) for link in mine.values())
-        plan.settled = True
-        left = {link.path: reasons[link.path] for link in links if link.path not in plan.residual}
-        if self.batched is True and left:
-            plan.settled, plan.residual = False, {}
-            path, why = next(iter(left.items()))
-            raise ChainError(
-                f"batched=True, but {path} cannot be pulled through in a batch: {why}. Use batched='auto', which "
-                "batches what can be and where it pays."
-            )
         self.told = f"{len(plan.residual)} in batches" + "".join(
             f"; {path}{' and others' if len(left) > 1 else ''} not: {why}" for path, why in list(left.items())[:1]
         )
@@ -413,8 +285,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
 def _not_batched(reasons: Mapping[str, str]) -> ChainError:
     path, why = next(iter(reasons.items()))
     return ChainError(
-        f"batched=True, but {path} cannot be pulled through in a batch: {why}. Use batched='auto', which batches what can "
-        "be and where it pays."
+        f"batched=True, but {path} cannot be pulled through in a batch: {why}. Use batched='auto', which batches what "
+        "can be and where it pays."
     )
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.convergence.outcome import largest
 from gradfree.segments.layout import cut, joined
-from gradfree.segments.settling import Run, largest
+from gradfree.segments.settling import Run
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from math import inf, log
 from typing import Any, NamedTuple
@@ -10,46 +9,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradfree.segments.costs import ROWS_FOR_ONEDNN, best_count, pays, rows_for_free, worth
-from gradfree.segments.settling import Outcome, Patience
+from gradfree.convergence.outcome import Outcome, Patience, within
+from gradfree.convergence.passes import Pass
+from gradfree.convergence.steps import ROWS_FOR_ONEDNN, rows_for_free
+from gradfree.segments.costs import best_count, pays, worth
 
 _FIRST_BURN = 32
-_FIRST_PAUSE = 50
-
-
-def resolved(dtype: torch.dtype) -> float:
-    """Return the smallest mismatch that sweeps in ``dtype`` can be asked for: eight times what it resolves."""
-    return 8 * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Pass):
     """What a rule goes by: one pass through one chain.
 
     Attributes:
-        path: what the chain is called.
-        what: "forward" or "backward".
-        name: of the chain in ``memory``.
-        memory: what this rule keeps of it from pass to pass.
         length: T.
         like: a state, (B, H), of the states' dtype and device.
         known: whether the cell is one of torch's own.
         replays: whether it runs by oneDNN's LSTM, forward and backward.
     """
 
-    path: str
-    what: str
-    name: str
-    memory: dict[str, Tensor]
     length: int
     like: Tensor
     known: bool
     replays: bool = False
 
     @property
-    def key(self) -> str:
-        """What is kept of it is called so."""
-        return f"{self.what} {self.name}"
+    def burn(self) -> int:
+        """The steps of a first guess that the last passes needed."""
+        kept = self.memory.get(self._burn_key)
+        return _FIRST_BURN if kept is None else int(kept)
+
+    def keep_burn(self, burn: int) -> None:
+        """Let later passes start with a guess of ``burn`` steps."""
+        # On the CPU whatever torch.set_default_device says, where to look is no wait.
+        self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
+
+    @property
+    def _burn_key(self) -> str:
+        return f"burn {self.key}"
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,6 @@ class FinishedPass(NamedTuple):
     outcome: Outcome | None = None
     replay: Any = None
 
-    def figures(self) -> dict[str, float]:
-        """Return what :func:`gradfree.engine_figures` tells of it."""
-        if self.outcome is None:
-            return {}
-        prefix = "" if self.part.what == "backward" else "forward "
-        found = {
-            "sweeps": self.outcome.sweeps,
-            "mismatch": self.outcome.mismatches[-1],
-            "sequential": not self.outcome.settled,
-        }
-        return {prefix + name: float(figure) for name, figure in found.items()}
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -94,11 +79,6 @@ class Rule:
     burn: int | str
     corrector: str | None
     max_sweeps: int | None
-
-    def within(self, dtype: torch.dtype) -> float:
-        """Return the tolerance for states of ``dtype``."""
-        usual = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.0)
-        return max(usual if self.tolerance is None else self.tolerance, resolved(dtype))
 
     def cuts(self, length: int, batch: int, units: int, device: torch.device, known: bool) -> bool:
         """Tell whether such a chain is cut at all; looks at no tensor."""
@@ -117,13 +97,10 @@ class Rule:
             count: of segments, if that is given already.
         """
         (batch, units), device = part.like.shape, part.like.device
-        if not self.cuts(part.length, batch, units, device, part.known):
-            return None
-        kept = _Kept.of(part)
-        if kept.wait:
+        if part.waits or not self.cuts(part.length, batch, units, device, part.known):
             return None
         free = rows_for_free(device, units, part.known)
-        burn = self.burn if isinstance(self.burn, int) else kept.burn
+        burn = self.burn if isinstance(self.burn, int) else part.burn
         if count is None:
             # What goes back through the kernel leaves no step over.
             rows, whole = (ROWS_FOR_ONEDNN, True) if part.replays else (free, False)
@@ -131,9 +108,9 @@ class Rule:
             count = self.segments if isinstance(self.segments, int) else best
         count = min(count, part.length)
         if self.max_sweeps is None:
-            patience = Patience(self.within(part.like.dtype), count - 1, worth(count, batch, free))
+            patience = Patience(within(self.tolerance, part.like.dtype), count - 1, worth(count, batch, free))
         else:
-            patience = Patience(self.within(part.like.dtype), min(self.max_sweeps, count - 1), inf)
+            patience = Patience(within(self.tolerance, part.like.dtype), min(self.max_sweeps, count - 1), inf)
         return SegmentPlan(count, min(burn, part.length // count), patience)
 
     def learn(self, taken: FinishedPass) -> None:
@@ -142,43 +119,16 @@ class Rule:
         Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
         """
         part, plan, outcome = taken[:3]
-        kept = _Kept.of(part)
-        if plan is None or outcome is None:
-            if kept.wait:
-                _Kept(kept.burn, kept.wait - 1, kept.pause).keep(part)
-            return
-        if outcome.settled:
-            _Kept(_better_burn(plan, outcome.mismatches[0], part.length), 0, 0).keep(part)
-            return
-        if outcome.mismatches[-1] != outcome.mismatches[-1]:
-            return  # A pass of NaN tells nothing of the next one.
-        pause = 2 * kept.pause or _FIRST_PAUSE
-        _Kept(kept.burn, pause, pause).keep(part)
-        if not kept.pause:
-            where = part.path or "the recurrent layer"
-            warnings.warn(
-                f"{where} does not forget: the {part.what} pass in {plan.count} segments was off by "
+        failed = ""
+        if plan is not None and outcome is not None:
+            failed = (
+                f"does not forget: the {part.what} pass in {plan.count} segments was off by "
                 f"{outcome.mismatches[-1]:.0e} at a border after {outcome.sweeps} sweeps, and runs sequentially now. "
-                "It tries segments again now and then; the engine 'backprop' never does.",
-                stacklevel=2,
+                "It tries segments again now and then; the engine 'backprop' never does."
             )
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """The burn, and the passes to run sequentially: how many are left, and of how many."""
-
-    burn: int = _FIRST_BURN
-    wait: int = 0
-    pause: int = 0
-
-    @staticmethod
-    def of(part: Part) -> _Kept:
-        return _Kept(*map(int, part.memory[part.key].tolist())) if part.key in part.memory else _Kept()
-
-    def keep(self, part: Part) -> None:
-        # On the CPU whatever torch.set_default_device says, where to look is no wait.
-        part.memory[part.key] = torch.tensor([self.burn, self.wait, self.pause], device="cpu")
+            if outcome.settled:
+                part.keep_burn(_better_burn(plan, outcome.mismatches[0], part.length))
+        part.learn(outcome, failed)
 
 
 def _better_burn(plan: SegmentPlan, mismatch: float, length: int) -> int:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
+from gradfree.convergence.outcome import largest
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import ReplayPieces
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
-from gradfree.segments.settling import Run, largest, settle
+from gradfree.segments.settling import Run, settle
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
@@ -32,8 +33,8 @@ def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
         if taken is None:
             continue
         rule.learn(taken)
-        for name, figure in taken.figures().items():
-            chain.offer(name, lambda figure=figure: torch.tensor(figure))  # type: ignore[misc]
+        if taken.outcome is not None:
+            taken.part.tell(chain, taken.outcome)
     return chain.backpropagate(direct) if found is None else found
 
 
@@ -41,7 +42,15 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
     """Return the gradients, or ``None`` if δ does not settle, and how it went, if states are vectors."""
     if any(e is not None and e.dim() != 3 for e in direct):
         return None, None
-    part = Part(chain.path, "backward", chain.name, chain.memory.of("segments"), len(chain), chain.like[0], chain.known)
+    part = Part(
+        chain.path,
+        "backward",
+        chain.name,
+        chain.memory.of("segments"),
+        len(chain),
+        chain.like[0],
+        isinstance(chain, CellChain),
+    )
     replay = chain.told.replay if chain.told else None
     plan = rule.plan(part, replay.count if replay else None)
     if plan is None:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
+from gradfree.convergence.outcome import largest
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import Replay, replays
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
-from gradfree.segments.settling import Run, largest, settle
+from gradfree.segments.settling import Run, settle
 from gradfree.time.closed_forms import linearise
-from gradfree.time.forward import Forward, Recurrence, Trajectory, run_plainly
+from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_plainly
 
 
 class InSegments(Forward):
@@ -37,14 +38,7 @@ class InSegments(Forward):
 
     def run(self, recurrence: Recurrence) -> Trajectory:
         """Return outputs to the rule's tolerance, or where they do not settle in time the sequential ones."""
-        if recurrence.cell is not None:
-            return self._run(recurrence)
-        runs = [self._run(one) for one in _directions(recurrence)]
-        outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
-        finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
-        told = [taken for run in runs for taken in run.told]
-        kept = runs[0].kept if len(runs) == 1 else ()
-        return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, told)
+        return by_direction(recurrence, self._run)
 
     def _run(self, recurrence: Recurrence) -> Trajectory:
         """Run one direction."""
@@ -127,21 +121,3 @@ class _Pieces:
 
     def _parts(self, finals: Sequence[Tensor]) -> list[Tensor]:
         return [final.reshape(self.count, -1, final.shape[-1]) for final in finals]
-
-
-def _directions(recurrence: Recurrence) -> list[Recurrence]:
-    """Return the recurrences of each direction, with sequences in the order in which it runs."""
-    each = len(recurrence.weights) // recurrence.directions
-    return [
-        replace(
-            recurrence,
-            x=recurrence.x.flip(0) if d else recurrence.x,
-            first=[part[d : d + 1] for part in recurrence.first],
-            weights=recurrence.weights[d * each : (d + 1) * each],
-            directions=1,
-            lean=recurrence.lean or recurrence.directions > 1,
-            names=recurrence.names[d : d + 1],
-            paths=recurrence.paths[d : d + 1],
-        )
-        for d in range(recurrence.directions)
-    ]

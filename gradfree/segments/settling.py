@@ -8,15 +8,14 @@ behind the first run are exact in k + 1 segments, and as many sweeps as there ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import inf, isfinite, log
+from math import isfinite
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.algebra.time_scan import scan
+from gradfree.convergence.outcome import Outcome, Patience, relative
 
 
 class Run(NamedTuple):
@@ -31,49 +30,6 @@ class Run(NamedTuple):
     result: Any
     leaving: Sequence[Tensor]
     largest: Sequence[Tensor]
-
-
-@dataclass
-class Outcome:
-    """How the sweeps went.
-
-    Attributes:
-        mismatches: the largest jump at a border behind each run, relative to the largest number.
-        settled: whether the last run is right to the tolerance.
-    """
-
-    mismatches: list[float] = field(default_factory=list)
-    settled: bool = False
-
-    @property
-    def sweeps(self) -> int:
-        """How many there were behind the first run."""
-        return len(self.mismatches) - 1
-
-
-@dataclass(frozen=True)
-class Patience:
-    """When to stop.
-
-    Attributes:
-        tolerance: the mismatch that is small enough.
-        most: the most sweeps behind the first run.
-        worth: how many sweeps take as long as the sequential call does.
-    """
-
-    tolerance: float
-    most: int
-    worth: float = inf
-
-    def gone(self, mismatches: Sequence[float]) -> bool:
-        """Tell whether the sequential call is the better bet, by the rate at which mismatches have decayed."""
-        left = self.most - len(mismatches) + 1
-        if left <= 0 or not isfinite(mismatches[-1]):
-            return True
-        if len(mismatches) == 1:
-            return False
-        rate = mismatches[-1] / mismatches[-2]
-        return (left if rate >= 1.0 else min(left, log(self.tolerance / mismatches[-1]) / log(rate))) > self.worth
 
 
 def settle(
@@ -99,13 +55,13 @@ def settle(
     outcome, factors = Outcome(), None
     here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
     while True:
-        result, leaving, largest = run(entering)
+        result, leaving, sizes = run(entering)
         jumps = [end[there] - start[here] for end, start in zip(leaving, entering, strict=True)]
-        outcome.mismatches.append(_relative(jumps, largest))
+        outcome.mismatches.append(relative(jumps, sizes))
         # As many sweeps as borders are exact by themselves.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= patience.tolerance
-        if outcome.settled or patience.gone(outcome.mismatches):
+        if outcome.settled or patience.gone(outcome):
             return result, outcome
         if reach is not None:
             factors = reach() if factors is None else factors
@@ -114,16 +70,4 @@ def settle(
         entering = [start.clone() for start in entering]
         for start, jump in zip(entering, jumps, strict=True):
             start[here] += jump
-
-
-def largest(x: Tensor) -> Tensor:
-    """Return the largest absolute value, NaN if there is one."""
-    low, high = x.aminmax()
-    return torch.maximum(low.abs(), high.abs())
-
-
-def _relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
-    found = torch.stack([largest(jump).float() for jump in jumps])
-    of = torch.stack([size.float() for size in sizes])
-    # No jump is none also where all numbers are zero.
-    return torch.where(found == 0, found, found / of).max().item()
+        outcome.sweeps += 1

@@ -60,8 +60,8 @@ class TimeChain(Chain):
     told: Any = None
     """What the way that the engine has run the forward pass in tells it."""
 
-    known: bool = True
-    """Whether the cell is one of torch's own."""
+    kind: str
+    """Which kind of cell it is: :attr:`~gradfree.time.forward.Recurrence.kind`."""
 
     inside: Tensor | None = None
     """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""

@@ -52,7 +52,7 @@ class CellChain(TimeChain):
         self.inside = inside
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
-        self._given = mode, out, first, gates
+        self._given, self.kind = (mode, out, first, gates), mode
         self.states = [out] * len(first)
 
     @cached_property

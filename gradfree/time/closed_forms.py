@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -173,14 +173,9 @@ class LinearisedLSTM(Linearised):
 
     links = ("factors", "out", "carry")
 
-    def __init__(self, p: Tensor, q: Tensor, c0: Tensor):
-        i, f, g, o = (p + q).chunk(4, -1)
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-        # The fused forward returns the last c only; its recurrence is a scan.
-        first = torch.addcmul(i[:1] * g[:1], f[:1], c0)
-        c = scan(torch.cat([first, i[1:] * g[1:]]), f)
+    def __init__(self, gates: LSTMGates, c0: Tensor):
+        i, f, g, o, c, tanh_c = gates
         before = torch.cat([c0.unsqueeze(0), c[:-1]])
-        tanh_c = c.tanh()
         self.out = o * (1 - tanh_c * tanh_c)
         # The cotangents of the four parts are those of (c', c', c', h') times these.
         self.factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], -2)
@@ -268,6 +263,31 @@ def recompute_gates(p: Tensor, q: Tensor) -> Gates:
     return Gates(reset_update, new, q)
 
 
+class LSTMGates(NamedTuple):
+    """What the linearisation of an LSTM needs of every step, (T, B, H) each."""
+
+    input: Tensor
+    forget: Tensor
+    new: Tensor
+    output: Tensor
+    c: Tensor
+    tanh_c: Tensor
+
+
+def lstm_gates(sums: Tensor, c0: Tensor) -> LSTMGates:
+    """Return an LSTM's gates and its c, which the fused forward returns of the last step only: a scan with them.
+
+    Args:
+        sums: P + Q, (T, B, 4H).
+        c0: the initial c, (B, H).
+    """
+    i, f, g, o = sums.chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    first = torch.addcmul(i[:1] * g[:1], f[:1], c0)
+    c = scan(torch.cat([first, i[1:] * g[1:]]), f)
+    return LSTMGates(i, f, g, o, c, c.tanh())
+
+
 def linearise(
     mode: str,
     x: Tensor,
@@ -285,4 +305,6 @@ def linearise(
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, None)
     p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
-    return LinearisedGRU(recompute_gates(p, q), before) if mode == "GRU" else LinearisedLSTM(p, q, first[1])
+    if mode == "GRU":
+        return LinearisedGRU(recompute_gates(p, q), before)
+    return LinearisedLSTM(lstm_gates(p + q, first[1]), first[1])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
-from gradfree.time.cell_layer import steps_of
+from gradfree.time.cell_layer import ElementwiseCell, steps_of
 from gradfree.time.gru_forward import gru_with_gates, pays
 from gradfree.time.packing import Packing
 
@@ -47,6 +47,13 @@ class Recurrence:
     memory: Memory = field(default_factory=Memory)
     names: Sequence[str] = ("0",)
     paths: Sequence[str] = ("",)
+
+    @property
+    def kind(self) -> str:
+        """Which of torch's own cells f is, as :attr:`mode`; "separate units" of an elementwise one, or "any"."""
+        if self.mode is not None:
+            return self.mode
+        return "separate units" if isinstance(self.cell, ElementwiseCell) else "any"
 
 
 class Trajectory(NamedTuple):
@@ -154,3 +161,30 @@ def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
 def run_plainly(recurrence: Recurrence) -> Trajectory:
     """Run ``recurrence`` in the first of our ways that allows it: torch's outputs, step behind step."""
     return next(way for way in _OURS if way.allows(recurrence)).run(recurrence)
+
+
+def by_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]) -> Trajectory:
+    """Return what ``run`` gives for each direction by itself, with sequences in the order in which it runs."""
+    if recurrence.cell is not None:
+        return run(recurrence)
+    each = len(recurrence.weights) // recurrence.directions
+    runs = [
+        run(
+            replace(
+                recurrence,
+                x=recurrence.x.flip(0) if d else recurrence.x,
+                first=[part[d : d + 1] for part in recurrence.first],
+                weights=recurrence.weights[d * each : (d + 1) * each],
+                directions=1,
+                lean=recurrence.lean or recurrence.directions > 1,
+                names=recurrence.names[d : d + 1],
+                paths=recurrence.paths[d : d + 1],
+            )
+        )
+        for d in range(recurrence.directions)
+    ]
+    outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
+    finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
+    told = [taken for run in runs for taken in run.told]
+    kept = runs[0].kept if len(runs) == 1 else ()
+    return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, told)

@@ -17,7 +17,7 @@ from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.forward import Recurrence, run
-from gradfree.time.unrolled_chain import UnrolledChain
+from gradfree.time.unrolled_chain import UnrolledChain, check_rows
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
 from gradfree.torchside.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.torchside.sharding import sharded
@@ -144,15 +144,8 @@ class CellRecorder:
         # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
         now = held_marks(self.layer.cell)
         if not (unchanged(held, now) and unchanged(held, self.compared)):
-            if not all(
-                _close(again, s, self.attachment.engine.outputs_within(s.dtype))
-                for again, s in zip(chain.after, states, strict=True)
-            ):
-                raise ChainError(
-                    f"{self.where} gives other states when it runs on all steps as one batch: an engine needs a "
-                    "cell whose output depends on its own row of input and state alone, without random numbers or "
-                    "counters, and that is not changed between the forward and the backward pass."
-                )
+            within = max(self.attachment.engine.outputs_within(s.dtype) for s in states)
+            check_rows(chain.after, states, self.where, within)
             self.compared = now if len(x) > 1 else []
         return chain
 
@@ -229,12 +222,6 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     if final is not None:
         e[-1] += final
     return e
-
-
-def _close(again: Tensor, state: Tensor, within: float) -> bool:
-    tolerance = torch.finfo(state.dtype).eps ** 0.5
-    absolute = max(tolerance, 10 * within * state.abs().max().item()) if within else tolerance
-    return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=absolute, equal_nan=True)
 
 
 def _closed_form(cell: nn.Module) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +37,6 @@ class UnrolledChain(TimeChain):
         where: what the cell is called in messages.
     """
 
-    known = False
-
     @phase("local derivatives")
     def __init__(
         self,
@@ -52,21 +49,24 @@ class UnrolledChain(TimeChain):
         where: str,
     ):
         super().__init__(len(x), before[0], memory, "0")
-        self.cell, self.parameters, self.shape = cell, parameters, x.shape[:2]
-        # Autograd passes over parameters that have been frozen since the forward pass.
-        self.trained = [p for p, want in zip(parameters, wanted, strict=True) if want and p.requires_grad]
-        if any(p is not own for p, own in zip_longest(parameters, cell.parameters())):
+        own = list(cell.parameters())
+        self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
+        self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"
+        # A checkpoint saves other tensors of the same memory.
+        if len(own) != len(parameters) or not all(map(_same, parameters, own)):
             raise ChainError(
                 f"{where} has other parameters in the backward pass than in the forward pass "
                 "(torch.func.functional_call gives them back before), but an engine runs it in both. Load the "
                 "parameters into the model, or use nn.GRUCell, nn.LSTMCell or nn.RNNCell."
             )
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        self.trained = [p for p, want in zip(own, wanted, strict=True) if want and p.requires_grad]
         with torch.enable_grad():
             self.x = x.detach().requires_grad_(x.is_floating_point())
             self.before = [part.detach().requires_grad_() for part in before]
             after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
-        known = {id(t) for t in (self.x, *self.before, *parameters)}
+        known = {id(t) for t in (self.x, *self.before, *own)}
         graph = walk(self.after)
         if any(id(leaf) not in known for leaf in graph.leaves):
             raise ChainError(
@@ -196,3 +196,33 @@ class _Steps:
         given = [part[t].clone() if self.writes else part[t] for part in delta]
         pulled = torch.autograd.grad(after, before, given, allow_unused=True)
         return [torch.zeros_like(b) if v is None else v for b, v in zip(before, pulled, strict=True)]
+
+
+def check_rows(again: Sequence[Tensor], states: Sequence[Tensor], where: str, within: float = 0.0) -> None:
+    """Refuse a cell that gives other states on all steps as one batch; waits for the device.
+
+    Args:
+        again: the parts of states behind some steps, when they were run by themselves.
+        states: of the same steps, when all ran as one batch.
+        where: what the cell is called in messages.
+        within: how far they may be from each other, relative to the largest.
+
+    Raises:
+        ChainError: they are further.
+    """
+    if not all(_close(a, s, within) for a, s in zip(again, states, strict=True)):
+        raise ChainError(
+            f"{where} gives other states when it runs on all steps as one batch: an engine needs a "
+            "cell whose output depends on its own row of input and state alone, without random numbers or "
+            "counters, and that is not changed between the forward and the backward pass."
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+
+
+def _close(again: Tensor, state: Tensor, within: float) -> bool:
+    tolerance = torch.finfo(state.dtype).eps ** 0.5
+    absolute = max(tolerance, 10 * within * state.abs().max().item()) if within else tolerance
+    return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=absolute, equal_nan=True)

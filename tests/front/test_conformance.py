@@ -77,14 +77,15 @@ class TestOptions(Covering):
         gradfree.create_engine("foton", streaming=True, perturbation="tangent"),
         gradfree.create_engine("pepita", mirror_every=1),
         gradfree.create_engine("shooting", segments=2, burn=1),
+        gradfree.create_engine("newton", jacobian="dense", max_sweeps=9),
     )
 
 
-class TestSegments(EngineConformance):
-    """Every quick feature in segments: left to itself, the engine cuts no chain that is this short."""
+class TestSweeps(EngineConformance):
+    """Every quick feature in segments and in sweeps: left to itself, no engine solves so short a chain that way."""
 
     features = tuple(feature for feature in FEATURES.values() if not feature.slow)
-    engines = (gradfree.create_engine("shooting", segments=3),)
+    engines = (gradfree.create_engine("shooting", segments=3), gradfree.create_engine("newton", max_sweeps=9))
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -41,3 +41,9 @@ class Halving(torch.autograd.Function):
 def assert_close(actual, expected):
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * e.abs().max().item())
+
+
+def off_by(actual, expected):
+    """Return the largest difference, relative to the largest number of the same tensor."""
+    largest = [max(e.abs().max().item(), 1e-300) for e in expected]
+    return max((a - e).abs().max().item() / size for a, e, size in zip(actual, expected, largest, strict=True))

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from oracles import off_by
 from pairwise import pairwise
 from recurrent_tasks import CELLS, LAYOUTS, Task
 from torch import nn
@@ -22,12 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
 
 def shooting(**options):
     return gradfree.create_engine("shooting", **options)
-
-
-def off_by(actual, expected):
-    """Return the largest difference, relative to the largest number of the same tensor."""
-    largest = [max(e.abs().max().item(), 1e-300) for e in expected]
-    return max((a - e).abs().max().item() / size for a, e, size in zip(actual, expected, largest, strict=True))
 
 
 def remembering(width=8, bias=8.0):

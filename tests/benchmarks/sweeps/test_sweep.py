@@ -75,7 +75,7 @@ def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
     assert {row.engine for row in part.rows} == {"backprop", "deeppcr", "dsf", "fixed_point", "highway_bp", "truncated"}
     of_layers, in_time = capsys.readouterr().err.splitlines()
     assert of_layers.startswith("points without dfa, fa, foton, orthogonal_backprop, pepita: the model has no chain")
-    assert in_time.startswith("points without shooting: the model has no chain")
+    assert in_time.startswith("points without newton, shooting: the model has no chain")
 
 
 def test_training_in_a_dtype_of_its_own():

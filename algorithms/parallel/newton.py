@@ -1,0 +1,78 @@
+"""Newton's method in time: exact training of recurrent layers with no pass over all steps in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gradfree.chains.chain import ChainGradients
+from gradfree.chains.report import Report
+from gradfree.engines.options import check_positive
+from gradfree.engines.until import SettlingEngine
+from gradfree.newton.newton_backward import by_newton
+from gradfree.newton.newton_forward import AllAtOnce
+from gradfree.newton.options import NewtonOptions
+from gradfree.time.forward import Forward
+
+_JACOBIANS = ("gate", "diagonal", "dense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newton(SettlingEngine):
+    """Recurrent layers by quasi-Newton sweeps over all steps at once, forward and backward, until nothing changes.
+
+    A sweep is h ← h + (I - K)⁻¹ (f(h) - h): one step of the cell at all steps, and one scan along K. With K = F DEER
+    (Lim et al., ICLR 2024, arXiv 2309.12252), with its diagonal quasi-DEER (Gonzalez et al., NeurIPS 2024, arXiv
+    2407.19115); of cells whose Jacobian is diagonal, such as ``gradfree.models.ParaGRU``, ParaRNN (Danieli et al.,
+    ICLR 2026, arXiv 2510.21450), where three to five sweeps do. The first guess is f(0, x). The backward pass is
+    linear: one scan where K is all of F, sweeps like the forward pass's elsewhere. Outputs and gradients are those of
+    backpropagation to the tolerance: what does not settle in time runs sequentially, such a layer from then on; sweeps
+    are tried again now and then.
+
+    Args:
+        jacobian: K: what the "gate" carries, the "diagonal" of F, of an LSTM each unit's 2×2 block, both no larger than
+            1; or all of F, "dense", for a small H.
+        tolerance: the largest change that is left, relative to the largest state or cotangent. ``None``: 1e-12 in
+            float64, 1e-5 in float32, eight times what any other dtype resolves.
+        max_sweeps: the most sweeps. ``None``: as many as take about as long as the sequential call, which for torch's
+            own layers on a CPU may be none.
+        memory_limit: in GiB, of what dense Jacobians and their products may take at most.
+    """
+
+    jacobian: str = "diagonal"
+    memory_limit: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.jacobian not in _JACOBIANS:
+            allowed = ", ".join(map(repr, _JACOBIANS))
+            raise ValueError(f"Newton: jacobian must be one of {allowed}, not {self.jacobian!r}.")
+        check_positive(self, "memory_limit")
+
+    @property
+    def forwards(self) -> Sequence[Forward]:
+        """All steps at once."""
+        return (AllAtOnce(self._options),)
+
+    def gradients(self, chain: Any, direct: Any) -> ChainGradients:
+        """Return the gradients to the tolerance."""
+        return by_newton(chain, direct, self._options)
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with the chains whose precision is below the tolerance, or that have no gate."""
+        found = super().judge(model, report)
+        if self.jacobian != "gate":
+            return found
+        problems = [
+            f"{path!r} has no gate that carries its state. Use jacobian='diagonal' or 'dense'."
+            for path, site in report.chains.items()
+            if not site.has_residual
+        ]
+        return Report(found.chains, [*found.problems, *problems], found.notes)
+
+    @property
+    def _options(self) -> NewtonOptions:
+        return NewtonOptions(self.jacobian, self.tolerance, self.max_sweeps, self.memory_limit)

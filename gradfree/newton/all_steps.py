@@ -1,0 +1,195 @@
+"""One step of a cell at every step of a sequence at once, from the states that are the guess so far."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradfree.algebra.block_scan import Blocks
+from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
+from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
+from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
+from gradfree.time.forward import Recurrence
+from gradfree.time.unrolled_chain import UnrolledChain, check_rows
+from gradfree.torchside.phases import phase
+
+Guess = Sequence[Tensor]
+"""The states behind all steps, part by part, (T, B, H)."""
+
+# Elements of a state's part in one piece: measured.
+_PIECE = 2**16
+
+
+class AllSteps(ABC):
+    """A recurrence in one direction; Newton's method on it.
+
+    Args:
+        recurrence: which.
+        jacobian: "gate", "diagonal" or "dense".
+    """
+
+    def __init__(self, recurrence: Recurrence, jacobian: str):
+        self.recurrence, self.jacobian, self.x = recurrence, jacobian, recurrence.x
+        self.first = [part.flatten(0, -2) for part in recurrence.first]
+
+    @staticmethod
+    def of(recurrence: Recurrence, jacobian: str) -> AllSteps:
+        """Return it in the form that fits the cell."""
+        if recurrence.mode is not None:
+            return _Closed(recurrence, jacobian)
+        return (_UnitByUnit if isinstance(recurrence.cell, ElementwiseCell) else _ByAutograd)(recurrence, jacobian)
+
+    def start(self) -> Guess:
+        """Return f(0, x_t) for all steps t but the first, which comes from the initial state."""
+        zeros = [torch.zeros_like(part).expand(len(self.x), *part.shape) for part in self.first]
+        return self.step(zeros)[0]
+
+    def sweep(self, guess: Guess) -> Guess:
+        """Return h + (I - K)⁻¹ (f(h) - h) for the guess h."""
+        after, links = self.step(guess)
+        if links is None:
+            return after
+        base = self.base(guess, after)
+        changes = links.forward([new - old for new, old in zip(after, base, strict=True)])
+        return [old + change for old, change in zip(base, changes, strict=True)]
+
+    def base(self, guess: Guess, after: Guess) -> Guess:
+        """Return what the links of :meth:`step` are a linearisation at."""
+        return guess
+
+    @abstractmethod
+    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+        """Return f(h) for the guess h, and K at all steps; ``None``: zero."""
+
+    def before(self, guess: Guess) -> list[Tensor]:
+        """Return the states before all steps."""
+        return [torch.cat([f.unsqueeze(0), part[:-1]]) for f, part in zip(self.first, guess, strict=True)]
+
+
+class _Closed(AllSteps):
+    """One of torch's own cells. Of an LSTM h alone is guessed: with its gates given c is one scan."""
+
+    def __init__(self, recurrence: Recurrence, jacobian: str):
+        super().__init__(recurrence, jacobian)
+        w_ih, self.weight, *biases = recurrence.weights
+        b_ih, b_hh = biases or (None, None)
+        self.bias: Tensor | None = b_hh
+        self.p = F.linear(self.x, w_ih, b_ih)
+
+    def base(self, guess: Guess, after: Guess) -> Guess:
+        """Return h as guessed, and c as solved for."""
+        return [guess[0], *after[1:]]
+
+    @phase("local derivatives")
+    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+        """Return h and, of an LSTM, c."""
+        (before, *_) = self.before(guess)
+        if self.recurrence.mode == "LSTM":
+            lstm = lstm_gates(self.p + F.linear(before, self.weight, self.bias), self.first[1])
+            links = None if self.jacobian == "gate" else self._links(LinearisedLSTM(lstm, self.first[1]))
+            # The gates carry what c is off by alone, which is nothing.
+            return (lstm.output * lstm.tanh_c, lstm.c), links
+        if self.jacobian == "dense":
+            h, cell = self._linearised(self.p, before)
+            return (h,), self._links(cell)
+
+        def run(steps: slice) -> tuple[Guess, Blocks]:
+            h, cell = self._linearised(self.p[steps], before[steps])
+            return (h,), cell.unit_blocks(None if self.jacobian == "gate" else self.weight)
+
+        after, blocks = _in_pieces(run, before)
+        return after, UnitLinks(blocks).clamped()
+
+    def _linearised(self, p: Tensor, before: Tensor) -> tuple[Tensor, LinearisedRNN | LinearisedGRU]:
+        """Return h' and the Jacobians of some steps of an RNN or a GRU."""
+        q = F.linear(before, self.weight, self.bias)
+        if self.recurrence.mode == "GRU":
+            gates = recompute_gates(p.clone(), q)
+            h = torch.lerp(gates.new, before, gates.reset_update[..., before.shape[-1] :])
+            return h, LinearisedGRU(gates, before)
+        relu = self.recurrence.mode == "RNN_RELU"
+        h = torch.relu(p + q) if relu else torch.tanh(p + q)
+        return h, LinearisedRNN(h, relu)
+
+    def _links(self, cell: LinearisedRNN | LinearisedGRU | LinearisedLSTM) -> LinkSolver:
+        if self.jacobian == "dense":
+            return DenseLinks(cell.jacobians(self.weight, slice(1, None)))
+        return UnitLinks(cell.unit_blocks(self.weight)).clamped()
+
+
+class _ByAutograd(AllSteps):
+    """A cell that is not known."""
+
+    def start(self) -> Guess:
+        """Return the first guess.
+
+        Raises:
+            ChainError: the cell gives other states when it runs on all steps as one batch.
+        """
+        guess = super().start()
+        cell = self.recurrence.cell
+        assert cell is not None
+        with torch.no_grad():
+            alone = apply_cell(cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
+        if len(self.x) > 1:
+            check_rows(alone, [part[-1] for part in guess], self.recurrence.paths[0])
+        return guess
+
+    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+        """Return all parts."""
+        cell, before = self.recurrence.cell, self.before(guess)
+        assert cell is not None
+        parameters = list(cell.parameters())
+        path, memory = self.recurrence.paths[0], self.recurrence.memory
+        chain = UnrolledChain(cell, self.x, before, parameters, [False] * len(parameters), memory, path)
+        links = self._links(chain)
+        return [part.detach() for part in chain.after], links
+
+    def _links(self, chain: UnrolledChain) -> LinkSolver:
+        if self.jacobian == "dense":
+            return DenseLinks(chain.jacobians())
+        return UnitLinks(chain.unit_blocks(self.jacobian == "gate")).clamped()
+
+
+class _UnitByUnit(_ByAutograd):
+    """A cell whose units see each other through the input alone, which is gone through once."""
+
+    def __init__(self, recurrence: Recurrence, jacobian: str):
+        super().__init__(recurrence, jacobian)
+        assert isinstance(recurrence.cell, ElementwiseCell)
+        self.cell = recurrence.cell
+        self.fed = self.cell.fed(self.x)
+
+    @phase("local derivatives")
+    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+        """Return all parts."""
+        before = self.before(guess)
+
+        def run(steps: slice) -> tuple[Guess, Blocks]:
+            with torch.enable_grad():
+                given = [part[steps].detach().requires_grad_() for part in before]
+                after = self.cell.advance(self.fed[steps], given)
+            return [part.detach() for part in after], unit_blocks(after, given)
+
+        found, blocks = _in_pieces(run, before[0])
+        return found, UnitLinks(blocks).clamped()
+
+
+def _in_pieces(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
+    """Return what ``run`` gives for all steps, on a CPU by pieces that stay in its caches."""
+    most = len(like) if like.is_cuda else max(1, _PIECE // like[0].numel())
+    found = [run(slice(start, start + most)) for start in range(0, len(like), most)]
+    if len(found) == 1:
+        return found[0]
+    states, blocks = zip(*found, strict=True)
+    rows = [[_joined(block) for block in zip(*row, strict=True)] for row in zip(*blocks, strict=True)]
+    return [torch.cat(part) for part in zip(*states, strict=True)], rows
+
+
+def _joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
+    there = [piece for piece in pieces if piece is not None]
+    return torch.cat(there) if there else None

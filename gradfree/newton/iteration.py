@@ -1,0 +1,67 @@
+"""Sweeps over all steps at once until they change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, isfinite, log, nan
+
+from torch import Tensor
+
+from gradfree.convergence.outcome import Outcome, Patience, largest, relative
+
+# Where sweeps change less so slowly, what they leave is anybody's guess.
+_MOST_LEFT = 10.0
+
+
+def iterate(
+    sweep: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    state: Sequence[Tensor],
+    patience: Patience,
+    given: Sequence[Tensor],
+    whole: bool,
+) -> tuple[Sequence[Tensor], Outcome]:
+    """Sweep until the state changes by less than the tolerance, or patience is gone; waits for the device once a sweep.
+
+    Args:
+        sweep: returns a new state, exact in one step more than the one that it is given.
+        state: the first guess, part by part, (T, B, H).
+        patience: when to stop.
+        given: what is finite unless bad input is not.
+        whole: whether K is all of F, so that sweeps are Newton's own and get better faster and faster.
+
+    Returns:
+        The state, and how it went; a mismatch is what the sweeps that would follow are expected to change. It is
+        infinite, not NaN, where numbers that were given are finite.
+    """
+    outcome, changes = Outcome(), list[float]()
+    while True:
+        old, state = state, sweep(state)
+        outcome.sweeps += 1
+        jumps = [new - part for new, part in zip(state, old, strict=True)]
+        changes.append(relative(jumps, [largest(new) for new in state]))
+        outcome.mismatches.append(changes[-1] * _left(changes, whole) if isfinite(changes[-1]) else blame(given))
+        exact = outcome.sweeps >= len(state[0]) and isfinite(changes[-1])
+        outcome.settled = exact or outcome.mismatches[-1] <= patience.tolerance
+        if outcome.settled or patience.gone(outcome):
+            return state, outcome
+
+
+def blame(given: Sequence[Tensor]) -> float:
+    """Return the mismatch of numbers that are not finite: infinity if those that were given are, or else NaN."""
+    return inf if all(isfinite(largest(part).item()) for part in given) else nan
+
+
+def _left(changes: Sequence[float], whole: bool) -> float:
+    """Return what sweeps have left to change, in multiples of the last change: of a geometric row, or at once nothing.
+
+    Quasi-Newton sweeps may slow down again, so that less than the last change is not trusted.
+    """
+    *_, third, second, last = (inf, inf, *changes)
+    if second in (0.0, inf) or last >= second:
+        return 1.0 if second == inf else _MOST_LEFT
+    rate = last / second
+    if not whole:
+        return min(max(1.0, rate / (1 - rate)), _MOST_LEFT)
+    faster = second < third < inf and rate > 0.0
+    order = min(max(log(rate) / log(second / third), 1.0), 2.0) if faster else 1.0
+    return min(rate**order / (1 - rate), _MOST_LEFT)

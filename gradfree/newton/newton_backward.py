@@ -1,0 +1,77 @@
+"""The cotangents of a chain in time by Newton's method: linear, so that with all of F one step does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradfree.chains.chain import ChainGradients
+from gradfree.convergence.outcome import Outcome, Patience, largest, relative
+from gradfree.convergence.passes import Pass
+from gradfree.newton.iteration import iterate
+from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
+from gradfree.newton.options import NewtonOptions, Solved
+from gradfree.time.chain import TimeChain
+from gradfree.time.closed_forms import State
+
+
+def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainGradients:
+    """Return the gradients of ``chain`` to the tolerance, or where they do not settle in time the exact ones.
+
+    Args:
+        chain: any chain in time.
+        direct: the direct cotangents of its states.
+        options: the engine's.
+
+    Raises:
+        ChainError: dense Jacobians that are too large.
+    """
+    delta, backward = _settled(chain, direct, options)
+    for solved in (chain.told, backward):
+        if solved is not None:
+            solved.learn_and_tell(chain)
+    return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
+
+
+def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, Solved | None]:
+    """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
+    patience = options.patience(len(chain), chain.like[0], chain.kind)
+    if patience is None or any(e is not None and e.dim() != 3 for e in direct):
+        return None, None
+    this = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
+    if this.waits:
+        return None, Solved(this)
+    options.refuse_large(chain.path, len(chain), [state[0] for state in chain.states], chain.kind)
+    delta, outcome = _solve(chain, direct, options, patience)
+    return delta if outcome.settled else None, Solved(this, outcome)
+
+
+def _solve(chain: TimeChain, direct: State, options: NewtonOptions, patience: Patience) -> tuple[State, Outcome]:
+    terms = [torch.zeros_like(s) if e is None else e for e, s in zip(direct, chain.states, strict=True)]
+    whole = options.takes_all(chain.kind)
+    links = _links(chain, options.jacobian, whole)
+    nothing = chain.constant(0.0)
+
+    def off(delta: Sequence[Tensor]) -> list[Tensor]:
+        pulled = chain.pull(tuple(terms), tuple(delta), nothing)
+        return [new - part for new, part in zip(pulled, delta, strict=True)]
+
+    def sweep(delta: Sequence[Tensor]) -> list[Tensor]:
+        return [part + change for part, change in zip(delta, links.backward(off(delta)), strict=True)]
+
+    delta = links.backward(terms)
+    if whole:
+        mismatch = relative(off(delta), [largest(part) for part in delta])
+        if mismatch <= patience.tolerance:
+            return tuple(delta), Outcome(0, [mismatch], settled=True)
+    delta, outcome = iterate(sweep, delta, patience, [*terms, *chain.states], whole=False)
+    return tuple(delta), outcome
+
+
+def _links(chain: TimeChain, jacobian: str, whole: bool) -> LinkSolver:
+    if jacobian == "dense":
+        return DenseLinks(chain.jacobians())
+    links = UnitLinks(chain.unit_blocks(jacobian == "gate"))
+    return links if whole else links.clamped()

@@ -1,0 +1,62 @@
+"""A recurrence run forward by Newton's method, all steps at once."""
+
+from __future__ import annotations
+
+import torch
+
+from gradfree.convergence.passes import Pass
+from gradfree.newton.all_steps import AllSteps
+from gradfree.newton.iteration import iterate
+from gradfree.newton.options import NewtonOptions, Solved
+from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_plainly
+
+
+class AllAtOnce(Forward):
+    """Any cell: f(0, x) at all steps, then sweeps until they change nothing.
+
+    Args:
+        options: the engine's.
+    """
+
+    def __init__(self, options: NewtonOptions):
+        self.options = options
+
+    def allows(self, recurrence: Recurrence) -> bool:
+        """Tell whether the sequences are whole, states vectors, and sweeps worth it; not under autocast."""
+        x, vectors = recurrence.x, 3 if recurrence.cell is None else 2
+        if recurrence.packing is not None or any(part.dim() != vectors for part in recurrence.first):
+            return False
+        # In which precision torch's kernels would run then is their own affair.
+        if recurrence.mode is not None and torch.is_autocast_enabled(x.device.type):
+            return False
+        like = recurrence.first[0].flatten(0, -2)
+        return self.options.patience(len(x), like, recurrence.kind) is not None
+
+    def run(self, recurrence: Recurrence) -> Trajectory:
+        """Return outputs to the tolerance, or where they do not settle in time the sequential ones.
+
+        Raises:
+            ChainError: dense Jacobians that are too large, or a cell that does not run on many steps as one batch.
+        """
+        return by_direction(recurrence, self._run)
+
+    def _run(self, recurrence: Recurrence) -> Trajectory:
+        """Run one direction."""
+        x, like = recurrence.x, recurrence.first[0].flatten(0, -2)
+        (name,), (path,) = recurrence.names, recurrence.paths
+        this = Pass(path, "forward", name, recurrence.memory.of("newton"))
+        patience = self.options.patience(len(x), like, recurrence.kind)
+        assert patience is not None
+        if this.waits:
+            return run_plainly(recurrence)._replace(told=[Solved(this)])
+        self.options.refuse_large(path, len(x), recurrence.first, recurrence.kind)
+        steps = AllSteps.of(recurrence, self.options.jacobian)
+        start = steps.start()
+        whole = self.options.takes_all(recurrence.kind)
+        states, outcome = iterate(steps.sweep, start, patience, start, whole)
+        told = [Solved(this, outcome)]
+        if not outcome.settled:
+            return run_plainly(recurrence)._replace(told=told)
+        finals = [part[-1].view_as(first) for part, first in zip(states, recurrence.first, strict=True)]
+        kept = () if recurrence.cell is None else tuple(states[1:])
+        return Trajectory(states[0], finals, kept, told)
