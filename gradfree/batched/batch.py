@@ -82,7 +82,7 @@ class Batch:
 @contextmanager
 def _without_fallback() -> Iterator[None]:
     """Let vmap fail where torch has no batched operation: what it does instead, one by one, gains nothing."""
-    functorch = torch._C._functorch
+    functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
     try:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from gradfree.algebra.cotangents import Cotangent, is_number
+from gradfree.algebra.cotangents import Cotangent, is_number, plus
 from gradfree.batched.alike import likeness, slots
 from gradfree.batched.batch import Autocast
 from gradfree.batched.costs import pays
@@ -344,7 +344,7 @@ def _agrees(group: Group, links: Sequence[Link], numbers: Mapping[int, int]) -> 
     for name, stacked in batch.weight_gradients(cotangents, keep=True).items():
         for tensor, gradient in zip(group.columns[name], [] if stacked is None else stacked.unbind(0), strict=False):
             n = numbers[id(tensor)]
-            total[n] = gradient if total.get(n) is None else total[n] + gradient
+            total[n] = plus(total.get(n), gradient)
     pulled = batch.pull(cotangents)
     rows = [None] * len(links) if pulled is None else list(pulled.unbind(0))
     found = [

@@ -106,7 +106,7 @@ class DepthChain(Chain):
         result = list(direct)
         for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
             known = times(delta[i], factors[i])
-            result[i - 1] = plus(result[i - 1], v if known is None else v - known)
+            result[i - 1] = plus(result[i - 1], v if v is None or known is None else v - known)
         return result
 
     def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:

@@ -104,7 +104,7 @@ class Recording:
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Note that ``block`` is about to run on ``state``."""
 
-    def add(self, link: Link | Ran) -> None:
+    def add(self, link: Any) -> None:
         """Keep what ``link`` has left."""
         self.links.append(link)
 
