@@ -9,7 +9,6 @@ from math import isnan
 
 import polars as pl
 
-from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import UNKNOWN, Column
@@ -78,10 +77,6 @@ class Beside(Experiment):
     def optional(self) -> bool:
         """Whether the experiment is."""
         return self.experiment.optional
-
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing: the experiment does."""
-        return iter(())
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return the experiment's facts, the paper's of the same rows, and what ours were measured on."""

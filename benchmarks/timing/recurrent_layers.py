@@ -48,7 +48,7 @@ class RecurrentLayer:
         return f"{self.cell} ({self.batch}, {self.steps}, {self.units})"
 
 
-class Pass:
+class LayerPass:
     """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
 
     def __init__(self, case: LayerCase[Any], row: Row | None = None, lean: bool = False, loop: bool = False):
@@ -87,7 +87,7 @@ class LayerCase(Timing[Step]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTiming(LayerCase[Pass]):
+class LayerTiming(LayerCase[LayerPass]):
     """Time and peak memory of a layer's forward and backward pass: plain, as a loop over cells, by engine.
 
     A GRU is also run with the first engine in its lean form; other layers have no other form.
@@ -95,15 +95,15 @@ class LayerTiming(LayerCase[Pass]):
 
     kind: ClassVar[str] = "layer"
 
-    def steps(self) -> Mapping[str, Callable[[], Pass]]:
+    def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
-        passes = {PLAIN: partial(Pass, self), _LOOP: partial(Pass, self, loop=True)}
-        passes |= {row.label: partial(Pass, self, row) for row in self.rows}
+        passes = {PLAIN: partial(LayerPass, self), _LOOP: partial(LayerPass, self, loop=True)}
+        passes |= {row.label: partial(LayerPass, self, row) for row in self.rows}
         if self.layer.cell == "GRU":
-            passes[_lean(self.rows)] = partial(Pass, self, self.rows[0], lean=True)
+            passes[_lean(self.rows)] = partial(LayerPass, self, self.rows[0], lean=True)
         return passes
 
-    def costs(self, step: Pass, turns: Sequence[Turn]) -> dict[str, Any]:
+    def costs(self, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
         """Return the peak memory in bytes."""
         return {"peak_memory": peak_memory(step, self.device)}
 

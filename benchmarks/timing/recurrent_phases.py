@@ -17,7 +17,7 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
-from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, Pass, RecurrentLayer
+from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, LayerPass, RecurrentLayer
 from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
 from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
 from gradfree.torchside.phases import PREFIX
@@ -47,8 +47,12 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
 
     def steps(self) -> Mapping[str, Callable[[], Callable[[], Any]]]:
         """Return what builds the passes, and the plain layer's forward pass by itself."""
-        rows = {row.label: partial(Pass, self, row) for row in self.rows}
-        return {"forward without graph": lambda: torch.no_grad()(Pass(self).run), PLAIN: partial(Pass, self), **rows}
+        rows = {row.label: partial(LayerPass, self, row) for row in self.rows}
+        return {
+            "forward without graph": lambda: torch.no_grad()(LayerPass(self).run),
+            PLAIN: partial(LayerPass, self),
+            **rows,
+        }
 
     def turn(self, step: Callable[[], Any]) -> Turn:
         """Take a step; the profiler tells how long."""

@@ -83,10 +83,6 @@ class DepthSweep(Experiment):
         for comparison in self.comparisons.values():
             yield from comparison.training(seed, device, records)
 
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing."""
-        return iter(())
-
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores, gradients and drift of each row at each depth, and differences to its reference."""
         known: list[Fact] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import polars as pl
 
-from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Figure, column
@@ -40,10 +39,6 @@ class TimeToTarget(Experiment):
 
     comparison: Comparison
     target: float
-
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing."""
-        return iter(())
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return the comparison's facts, and how each row gets to the target; nothing before steps are timed."""

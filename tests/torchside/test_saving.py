@@ -81,7 +81,7 @@ def test_a_saved_model_loads_with_the_users_own_classes_alone(name):
     assert torch.equal(run(again, x), expected)
 
 
-@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize("protocol", [pytest.param(2, marks=pytest.mark.slow), pickle.HIGHEST_PROTOCOL])
 def test_a_pickled_model_has_no_engine_and_needs_no_gradfree(protocol, tmp_path):
     """Hooks, and what replaces forward methods, stay with the live model; classes are those of torch here."""
     models = {}
