@@ -79,9 +79,18 @@ class Group:
 
     def pull(self, delta: Tensor) -> Tensor | None:
         """Return what the links' cotangents, of all of the chain's, bring to the states before them."""
+        return self.pull_rows(delta[self.at])
+
+    def pull_rows(self, delta: Tensor) -> Tensor | None:
+        """Return what the links' own cotangents bring to the states before them."""
         batch = self.batch()
         with walking(self.links[::-1], ()):
-            return batch.pull(delta[self.at])
+            return batch.pull(delta)
+
+    def part(self, indices: Sequence[int]) -> Group:
+        """Return the group of the links at ``indices``."""
+        links = dict(zip(self.indices, self.links, strict=True))
+        return Group([links[i] for i in indices], indices, list(self.columns), self.autocast)
 
     def weight_gradients(self, delta: Tensor) -> dict[str, Tensor | None]:
         """Return what they bring to the parameters, stacked, by name; frees the linearisation."""
@@ -185,6 +194,31 @@ class BatchedChain(DepthChain):
                 row += e
         return terms
 
+    def in_step(self, ends: Sequence[int]) -> BatchedChain:
+        """Return the chain with its groups cut by how far their links are from the ends of their segments."""
+        distance = {i: min(end - i for end in ends if end >= i) for i in range(len(self))}
+        groups = []
+        for group in self.groups:
+            parts: dict[int, list[int]] = {}
+            for i in group.indices:
+                parts.setdefault(distance[i], []).append(i)
+            groups += [group.part(indices) for indices in parts.values()]
+        return BatchedChain(self, groups, self.numbers, self.initial)
+
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``: one call for each group of :meth:`in_step`."""
+        given = {i: d for i, d in zip(indices, delta, strict=True) if d is not None}
+        found: dict[int, Cotangent] = {}
+        for group in self.groups:
+            if not given.keys().isdisjoint(group.indices):
+                pulled = group.pull_rows(
+                    torch.stack([given.get(i, torch.zeros_like(self.like)) for i in group.indices])
+                )
+                found.update(zip(group.indices, () if pulled is None else pulled.unbind(0), strict=False))
+        own = [i for i in given if i not in self._ran]
+        found.update(zip(own, super().carried(own, [given[i] for i in own]), strict=True))
+        return [found.get(i) if i in given else None for i in indices]
+
     def _pulled(self, delta: Tensor) -> Tensor:
         """Return δ_i F_i of all links but, perhaps, the first."""
         if len(self.groups) == 1 and len(self.groups[0].indices) == len(self):
@@ -202,8 +236,9 @@ class BatchedChain(DepthChain):
         return result
 
     @phase("parameter gradients")
-    def gradients(self, delta: Tensor) -> ChainGradients:  # type: ignore[override]
+    def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:  # type: ignore[override]
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
+        delta = self._stacked(delta)
         total = self._zero()
         for group in self.groups:
             for name, stacked in group.weight_gradients(delta).items():

@@ -125,6 +125,15 @@ class DepthChain(Chain):
             result += pulled
         return result
 
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``, in one autograd call."""
+        result: list[Cotangent] = [None] * len(indices)
+        live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
+        pulled = self._pull_links([indices[n] for n in reversed(live)], [delta[n] for n in reversed(live)])
+        for n, v in zip(reversed(live), pulled, strict=True):
+            result[n] = v
+        return result
+
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
         """Return the cotangents as row vectors, (L, B, H); the first dimension of a state is that of the samples."""
         return vectors(self.links, cotangents)
