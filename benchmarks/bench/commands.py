@@ -35,11 +35,12 @@ def run(
     with its error, and the run goes on.
 
     Args:
-        suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "scan", "lightning", "text",
-            "forward-only"; after papers "highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth", each also with
-            "-small" for a CPU. docs/benchmarks.md has what each compares, needs and takes. Or one of your own,
-            module:function.
-        out: folder for records and report; results/<suite>, or results/sweep, if not given.
+        suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
+            "scan", "lightning", "text", "forward-only"; after papers "highway-bp-table6", "dsf-ptb", "dsf-wikitext",
+            "foton-depth", each also with "-small" for a CPU. docs/benchmarks.md has what each compares, needs and
+            takes. Or one of your own, module:function.
+        out: folder for records and report; results/<suite> if not given, or one named by what is
+            swept.
         seeds: training runs for each engine and task.
         device: where to train: cpu, cuda, or both, separated by a comma.
         jobs: training runs at a time; as many as cores if not given.
@@ -91,11 +92,12 @@ def search(
     _extra("sweeps.search", "optuna").run(Sweep(**axes), space or {}, trials, out, seed, device, data)
 
 
-def report(suite: str = "quick", out: Path | None = None) -> None:
+def report(suite: str | None = None, out: Path | None = None) -> None:
     """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
 
     Args:
-        suite: the comparisons to show, as for `gradfree bench run`.
+        suite: the comparisons to show, as for `gradfree bench run`. If not given, those of the sweep whose records the
+            folder has, or "quick".
         out: folder of the records, and for the report; results/<suite> if not given.
     """
     _extra("bench.session").report(suite, out)

@@ -24,14 +24,13 @@ from gradfree.benchmarks.running.runner import count_finished, finished_in, run_
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.kept import KeptSweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra
 from gradfree.wording import no_such
-
-_SWEEP = Path("results", "sweep")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ def run(
         raise UsageError(f"--data {loader} is for a model of your own: --model module:function.")
     if sweep.named and suite:
         raise UsageError(f"--suite {suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
-    comparisons, folder = _open(suite or "quick", out) if not sweep.named else (suite_of(sweep, loader), out or _SWEEP)
+    kept = KeptSweep(sweep, loader) if sweep.named else None
+    comparisons, folder = (suite_of(sweep, loader), out or kept.folder) if kept else _open(suite or "quick", out)
     there = tuple(
         experiment for experiment in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not experiment.optional
     )
@@ -80,10 +80,10 @@ def run(
     comparisons = there or comparisons
     for experiment in comparisons:
         experiment.check()
-    _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner)
+    _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner, kept)
 
 
-def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
+def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptSweep | None) -> None:
     listed = list(plan.cases(known := file.read()))
     if manner.listing:
         print("\n".join(_states(listed, known)))
@@ -98,6 +98,8 @@ def _run(plan: Plan, file: RecordFile, manner: Manner) -> None:
         print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
         return
     make_folder(file.path.parent)
+    if kept:
+        kept.keep(file.path.parent)
     try:
         run_cases(plan.cases, file, _executor(manner), manner.retry)
     except KeyboardInterrupt:
@@ -139,17 +141,16 @@ def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]
         raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
 
 
-def report(suite: str, out: Path | None) -> None:
+def report(suite: str | None, out: Path | None) -> None:
     """Print the tables and write the report's files."""
-    comparisons, folder = _open(suite, out)
+    if suite is None and out and (kept := KeptSweep.of(out)):
+        comparisons, folder = suite_of(kept.sweep, kept.loader), out
+    else:
+        comparisons, folder = _open(suite or "quick", out)
     _show(comparisons, RecordFile(folder / RECORDS))
 
 
 def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
-    if suite == _SWEEP.name:
-        raise UsageError(
-            f"{_SWEEP} is no suite's: repeat the `gradfree bench run` that made it; it does nothing but report."
-        )
     if names_a_function(suite):
         return suite_by(suite), out or Path("results", suite.replace(":", "-"))
     if suite not in SUITES:
@@ -174,10 +175,11 @@ def _show(comparisons: Suite, file: RecordFile) -> None:
     report = SuiteReport.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
     if not report.sections:
         raise UsageError(
-            f"{file.path} has no results of this suite; `gradfree bench run --suite` makes them. Records of a sweep "
-            "are reported on by the `gradfree bench run` that made them, repeated."
+            f"{file.path} has no results of this suite; `gradfree bench run --suite` makes them. Of a sweep name the "
+            "folder alone: --out."
         )
     console = Console()
-    report.print(console)
+    # First: a reader that closes the output early, head say, has a report all the same.
     files = publish(report, file.path.parent)
+    report.print(console)
     console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))

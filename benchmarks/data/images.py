@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
+from PIL import ImageOps, UnidentifiedImageError
+from PIL.Image import Image
 
 from gradfree.benchmarks.data.bundled import Data, Split
-from gradfree.benchmarks.data.stored import Arrays, Stored, with_all_splits
+from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits, with_all_splits
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 
@@ -21,30 +23,43 @@ class LabelledImages(Stored):
 
     Attributes:
         name: of the set and its folder.
-        column: with the images, all of one size.
+        column: with the images.
         label: column with the classes.
+        side: of the square that images are scaled to, cut at their middles; 0: they are all of one size.
     """
 
     column: str
     label: str = field(default="label", metadata=ADDED, kw_only=True)
+    side: int = field(default=0, metadata=ADDED, kw_only=True)
 
     def parts(self, splits: DatasetDict) -> Mapping[str, Dataset]:
         """Return the rows to train on, to choose by and to report."""
         return with_all_splits(splits, shuffled=True)
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
-        """Return the pixels and classes of each part.
+        """Return the pixels and classes of each part; of grey images among others in colour.
 
         Raises:
-            UsageError: the images differ in size.
+            UsageError: a column is not there, a file is no image, or the images differ in size.
         """
+        check_columns(self.name, splits, self.column, self.label)
         parts = self.parts(splits)
-        images = {name: [np.asarray(image) for image in part[self.column]] for name, part in parts.items()}
-        sizes = {image.shape for part in images.values() for image in part}
-        if len(sizes) > 1:
-            raise UsageError(f"{self.name}: the images differ in size: {', '.join(map(str, sorted(sizes)[:3]))}.")
+        try:
+            images = {name: list(part[self.column]) for name, part in parts.items()}
+        except UnidentifiedImageError as error:
+            raise UsageError(f"{self.name} has a file that is no image: {error}") from None
+        every = [image for part in images.values() for image in part]
+        sizes = sorted({image.size for image in every})
+        if len(sizes) > 1 and not self.side:
+            told = ", ".join(f"{width}×{height}" for width, height in sizes[:3])
+            raise UsageError(f"{self.name}: the images differ in size, {told}: scale them to squares, side: 32, say.")
+        coloured = len({image.mode for image in every}) > 1
         return {
-            name: (_channels_first(np.stack(images[name])), np.array(part[self.label])) for name, part in parts.items()
+            name: (
+                np.stack([_pixels(image, coloured, self.side) for image in images[name]]),
+                np.array(part[self.label]),
+            )
+            for name, part in parts.items()
         }
 
     def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
@@ -68,11 +83,15 @@ class Images(LabelledImages):
 
     def parts(self, splits: DatasetDict) -> Mapping[str, Dataset]:
         """Return the rows to train on, to choose by and to report."""
+        check_splits(self.name, splits, "train", "test")
         train, total = splits["train"], len(splits["train"])
         chosen = {"train": range(self.train), "validation": range(total - self.validation, total)}
         return {name: train.select(numbers) for name, numbers in chosen.items()} | {"test": splits["test"]}
 
 
-def _channels_first(pixels: np.ndarray) -> np.ndarray:
+def _pixels(image: Image, coloured: bool, side: int) -> np.ndarray:
+    """Return an image as (channels, height, width)."""
+    image = image.convert("RGB") if coloured else image
+    pixels = np.asarray(ImageOps.fit(image, (side, side)) if side else image)
     # Grey images have no dimension of channels.
-    return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(np.moveaxis(pixels, -1, 1))
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))

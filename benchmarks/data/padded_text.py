@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordLevelTrainer
 
 from gradfree.benchmarks.data.bundled import Data, Split
-from gradfree.benchmarks.data.stored import Arrays, Stored
+from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits
 from gradfree.benchmarks.data.text import UNKNOWN
 
 PADDING = -100
@@ -41,6 +41,8 @@ class Sentences(Stored):
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the inputs and targets of each split."""
+        check_splits(self.name, splits, "train", "validation", "test")
+        check_columns(self.name, splits, self.column)
         tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
         tokenizer.pre_tokenizer = WhitespaceSplit()
         trainer = WordLevelTrainer(vocab_size=self.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False)

@@ -21,6 +21,7 @@ from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
+from gradfree.wording import no_such
 
 DATA_ROOT = "GRADFREE_DATA"
 """Environment variable with the folder of all sets."""
@@ -114,6 +115,25 @@ def open_set(folder: Path, files: str = "") -> DatasetDict:
     # ``datasets`` knows files again by their times, which a change can leave as they are.
     cache = Path(datasets.config.HF_CACHE_HOME, "gradfree", "folders", files) if files else None
     return load_dataset(str(folder), cache_dir=cache and str(cache))
+
+
+def check_splits(name: str, splits: DatasetDict, *needed: str) -> None:
+    """Refuse a set without one of the ``needed`` splits."""
+    for split in needed:
+        if split not in splits:
+            raise UsageError(
+                f"{name} has no split {split}, but {', '.join(splits)}; files are named by their split, "
+                f"{split}.parquet, say."
+            )
+
+
+def check_columns(name: str, splits: DatasetDict, *needed: str) -> None:
+    """Refuse a set whose training rows lack one of the ``needed`` columns."""
+    check_splits(name, splits, "train")
+    known = splits["train"].column_names
+    for column in needed:
+        if column not in known:
+            raise UsageError(f"{name}: {no_such('column', column, known)}")
 
 
 def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Split as SplitAt
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
-from gradfree.benchmarks.data.stored import Arrays, Stored, with_all_splits
+from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, with_all_splits
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 
@@ -58,6 +58,7 @@ class Text(Stored):
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
+        check_columns(self.name, splits, self.column)
         parts = with_all_splits(splits, shuffled=False)
         rows = {name: _end_lines(part[self.column]) for name, part in parts.items()}
         tokenizer = _tokenizer(self, rows["train"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -74,11 +74,18 @@ class Estimate:
         return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the (cost, goodness) that no other betters in one and equals in the other, by cost."""
-    known = [n for n, point in enumerate(points) if all(map(isfinite, point))]
+def pareto_front(points: Sequence[tuple[float, Estimate]]) -> list[int]:
+    """Return the indices of the (cost, goodness) that are shown to be better than all that cost less, by cost.
+
+    Shown is what intervals that do not meet show; a goodness without an interval is taken at its word.
+    """
+    known = [n for n, (cost, goodness) in enumerate(points) if isfinite(cost) and isfinite(goodness.value)]
     front: list[int] = []
-    for n in sorted(known, key=lambda n: (points[n][0], -points[n][1])):
-        if not front or points[n][1] > points[front[-1]][1]:
+    reached = -inf
+    for n in sorted(known, key=lambda n: (points[n][0], -points[n][1].value)):
+        goodness = points[n][1]
+        least, most = (goodness.value if isnan(end) else end for end in (goodness.low, goodness.high))
+        if least > reached:
             front.append(n)
+            reached = most
     return front

@@ -8,6 +8,9 @@ from math import isnan
 from gradfree.benchmarks.tables.estimates import Estimate
 
 SAME = "no difference seen"
+FEW = "too few seeds to tell"
+_FEWEST = 3
+"""Seeds that an interval means something with."""
 _STEADY = 0.1
 _NAMED = 3
 
@@ -41,7 +44,9 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
         seeds = "one seed" if difference.n == 1 else "the same difference with every seed"
         return f"{seeds}: no interval", signed(difference.value)
     outcome = shift(difference)
-    if outcome != SAME:
+    if outcome == SAME and difference.n < _FEWEST:
+        outcome = FEW
+    elif outcome != SAME:
         outcome = "better" if (difference.value > 0) == higher_is_better else "worse"
     return outcome, f"{signed(difference.value)} ± {difference.margin:.2f}"
 

@@ -20,7 +20,7 @@ from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
 from gradfree.wording import no_such
 
-_IMAGE_OPTIONS = ("column", "label")
+_IMAGE_OPTIONS = ("column", "label", "side")
 _TEXT_OPTIONS: Mapping[str, Any] = {"unit": "character", "vocabulary": 256, "length": 128, "held_out": 1000}
 _FEWEST_ROWS = 10
 """Of which a tenth can be held out."""
@@ -28,7 +28,7 @@ _FEWEST_ROWS = 10
 
 def is_folder(name: str) -> bool:
     """Tell whether ``name`` is a folder's, not a task's."""
-    return os.sep in name
+    return "/" in name or os.sep in name
 
 
 def folder_task(path: str, options: Mapping[str, Any]) -> Task:
@@ -36,7 +36,8 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
 
     Args:
         path: of the folder.
-        options: of images ``column`` and ``label``, the columns with images and classes; of text ``column``, and
+        options: of images ``column`` and ``label``, the columns with images and classes, and ``side``, that of the
+            squares they are scaled to; of text ``column``, and
             ``unit``, ``vocabulary``, ``length`` and ``held_out`` as :class:`Text` has them. Columns that are the only
             ones of their kind need not be named.
 
@@ -58,7 +59,7 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
     column = _chosen(options.get("column"), images or texts, "column", path)
     if images:
         label = _chosen(options.get("label"), numbers, "label", path)
-        return _of_images(path, LabelledImages(path, column, label=label, files=digest))
+        return _of_images(path, LabelledImages(path, column, label=label, side=_side(options, path), files=digest))
     settings = {**_TEXT_OPTIONS, **{name: value for name, value in options.items() if name != "column"}}
     _check(settings, path)
     return _of_text(path, Text(path, column=column, files=digest, **settings))
@@ -101,6 +102,13 @@ def _chosen(given: str | None, columns: Sequence[str], option: str, path: str) -
         found = f"of {', '.join(columns)}" if columns else "which has whole numbers, and there is none"
         raise UsageError(f"{path}: name the {option}, {found}: --tasks '{{{path}: {{{option}: NAME}}}}'.")
     return given or columns[0]
+
+
+def _side(options: Mapping[str, Any], path: str) -> int:
+    side = options.get("side", 0)
+    if isinstance(side, bool) or not isinstance(side, int) or side < 0:
+        raise UsageError(f"{path}: side must be a number of pixels, not {side!r}.")
+    return side
 
 
 def _check(settings: Mapping[str, Any], path: str) -> None:

@@ -112,7 +112,7 @@ class DepthSummary:
         depths: defaultdict[str, list[str]] = defaultdict(list)
         for depth, difference in self.known(difference_to(reference, scored(self.task)), row).items():
             outcome, figures = verdict.change(difference, bool(score.metric().higher_is_better))
-            told = figures and outcome != verdict.SAME
+            told = figures and outcome not in (verdict.SAME, verdict.FEW)
             depths[outcome].append(f"{depth:g} ({figures})" if told else f"{depth:g}")
         outcomes = "; ".join(f"{outcome} at {', '.join(found)}" for outcome, found in depths.items())
         return f"{score.name} beside {reference}: {outcomes or 'not compared'}"

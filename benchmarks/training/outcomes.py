@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
@@ -54,12 +55,18 @@ def run_facts(
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
-    """Return for each row whether no other is as fast and as good."""
+    """Return for each row whether it is shown to be better than all that are faster."""
     scores, ratios = estimates(facts, metric=scored(task)), estimates(facts, metric=STEP, unit=times(baseline))
     rows = list(select(facts, metric=FAILED).iter_rows(named=True))
-    goodness = task.score.goodness
     unknown = Estimate()
-    at = [(ratios.get(r["row"], unknown).value, goodness(scores.get(r["row"], unknown).value)) for r in rows]
-    front = pareto_front(at)
+    front = pareto_front(
+        [(ratios.get(r["row"], unknown).value, _goodness(task, scores.get(r["row"], unknown))) for r in rows]
+    )
     who = ("task", "device", "threads", "row", "series", "k")
     return table(fact(FRONT, "1", float(n in front), **{name: r[name] for name in who}) for n, r in enumerate(rows))
+
+
+def _goodness(task: Task, score: Estimate) -> Estimate:
+    """Return ``score`` with the sign that makes more better."""
+    ends = (nan, nan) if isnan(score.low) else sorted(map(task.score.goodness, (score.low, score.high)))
+    return Estimate(task.score.goodness(score.value), *ends)

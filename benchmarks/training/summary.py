@@ -157,7 +157,10 @@ class Summary:
         """Yield the Pareto front, and which engines may do better at another learning rate."""
         if self._front:
             front = ", ".join(self._front)
-            yield f"Pareto front of step time and test {self.task.score.name}, fastest first: {front}."
+            yield (
+                f"Pareto front of step time and test {self.task.score.name}, of what intervals tell apart, fastest "
+                f"first: {front}."
+            )
         rates = estimates(self.facts, metric=RATE)
         ends = self.grid[:1] + self.grid[-1:]
         edge = [f"{label} ({rate.value:g})" for label, rate in rates.items() if rate.value in ends]

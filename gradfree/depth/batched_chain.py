@@ -110,7 +110,8 @@ class BatchedChain(DepthChain):
     """
 
     def __init__(self, chain: DepthChain, groups: Sequence[Group], numbers: dict[int, int], initial: bool):
-        super().__init__(chain.links, chain.parameters, chain.inputs, chain.keep_graph, chain.memory, chain.mixing)
+        keep, memory, mixing, declared = chain.keep_graph, chain.memory, chain.mixing, chain.declared
+        super().__init__(chain.links, chain.parameters, chain.inputs, keep, memory, mixing, declared)
         self.groups, self.numbers, self.initial = groups, numbers, initial
         self._ran = {i: (link, group) for group in groups for i, link in zip(group.indices, group.links, strict=True)}
 
@@ -118,7 +119,8 @@ class BatchedChain(DepthChain):
     def with_graphs(self) -> DepthChain:
         """The same chain, its blocks run again one by one."""
         links = [self._run_again(i) if i in self._ran else link for i, link in enumerate(self.links)]
-        return DepthChain(links, self.parameters, self.inputs, self.keep_graph, self.memory, self.mixing)
+        keep, declared = self.keep_graph, self.declared
+        return DepthChain(links, self.parameters, self.inputs, keep, self.memory, self.mixing, declared)
 
     def _run_again(self, index: int) -> Link:
         ran, group = self._ran[index]
@@ -140,11 +142,14 @@ class BatchedChain(DepthChain):
 
     def _residuals(self) -> list[Factor]:
         links = [self._ran[i][0] if i in self._ran else link for i, link in enumerate(self.links)]
-        pairs = zip([None, *self.links[:-1]], self.links, links, strict=True)
-        return [
-            residual_of(before, link) if isinstance(ran, Link) else (0.0 if before is None else ran.residual)
-            for before, link, ran in pairs
-        ]
+        factors: list[Factor] = []
+        for before, link, ran in zip([None, *self.links[:-1]], self.links, links, strict=True):
+            if isinstance(ran, Link):
+                factors.append(residual_of(before, link, self.declared))
+            else:
+                known = ran.residual if self.declared is None else self.declared
+                factors.append(0.0 if before is None else known)
+        return factors
 
     def _stacked(self, cotangents: Tensor | Sequence[Cotangent]) -> Tensor:
         if isinstance(cotangents, Tensor):

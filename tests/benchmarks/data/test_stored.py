@@ -7,7 +7,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, Features, Image, Value
+from datasets import Dataset, DatasetDict, Features, Image, Value
 from joblib._store_backends import CacheWarning, StoreBackendMixin
 from tiny_suite import HIGHWAY, PLAIN, training
 
@@ -242,3 +242,34 @@ def test_the_real_texts_fit_their_models(task, tokens):
     assert data.train.inputs.max() == vocabulary - 1
     assert all(200 < len(split.inputs) <= task.data.held_out for split in (data.validation, data.test))
     assert task.data() is data
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "message"),
+    [
+        (
+            Images("mnist", column="image", train=8, validation=2),
+            {"image": [1] * 10, "label": [0] * 10},
+            r"mnist has no split test, but train; .*test\.parquet",
+        ),
+        (
+            Images("mnist", column="image", train=8, validation=2),
+            {"img": [1] * 10, "label": [0] * 10},
+            r"mnist: no column is called 'image'; there are: img",
+        ),
+        (
+            Text("wikitext-2", unit="word", vocabulary=9, length=4, held_out=1),
+            {"texts": ["a"] * 10},
+            r"wikitext-2: no column is called 'text'; .* mean 'texts'",
+        ),
+        (
+            Sentences("ptb", column="sentence", vocabulary=9, length=4),
+            {"sentence": ["a"] * 10},
+            r"ptb has no split validation, but train",
+        ),
+    ],
+)
+def test_a_set_of_another_layout_is_refused_with_what_it_has(given, columns, message):
+    splits = DatasetDict(train=Dataset.from_dict(columns))
+    with pytest.raises(UsageError, match=message):
+        given.read(splits)

@@ -1,5 +1,6 @@
 """Tables and sentences from records made up so that every figure is known."""
 
+import errno
 import io
 from dataclasses import replace
 from math import ceil, nan
@@ -13,6 +14,7 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import picture
+from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.column import Column, Figure
@@ -20,7 +22,7 @@ from gradfree.benchmarks.tables.experiment import belonging
 from gradfree.benchmarks.tables.facts import fact, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.catalogue import PYDOC
-from gradfree.cli import main
+from gradfree.cli import UsageError, main
 
 # Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
 FIGURES = [
@@ -32,7 +34,7 @@ WORDS = [
     "backprop: the baseline.",
     "backprop via chain: 1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 2.48 (no difference seen).",
     "highway_bp k=1: 2.00× faster than backprop at 2.50× the memory, accuracy -6.00 ± 22.36 (no difference seen).",
-    "Pareto front of step time and test accuracy, fastest first: highway_bp k=1, backprop.",
+    "Pareto front of step time and test accuracy, of what intervals tell apart, fastest first: highway_bp k=1.",
 ]
 
 
@@ -120,7 +122,7 @@ def test_a_run_that_diverged_is_called_so():
     (summary,) = sections(SUITE, records)
     assert table_rows(markdown(summary))[1][1] == "diverged"
     assert "accuracy not comparable, as a run diverged" in summary.verdicts[1]
-    assert summary.remarks == ["Pareto front of step time and test accuracy, fastest first: highway_bp k=1, backprop."]
+    assert summary.remarks == WORDS[3:]
 
 
 def test_failed_runs_count_as_missing_and_are_told():
@@ -129,7 +131,7 @@ def test_failed_runs_count_as_missing_and_are_told():
     assert table_rows(markdown(summary))[1][:2] == ["backprop via chain", "96.00 ± 0.00"]
     # The seeds that are left differ by 1 and by -1: t is 12.706.
     assert summary.verdicts[1] == (
-        "1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 12.71 (no difference seen); "
+        "1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 12.71 (too few seeds to tell); "
         "failed with 1 of 3 seeds: RuntimeError: out of | memory"
     )
     assert table_rows(markdown(failures).replace(r"\|", "/")) == [
@@ -182,7 +184,7 @@ def test_the_score_is_drawn_against_the_time_with_intervals_and_front():
     (point,) = found.points.filter(label="highway_bp with k iterations").iter_rows(named=True)
     assert (point["x"], point["x_low"], point["x_high"], point["y"]) == (0.5, 0.49, 0.51, 90)
     assert (point["y_low"], point["y_high"]) == pytest.approx((90 - 24.84, 90 + 24.84), abs=0.01)
-    assert found.points.filter("ringed")["row"].to_list() == ["backprop", "highway_bp k=1"]
+    assert found.points.filter("ringed")["row"].to_list() == ["highway_bp k=1"]
     assert found.band == {"backprop's interval": pytest.approx((96 - 2.48, 96 + 2.48), abs=0.01)}
     assert found.x.title == "step time, as a multiple of backprop's (×)"
     assert found.y.title == "test accuracy (%), higher is better"
@@ -324,3 +326,17 @@ def test_of_one_seed_the_answer_says_so():
     assert section.answer.endswith("2.00× faster than backprop, accuracy +0.00 (one seed: no interval).")
     (section,) = sections(SUITE, one | dict(trained(HIGHWAY, [97], [95])))
     assert section.answer == "points, 7 steps: no row comes up to backprop in accuracy."
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    report = SuiteReport.of("tiny", SUITE, RECORDS)
+    publish(report, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gradfree.benchmarks.reports.publication.picture", full)
+    with pytest.raises(UsageError, match=r"no report can be written to .*: No space left on device\. Records are kept"):
+        publish(report, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -10,6 +10,7 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.kept import KeptSweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
@@ -268,10 +269,20 @@ def test_contradictory_flags_are_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_how_a_sweeps_report_is_made_again_is_said(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "report", "--suite", "sweep"])
-    assert "repeat the `gradfree bench run` that made it" in capsys.readouterr().err
+def test_each_sweep_has_a_folder_of_its_own(tmp_path):
+    """The same for the same, so that it goes on; what is kept there is what was named."""
+    one = KeptSweep(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"), None)
+    assert one.folder == KeptSweep(one.sweep, None).folder
+    assert re.fullmatch(r"points-[0-9a-f]{6}", one.folder.name)
+    others = [KeptSweep(replace(one.sweep, depth="2"), None), KeptSweep(one.sweep, "mine:loader")]
+    assert len({kept.folder for kept in (one, *others)}) == 3
+    assert KeptSweep(Sweep(tasks="./my texts", engines="dsf"), None).folder.name.startswith("my-texts-")
+    one.keep(tmp_path)
+    assert KeptSweep.of(tmp_path) == one
+    assert KeptSweep.of(tmp_path / "elsewhere") is None
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"sweep\.json is no sweep: 'sweep'"):
+        KeptSweep.of(tmp_path)
 
 
 @pytest.mark.slow
@@ -279,6 +290,10 @@ def test_a_sweep_runs_and_reports(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--tasks", "points", "--engines", "highway_bp", "--depth", "2,4", "--seeds", "1", "--steps", "5"]
     main(["bench", "run", *flags, "--target", "1", "--jobs", "2"])
-    report = (tmp_path / "results" / "sweep" / "report.md").read_text(encoding="utf-8")
+    (folder,) = (tmp_path / "results").iterdir()
+    report = (folder / "report.md").read_text(encoding="utf-8")
     assert "points depth=2: residual_mlp, 5 steps" in report
     assert "points depth=4: time to validation accuracy 1 %" in report
+    (folder / "report.md").unlink()
+    main(["bench", "report", "--out", str(folder)])
+    assert (folder / "report.md").read_text(encoding="utf-8") == report

@@ -34,6 +34,7 @@ def test_a_speed_counts_if_both_quartiles_say_so(spread, words):
         (mean(-3.1, 0.4, 3), False, "perplexity -3.10 ± 0.40 (better)"),
         (mean(-3.1, 0.4, 3), True, "perplexity -3.10 ± 0.40 (worse)"),
         (mean(0.4, 0.4, 3), True, "perplexity +0.40 ± 0.40 (no difference seen)"),
+        (mean(-5.25, 36.02, 2), True, "perplexity -5.25 ± 36.02 (too few seeds to tell)"),
         (mean(-0.001, 0.4, 3), True, "perplexity +0.00 ± 0.40 (no difference seen)"),
         (mean(0.0, 0.0, 3), True, "perplexity the same with every seed"),
         (mean(1.0, nan, 1), True, "perplexity +1.00 (one seed: no interval)"),

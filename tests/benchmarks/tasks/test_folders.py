@@ -5,6 +5,7 @@ import re
 
 import datasets
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
@@ -161,8 +162,29 @@ def test_images_of_different_sizes_are_refused(here):
     pictures(here, [0, 1] * 10)
     pictures(here, [0, 1], (4, 8), file="test.parquet")
     pictures(here, [0, 1], (8, 4), file="validation.parquet")
-    with pytest.raises(UsageError, match=r"./pictures: the images differ in size: \(4, 8\), \(8, 4\), \(8, 8\)"):
+    with pytest.raises(UsageError, match=r"./pictures: the images differ in size, 4×8, 8×4, 8×8: .*side: 32"):
         folder_task("./pictures", {})
+
+
+def test_images_of_mixed_sizes_and_colours_are_scaled_to_squares(here):
+    """Grey beside RGB: the grey values three times. A side of another kind is refused."""
+    pictures(here, [0, 1] * 10)
+    pictures(here, [0, 1], (4, 8, 3), file="test.parquet")
+    pictures(here, [0, 1], (8, 4), file="validation.parquet")
+    data = folder_task("./pictures", {"side": 6}).data()
+    assert {split.inputs.shape[1:] for split in data} == {(3, 6, 6)}
+    assert len(data.train.inputs.unique()) == 20
+    with pytest.raises(UsageError, match=r"side must be a number of pixels, not '6'"):
+        folder_task("./pictures", {"side": "6"})
+
+
+def test_a_picture_that_is_none_is_named(here):
+    for name in ("a/1.png", "a/2.png", "b/3.png", *(f"b/{n}.png" for n in range(10))):
+        (here / "photos" / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("L", (8, 8)).save(here / "photos" / "train" / name)
+    (here / "photos" / "train" / "a" / "2.png").write_text("no picture")
+    with pytest.raises(UsageError, match=r"photos has a file that is no image: .*2\.png"):
+        folder_task("./photos", {})
 
 
 def test_folders_without_anything_to_train_on_are_refused(here):

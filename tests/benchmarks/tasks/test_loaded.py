@@ -156,6 +156,7 @@ def test_a_model_in_the_current_folder_is_swept(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(sys.path))
     flags = ["--model", "their_module:build", "--data", "their_module:loader", "--engines", "highway_bp"]
     main(["bench", "run", *flags, "--seeds", "1", "--steps", "5", "--jobs", "2"])
-    records = RecordFile(tmp_path / "results" / "sweep" / "records.jsonl").read()
+    (folder,) = (tmp_path / "results").iterdir()
+    records = RecordFile(folder / "records.jsonl").read()
     assert len(records) == 3
     assert not any("error" in record for record in records.values())
