@@ -241,7 +241,7 @@ class BatchedChain(DepthChain):
         return result
 
     @phase("parameter gradients")
-    def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:  # type: ignore[override]
+    def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta = self._stacked(delta)
         total = self._zero()
