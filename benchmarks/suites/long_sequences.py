@@ -52,7 +52,7 @@ PYDOC_LONG = TextTask(
     options={"vocab_size": 128, "cell": "gru", "layers": 1, "width": 64, "carry": True},
     loss=cross_entropy,
     score=PYDOC_GRU.score,
-    learning_rate=1e-2,
+    learning_rate=1e-2,  # not tuned: all of its rows are exact
     batch_size=1,
     steps=60,
 )

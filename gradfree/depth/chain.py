@@ -79,7 +79,7 @@ class DepthChain(Chain):
         if weight == 0.0:
             return self.constant(0.0)
         pairs = list(zip([None, *self.links[:-1]], self.links, strict=True))
-        factors = [_residual(before, link, self.declared) for before, link in pairs]
+        factors = self._residuals()
         # Where every block changes the shape, there is none to see.
         kept = any(before is not None and _keeps_shape(before, link) for before, link in pairs)
         if self.alone and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
@@ -90,6 +90,10 @@ class DepthChain(Chain):
                 "The engines 'fixed_point' and 'truncated' need none."
             )
         return factors if weight == 1.0 else [f * weight for f in factors]
+
+    def _residuals(self) -> list[Factor]:
+        pairs = zip([None, *self.links[:-1]], self.links, strict=True)
+        return [residual_of(before, link, self.declared) for before, link in pairs]
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
@@ -112,8 +116,16 @@ class DepthChain(Chain):
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
         live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
-        for group in _groups(live):
-            links, cotangents = [self.links[i] for i in group], [delta[i] for i in group]
+        for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
+            known = times(delta[i], factors[i])
+            result[i - 1] = plus(result[i - 1], v if v is None or known is None else v - known)
+        return result
+
+    def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``live``, which all have a state before them."""
+        result: list[Cotangent] = []
+        for group in _groups(range(len(live))):
+            links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
             with walking(links, cotangents):
                 pulled = torch.autograd.grad(
                     [link.out for link in links],
@@ -122,9 +134,16 @@ class DepthChain(Chain):
                     retain_graph=True,
                     allow_unused=True,
                 )
-            for i, v in zip(group, pulled, strict=True):
-                known = times(delta[i], factors[i])
-                result[i - 1] = plus(result[i - 1], v if known is None else v - known)
+            result += pulled
+        return result
+
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``, in one autograd call."""
+        result: list[Cotangent] = [None] * len(indices)
+        live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
+        pulled = self._pull_links([indices[n] for n in reversed(live)], [delta[n] for n in reversed(live)])
+        for n, v in zip(reversed(live), pulled, strict=True):
+            result[n] = v
         return result
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
@@ -217,7 +236,7 @@ def _keeps_shape(before: Link, link: Link) -> bool:
     return before.out.shape == link.out.shape
 
 
-def _residual(before: Link | None, link: Link, declared: float | None) -> Factor:
+def residual_of(before: Link | None, link: Link, declared: float | None) -> Factor:
     """Return K of ``link``; what changes the shape, or leads out of the chain, carries nothing."""
     if link.state is None or before is None or not _keeps_shape(before, link):
         return 0.0
