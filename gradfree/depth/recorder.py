@@ -149,7 +149,7 @@ class BlockRecorder:
                 recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
             elif recording.setting.is_batched(self.path):
                 versions = ((state, state._version),)
-                self.call = _Call(recording, before, begun, state, (), versions, (), 0, True)
+                self.call = _Call(recording, before, begun, state, state, (), versions, (), 0, True)
                 return None
         given = recording.enter(self.path, state) if needed else None
         numbers = [None if t is state else _number(recording, t) for t in others]
@@ -196,6 +196,8 @@ class BlockRecorder:
             return None
         if state is call.given and not in_place:
             # The model goes on with the very tensor that it had; what else the block returns leads to its Entry.
+            if call.recording.setting is not None:
+                call.recording.setting.apart[self.path] = "it hands its state on as it is"
             return self.port.join(call.state, rest)
         aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
         graph = walk([state, *aside], {entry.node for _, entry in call.entries})
