@@ -202,6 +202,8 @@ class BlockRecorder:
         aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
         graph = walk([state, *aside], {entry.node for _, entry in call.entries})
         if strange := self._strange(graph, call):
+            if in_place:
+                raise ChainError(_IN_PLACE.format(path=self.path))
             self.chain.split(self.path, f"it uses {strange}: autograd goes through it", _OUTSIDER.format(what=strange))
             entries = [node for node, _ in graph.stops]
             return self.port.join(Past.apply(self.path, entries, call.before, state), rest)
@@ -304,10 +306,7 @@ class BlockRecorder:
             return False
         # What the outer graph has computed with the tensor that the pass began with, nobody sees.
         if call.begun or len(changed) > 1 or changed[0] is not call.given:
-            raise ChainError(
-                f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
-                "the out-of-place operation (nn.ReLU(inplace=False), x = x + y)."
-            )
+            raise ChainError(_IN_PLACE.format(path=self.path))
         return True
 
     def _strange(self, graph: Reached, call: _Call) -> str | None:
@@ -359,6 +358,10 @@ _BETWEEN = (
 _NOT_THE_STATE = (
     "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
     "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
+)
+_IN_PLACE = (
+    "{path} modifies its input in place: other uses of that state would get a wrong gradient. Use the out-of-place "
+    "operation (nn.ReLU(inplace=False), x = x + y)."
 )
 _NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
 _BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
