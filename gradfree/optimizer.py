@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -24,6 +24,7 @@ class EngineOptimizer(Optimizer):
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`.
         lean: as in :meth:`gradfree.Engine.attach`.
+        batched: likewise.
         **options: the engine's options, if it is given by name.
 
     Raises:
@@ -39,6 +40,7 @@ class EngineOptimizer(Optimizer):
         *,
         chains: Sequence[str] | None = None,
         lean: bool = False,
+        batched: Literal["auto"] | bool = "auto",
         **options: Any,
     ):
         if not isinstance(optimizer, Optimizer):
@@ -49,7 +51,7 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ would build groups of its own.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self._handle = self.engine.attach(model, chains, lean=lean)
+        self._handle = self.engine.attach(model, chains, lean=lean, batched=batched)
 
     def detach(self) -> None:
         """Take the engine off the model; the optimizer goes on with plain gradients."""

@@ -35,10 +35,11 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
     return delta if factor == 1.0 else delta * factor
 
 
-def relative_change(before: Sequence[Cotangent], after: Sequence[Cotangent]) -> Tensor:
+def relative_change(before: Tensor | Sequence[Cotangent], after: Tensor | Sequence[Cotangent]) -> Tensor:
     """Return ‖after - before‖ / ‖before‖, all cotangents together as one vector; NaN for a zero ``before``."""
-    changes = [plus(new, None if old is None else -old) for old, new in zip(before, after, strict=True)]
-    return _norm(changes) / _norm(before)
+    olds, news = ([c] if isinstance(c, Tensor) else list(c) for c in (before, after))
+    changes = [plus(new, None if old is None else -old) for old, new in zip(olds, news, strict=True)]
+    return _norm(changes) / _norm(olds)
 
 
 def _norm(cotangents: Sequence[Cotangent]) -> Tensor:

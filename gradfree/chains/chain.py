@@ -137,6 +137,14 @@ class Solver(Protocol):
         """Whether a chain of layers is run again, rather than have its activations stored."""
 
     @property
+    def needs_residual(self) -> bool:
+        """Whether it asks for a chain's residual path."""
+
+    @property
+    def pulls_at_once(self) -> bool:
+        """Whether it asks for the pulls of all links at once."""
+
+    @property
     def forwards(self) -> Sequence[Any]:
         """Its own ways to run chains in time forward, the best first; see ``gradfree.time.forward``."""
 

@@ -66,6 +66,11 @@ class Site(ABC):
         """Whether the chain can do without keeping more of the forward pass than its states."""
         return True
 
+    @property
+    def can_be_batched(self) -> bool:
+        """Whether links that are alike may be pulled through in batches."""
+        return False
+
     @abstractmethod
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the running means that ``mean_residual`` keeps of the chain, by name."""

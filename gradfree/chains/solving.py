@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ class Attachment:
         solved: the paths of the blocks that it has computed gradients of: the chain's own set.
         memory: what is kept of the chain from pass to pass.
         lean: whether nothing of a forward pass is kept but the states.
+        batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
 
     Args:
@@ -33,11 +34,20 @@ class Attachment:
         path: likewise.
         solved: likewise.
         lean: likewise.
+        batched: likewise.
         outside: the model's modules that lie in no chain, whose parameters blocks may use all the same.
     """
 
-    def __init__(self, engine: Solver, path: str, solved: set[str], lean: bool, outside: Sequence[nn.Module] = ()):
-        self.engine, self.path, self.solved, self.lean = engine, path, solved, lean
+    def __init__(
+        self,
+        engine: Solver,
+        path: str,
+        solved: set[str],
+        lean: bool,
+        outside: Sequence[nn.Module] = (),
+        batched: Literal["auto"] | bool = False,
+    ):
+        self.engine, self.path, self.solved, self.lean, self.batched = engine, path, solved, lean, batched
         self._outside = outside
         self.memory = Memory()
         self.exactly = False

@@ -73,7 +73,7 @@ class DepthChain(Chain):
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
         if weight == 0.0:
             return self.constant(0.0)
-        factors = [_residual(*pair) for pair in zip([None, *self.links[:-1]], self.links, strict=True)]
+        factors = self._residuals()
         if len(self) > 1 and all(is_number(f, 0.0) for f in factors):
             raise ChainError(
                 f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
@@ -81,6 +81,9 @@ class DepthChain(Chain):
                 "see (a compiled block hides it). Use the engine 'fixed_point' or 'truncated', which need none."
             )
         return factors if weight == 1.0 else [f * weight for f in factors]
+
+    def _residuals(self) -> list[Factor]:
+        return [residual_of(*pair) for pair in zip([None, *self.links[:-1]], self.links, strict=True)]
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
@@ -101,8 +104,16 @@ class DepthChain(Chain):
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
         live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
-        for group in _groups(live):
-            links, cotangents = [self.links[i] for i in group], [delta[i] for i in group]
+        for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
+            known = times(delta[i], factors[i])
+            result[i - 1] = plus(result[i - 1], v if v is None or known is None else v - known)
+        return result
+
+    def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``live``, which all have a state before them."""
+        result: list[Cotangent] = []
+        for group in _groups(range(len(live))):
+            links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
             with walking(links, cotangents):
                 pulled = torch.autograd.grad(
                     [link.out for link in links],
@@ -111,9 +122,7 @@ class DepthChain(Chain):
                     retain_graph=True,
                     allow_unused=True,
                 )
-            for i, v in zip(group, pulled, strict=True):
-                known = times(delta[i], factors[i])
-                result[i - 1] = plus(result[i - 1], v if known is None else v - known)
+            result += pulled
         return result
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
@@ -206,7 +215,7 @@ def _keeps_shape(before: Link, link: Link) -> bool:
     return before.out.shape == link.out.shape
 
 
-def _residual(before: Link | None, link: Link) -> Factor:
+def residual_of(before: Link | None, link: Link) -> Factor:
     """Return K of ``link``; what changes the shape, or leads out of the chain, carries nothing."""
     if link.state is None or before is None or not _keeps_shape(before, link):
         return 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +50,16 @@ class Link:
         return delta.clone() if self.writes else delta
 
 
+class Pathed(Protocol):
+    """Whatever has the path of a block."""
+
+    @property
+    def path(self) -> str:
+        """The block's module path."""
+
+
 @contextmanager
-def walking(links: Sequence[Link], delta: Sequence[Cotangent]) -> Iterator[None]:
+def walking(links: Sequence[Pathed], delta: Sequence[Cotangent]) -> Iterator[None]:
     """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
     where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
     versions = [None if d is None else d._version for d in delta]

@@ -16,8 +16,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.chains.refusals import hooked
-from gradfree.chains.site import Site
+from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.depth.batched_chain import Ran
+from gradfree.depth.batching import Batching
 from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
@@ -27,6 +29,7 @@ from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk
 from gradfree.torchside.guards import recomputed
 from gradfree.torchside.sharding import is_spread, sharded
+from gradfree.torchside.unsaved import Unsaved
 
 
 class _Call(NamedTuple):
@@ -40,6 +43,7 @@ class _Call(NamedTuple):
     versions: tuple[tuple[Tensor, int], ...]
     outer: tuple[tuple[Tensor, int], ...]
     number: int
+    without_graph: bool = False
 
 
 class RecordedChain:
@@ -54,16 +58,22 @@ class RecordedChain:
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
         self.mixing = Mixing()
+        engine, batched = attachment.engine, attachment.batched
+        self.batching: Batching | None = None
+        if batched and engine.pulls_at_once and site.can_be_batched:
+            self.batching = Batching(self.blocks, batched, engine.needs_residual)
         modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
         # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
         self._parameters = [module._parameters for module in modules if module._parameters]
         self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
 
-    def record(self) -> list[torch.utils.hooks.RemovableHandle]:
-        """Put the hooks on the blocks; return their handles."""
-        handles = []
+    def record(self) -> list[Removable]:
+        """Put the hooks on the blocks; return what to take off again."""
+        handles: list[Removable] = []
         for path, block in self.blocks.items():
             recorder = BlockRecorder(self, path, port_of(block))
+            if self.batching is not None and "forward" not in vars(block):
+                handles += [WithoutGraph(recorder, block), Unsaved(block, {"forward"})]
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(block.register_forward_hook(recorder.leave, prepend=True))
@@ -73,12 +83,13 @@ class RecordedChain:
         """Return the recording of a pass that starts from ``state``."""
         parameters = self.trainable()
         around = (p for p in self.attachment.around() if p.requires_grad and not is_spread(p))
-        return Recording(self, list(dict.fromkeys([*parameters, *around])), inputs)
+        # By identity: the hash of a tensor is computed in Python.
+        return Recording(self, list({id(p): p for p in (*parameters, *around)}.values()), inputs)
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of all blocks that need a gradient, each once."""
         found = (p for own in self._parameters for p in own.values() if p is not None and p.requires_grad)
-        return list(dict.fromkeys(found))
+        return list({id(p): p for p in found}.values())
 
     def check(self) -> None:
         """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
@@ -130,6 +141,14 @@ class BlockRecorder:
             return None
         recording, before, begun = self._join(state, others)
         recording.before(self.path, block, state)
+        if recording.setting is not None and not others:
+            alone = len(args) == 1 and not kwargs and len(block._forward_pre_hooks) == len(block._forward_hooks) == 1
+            if not alone:
+                recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
+            elif recording.setting.is_batched(self.path):
+                versions = ((state, state._version),)
+                self.call = _Call(recording, before, begun, state, (), versions, (), 0, True)
+                return None
         given = recording.enter(self.path, state) if needed else None
         numbers = [None if t is state else _number(recording, t) for t in others]
         known = [(n, t) for n, t in zip(numbers, others, strict=True) if n is not None]
@@ -165,6 +184,8 @@ class BlockRecorder:
                 "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
+        if call.without_graph:
+            return self._leave_without_graph(block, state, rest, call)
         in_place = self._changed(call)
         if in_place:
             call.recording.follow_block(call.outer)
@@ -177,11 +198,27 @@ class BlockRecorder:
             entries = [node for node, _ in graph.stops]
             return self.port.join(Past.apply(self.path, entries, call.before, state), rest)
         recording = call.recording
+        if recording.setting is not None and (rest is not None or in_place or not graph.stops):
+            recording.setting.apart[self.path] = "it returns more than its state, changes it in place or cuts the chain"
         recording.uncut = recording.uncut or older(graph.nodes, call.number)
         link = self._link(block, state, aside, graph, call, in_place)
         after, handed = recording.leave(link, call.given, call.before)
         out = self.port.join(after, rest)
         return replaced(out, {id(t): new for t, new in zip(aside, handed, strict=True)}) if aside else out
+
+    def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _Call) -> Any:
+        changed = [tensor for tensor, version in call.versions if tensor._version != version]
+        if changed or rest is not None:
+            raise ChainError(
+                f"{self.path} changes its state in place, or returns more than its state, which it did not in an "
+                "earlier pass. Attach with batched=False."
+            )
+        recording = call.recording
+        assert call.given is not None
+        # It shares its count of changes in place with the state that the block was given.
+        x = call.given.detach() if call.begun else recording.handed[-1].seen
+        link = Ran(self.path, block, state.detach(), x)
+        return self.port.join(recording.leave(link, call.given, call.before)[0], rest)
 
     def _link(
         self, block: nn.Module, state: Tensor, aside: Sequence[Tensor], graph: Reached, call: _Call, in_place: bool
@@ -221,7 +258,7 @@ class BlockRecorder:
             elif state.requires_grad and self.path != next(iter(self.chain.blocks)):
                 self.chain.split(self.path, *_BETWEEN)
         recording = self.chain.begin(state, [t for t in others if t is not state])
-        return recording, recording.begin(state), True
+        return recording, recording.begin(self.path, state), True
 
     def _cannot_go_on(
         self, recording: Recording, index: int, state: Tensor, others: Sequence[Tensor]
@@ -266,6 +303,33 @@ class BlockRecorder:
         if _REENTRANT in graph.kinds:
             return "a checkpoint with use_reentrant=True, which backward() alone can run"
         return None
+
+
+class WithoutGraph:
+    """Runs a block without a graph where its recorder has said so, in place of its ``forward``.
+
+    Not by a switch in the hooks: an exception would leave that as it is.
+    """
+
+    def __init__(self, recorder: BlockRecorder, block: nn.Module):
+        self._recorder, self._block, self._forward = recorder, block, block.forward
+        block.forward = self.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block's own forward."""
+        call = self._recorder.call
+        if call is None or not call.without_graph:
+            return self._forward(*args, **kwargs)
+        # Quicker than torch.no_grad(), which this is.
+        torch._C._set_grad_enabled(False)
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(True)
+
+    def remove(self) -> None:
+        """Give the block its own forward back."""
+        del self._block.forward
 
 
 _REENTRANT: type = CheckpointFunction._backward_cls

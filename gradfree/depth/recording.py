@@ -20,6 +20,8 @@ from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
 from gradfree.depth.aside import add_inside, pull_aside
+from gradfree.depth.batched_chain import Ran
+from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
@@ -34,6 +36,7 @@ class Attached(Protocol):
     attachment: Attachment
     mixing: Mixing
     blocks: dict[str, nn.Module]
+    batching: Batching | None
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of its blocks that need a gradient."""
@@ -64,6 +67,7 @@ class Recording:
         links: the blocks that have run.
         uncut: whether the graphs of some links lead to others', or out of the chain.
         solving: whether the engine solves the chain at the moment.
+        setting: how its blocks may be batched; ``None``: not at all.
     """
 
     ahead = True
@@ -75,7 +79,8 @@ class Recording:
         self.numbers = {id(p): n for n, p in enumerate(parameters)}
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
-        self.links: list[Link] = []
+        self.setting: Setting | None = None
+        self.links: list[Any] = []
         self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
         self.uncut = False
@@ -90,14 +95,16 @@ class Recording:
         self._inside: list[tuple[Entered, Tensor]] = []
         self._solved = False
 
-    def begin(self, state: Tensor) -> Tensor:
-        """Put the Start node behind ``state``; return what the first block's nodes are to follow."""
+    def begin(self, path: str, state: Tensor) -> Tensor:
+        """Put the Start node behind ``state``, which ``path`` is given; return what the nodes to come are to follow."""
+        if self.chain.batching is not None and not self.inputs:
+            self.setting = self.chain.batching.begin(state, path)
         return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Note that ``block`` is about to run on ``state``."""
 
-    def add(self, link: Link) -> None:
+    def add(self, link: Any) -> None:
         """Keep what ``link`` has left."""
         self.links.append(link)
 
@@ -127,7 +134,7 @@ class Recording:
         without_history = (t.detach().requires_grad_() for t in tensors)
         return Entries.apply(weakref.ref(self), entered, more, self._anchor, *without_history)
 
-    def leave(self, link: Link, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
         more = self.more()
         self.add(link)
@@ -265,13 +272,21 @@ class Recording:
         """Let the blocks' graphs know of states that the model has changed in place: autograd refuses what it needs."""
         for i, (_, seen, version) in enumerate(self.handed):
             if seen._version != version:
+                if i + 1 < len(self.links) and isinstance(self.links[i + 1], Ran):
+                    raise ChainError(
+                        f"the state that {self.links[i + 1].path} was given has been modified by an inplace operation "
+                        "since, but the backward pass needs it. Use the out-of-place operation (h = h + x, not h += x)."
+                    )
                 same = (self.links[i].out, *self.given[i + 1 : i + 2])
                 increment_version([tensor for tensor in same if tensor is not None])
 
-    def linearise(self, links: Sequence[Link], keep_graph: bool) -> DepthChain:
+    def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
-        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
+        chain = DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
+        if self.setting is None or self.chain.batching is None:
+            return chain
+        return self.chain.batching.chain(self.setting, self, chain)
 
 
 def has_hooks(state: Tensor) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
 from gradfree.chains.refusals import attached, hooked
-from gradfree.chains.site import Site, enclosing
+from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
+from gradfree.depth.batching import Batching
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.torchside.sharding import own_class, sharded
 
@@ -28,6 +28,7 @@ class Blocks(Site):
 
     def __init__(self, path: str, module: nn.Module):
         super().__init__(path, module)
+        self.batching: Batching | None = None
         self.blocks = {f"{path}.{name}" if path else name: block for name, block in self.blocks_of(module).items()}
         around = {outer for block in self.blocks for outer in enclosing(block)}
         self.inside = {
@@ -70,12 +71,20 @@ class Blocks(Site):
         """Never: the blocks keep what autograd keeps of them."""
         return False
 
-    def record(self, attachment: Attachment) -> list[RemovableHandle]:
+    @property
+    def can_be_batched(self) -> bool:
+        """Always: which blocks are alike, a pass tells."""
+        return True
+
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Put the recording hooks on the blocks."""
-        return RecordedChain(attachment, self).record()
+        chain = RecordedChain(attachment, self)
+        self.batching = chain.batching
+        return chain.record()
 
     def __str__(self) -> str:
-        return f"{len(self.blocks)} blocks"
+        told = self.batching.told if self.batching else ""
+        return f"{len(self.blocks)} blocks{told and f', {told}'}"
 
 
 class Container(Blocks):

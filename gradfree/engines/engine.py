@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -67,6 +67,11 @@ class Engine(ABC):
     @property
     def keeps_means(self) -> bool:
         """Whether the engine asks for a chain's ``mean_residual``, which ranks average."""
+        return False
+
+    @property
+    def pulls_at_once(self) -> bool:
+        """Whether the engine asks for the pulls of all links at once, which may be one batch."""
         return False
 
     @property
@@ -157,7 +162,14 @@ class Engine(ABC):
         """
         return None
 
-    def attach(self, model: nn.Module, chains: Sequence[str] | None = None, *, lean: bool = False) -> Handle:
+    def attach(
+        self,
+        model: nn.Module,
+        chains: Sequence[str] | None = None,
+        *,
+        lean: bool = False,
+        batched: Literal["auto"] | bool = "auto",
+    ) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
 
         Use the handle as a context manager or call its ``detach()``.
@@ -167,12 +179,21 @@ class Engine(ABC):
             chains: likewise.
             lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
                 in the backward pass also where keeping it is faster. The gradients are the same.
+            batched: whether blocks of a chain in depth that are alike run forward without a graph and are linearised,
+                and pulled through, in one batch: "auto", where they can and a rule of thumb says that it pays; never;
+                or always: the first backward pass refuses blocks that cannot. The gradients are the same to
+                rounding. ``str`` of the handle's chains tells what was done.
 
         Raises:
-            ChainError: what :meth:`validate` reports, or ``lean`` for another chain; the model is unchanged then.
+            ChainError: what :meth:`validate` reports, ``lean`` or ``batched=True`` for another chain; the model is
+                unchanged then.
+            ValueError: another ``batched``.
         """
+        if batched not in ("auto", True, False):
+            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
         report = self.validate(model, chains)
-        if found := [*report.problems, *_lean_problems(report, lean)]:
+        unfit = () if batched is not True else _batched_problems(report, self)
+        if found := [*report.problems, *_lean_problems(report, lean), *unfit]:
             problems = "\n".join(f"- {problem}" for problem in found)
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
         if report.chains and "torch._dynamo" in sys.modules:
@@ -181,7 +202,7 @@ class Engine(ABC):
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}
         outside = [module for module in model.modules() if module not in inside]
-        on = {path: Attachment(self, path, site.solved, lean, outside) for path, site in report.chains.items()}
+        on = {path: Attachment(self, path, site.solved, lean, outside, batched) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
@@ -198,3 +219,12 @@ def _lean_problems(report: Report, lean: bool) -> Iterator[str]:
                 f"{path!r} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. "
                 "Name those, chains=[...], and attach to the rest by a call of its own."
             )
+
+
+def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:
+    if not engine.pulls_at_once or not report.chains:
+        yield f"batched=True is for chains that are pulled through at once; {engine} does not do that. Leave it out."
+        return
+    for path, site in report.chains.items():
+        if not site.can_be_batched:
+            yield f"{path!r} is no chain of blocks in depth: batched=True is for those. Leave it out, or name others."

@@ -24,6 +24,11 @@ class SweepEngine(Engine):
     """
 
     @property
+    def pulls_at_once(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     @abstractmethod
     def sweeps(self) -> int:
         """Return k, the number of sweeps after the first scan; of a chain of L links, L - 1 at most."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
+from gradfree.chains.site import Removable
 from gradfree.chains.solving import Attachment
 from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
@@ -41,7 +41,12 @@ class Layered(Container):
                     "layer of your own by gradfree.register_layer."
                 )
 
-    def record(self, attachment: Attachment) -> list[RemovableHandle]:
+    @property
+    def can_be_batched(self) -> bool:
+        """Never: engines for layers pull nothing through them."""
+        return False
+
+    def record(self, attachment: Attachment) -> list[Removable]:
         """Put the recording hooks on the layers."""
         return RecordedLayers(attachment, self).record()
 

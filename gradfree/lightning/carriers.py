@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -30,6 +30,7 @@ class Carrier:
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`, as module paths of the model that the strategy is given.
         lean: likewise.
+        batched: likewise.
         **options: the engine's options, if it is given by name, and the strategy's own.
 
     Attributes:
@@ -46,6 +47,7 @@ class Carrier:
         *,
         chains: Sequence[str] | None = None,
         lean: bool = False,
+        batched: Literal["auto"] | bool = "auto",
         **options: Any,
     ):
         known = {f.name for f in fields(engine_class(engine))} if isinstance(engine, str) else set()
@@ -53,7 +55,7 @@ class Carrier:
         _refuse_unknown(type(self), engine, options, known)
         super().__init__(**options)
         self.engine = resolve_engine(engine, own)
-        self.chains, self.lean = chains, lean
+        self.chains, self.lean, self.batched = chains, lean, batched
         self.handles: list[Handle] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,7 +68,7 @@ class Carrier:
     """Of the strategy: how many ranks train."""
 
     def _attached(self, model: nn.Module) -> Handle:
-        return self.engine.attach(model, self.chains, lean=self.lean)
+        return self.engine.attach(model, self.chains, lean=self.lean, batched=self.batched)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again.

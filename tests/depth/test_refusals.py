@@ -158,7 +158,5 @@ def test_a_hook_inside_a_block_that_changes_its_gradient_in_place():
     model = Model([Plain(), Hooked(), Plain()])
     with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"]):
         loss = model(torch.randn(4, 6)).sum()
-        with pytest.raises(
-            ChainError, match=r"a hook on a tensor inside blocks\.1 to blocks\.2 changes its gradient in place"
-        ):
+        with pytest.raises(ChainError, match=r"a hook on a tensor inside blocks\.1 changes its gradient in place"):
             loss.backward()

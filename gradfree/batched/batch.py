@@ -1,0 +1,91 @@
+"""Modules that are alike as one graph: one call linearises them all, one more pulls cotangents back through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+Autocast = tuple[str, torch.dtype, bool]
+"""A device type, the lower precision, and whether it is used."""
+
+
+class Bare(nn.Module):
+    """A module without the hooks on it."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        """Return what the module makes of ``x``."""
+        return self.module.forward(x)
+
+
+class Batch:
+    """N modules that are alike, at one input each.
+
+    Args:
+        module: stands for all; its own hooks do not run.
+        tensors: the parameters and buffers of the N modules, by name.
+        inputs: what each was given, (N, ...).
+        autocast: as it was.
+
+    Attributes:
+        inputs: leaves of the graph.
+        weights: likewise, the trained parameters stacked, by name.
+        out: the root of the graph, (N, ...).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tensors: Mapping[str, Sequence[Tensor]],
+        inputs: Tensor,
+        autocast: Autocast,
+    ):
+        device, dtype, enabled = autocast
+        with torch.enable_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
+            self.inputs = inputs.detach().requires_grad_(inputs.is_floating_point())
+            self.weights: dict[str, Tensor] = {}
+            stacked: dict[str, Tensor] = {}
+            for name, values in tensors.items():
+                trained = values[0].requires_grad
+                with torch.no_grad():
+                    stack = torch.stack(list(values))
+                stacked[f"module.{name}"] = stack.requires_grad_(trained)
+                if trained:
+                    self.weights[name] = stack
+            bare = Bare(module)
+            run = vmap(lambda own, x: functional_call(bare, own, (x,)), randomness="error")
+            with _without_fallback():
+                self.out = run(stacked, self.inputs)
+
+    def pull(self, cotangents: Tensor) -> Tensor | None:
+        """Return what ``cotangents``, (N, ...), of the outputs bring to the inputs; keeps the graph."""
+        return self._grad([self.inputs], cotangents, keep=True)[0]
+
+    def weight_gradients(self, cotangents: Tensor, keep: bool) -> dict[str, Tensor | None]:
+        """Return what ``cotangents`` bring to the weights, each stacked, by name; ``keep`` the graph or free it."""
+        return dict(zip(self.weights, self._grad(list(self.weights.values()), cotangents, keep), strict=True))
+
+    def _grad(self, targets: list[Tensor], cotangents: Tensor, keep: bool) -> Sequence[Tensor | None]:
+        if not targets or not self.out.requires_grad:
+            return [None] * len(targets)
+        return torch.autograd.grad(self.out, targets, cotangents, retain_graph=keep, allow_unused=True)
+
+
+@contextmanager
+def _without_fallback() -> Iterator[None]:
+    """Let vmap fail where torch has no batched operation: what it does instead, one by one, gains nothing."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)

@@ -1,0 +1,45 @@
+"""Whether a module's forward pass can be run again, in a batch with others, and nobody notices."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def hindrance(module: nn.Module) -> str | None:
+    """Return why ``module`` cannot be run again in a batch, as far as looking at it tells; ``None`` if nothing does.
+
+    Hooks and a ``forward`` on ``module`` itself do not count: they belong to its caller.
+    """
+    seen: set[int] = set()
+    for name, inner in module.named_modules():
+        what = f"{name} ({type(inner).__name__})" if name else type(inner).__name__
+        if why := _hindrance(inner):
+            return f"{what} {why}"
+        if inner is not module and "forward" in vars(inner):
+            return f"{what} has a forward of its own, put on the instance"
+        if inner is not module and (inner._forward_hooks or inner._forward_pre_hooks):
+            return f"{what} has forward hooks, which would run again"
+        for parameter in inner._parameters.values():
+            if parameter is not None and id(parameter) in seen:
+                return f"{what} shares a parameter with another layer of the same block"
+            seen.add(id(parameter))
+    return None
+
+
+def _hindrance(module: nn.Module) -> str | None:
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+        return "draws a new mask each time it runs"
+    if isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats:
+        return "counts its batches"
+    if isinstance(module, nn.RNNBase):
+        return "is a recurrent layer, whose kernels run for one set of weights"
+    if isinstance(module, _FAST_PATHS) and not module.training:
+        return "takes another path without gradients, to other roundings"
+    if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+        return "is compiled"
+    if parametrize.is_parametrized(module):
+        return "computes its parameters"
+    return None

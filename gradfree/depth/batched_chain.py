@@ -1,0 +1,229 @@
+"""Chains in depth whose blocks ran without a graph: alike ones are linearised, and pulled through, in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gradfree.algebra.cotangents import Cotangent, Factor, is_number
+from gradfree.batched.batch import Autocast, Bare, Batch
+from gradfree.chains.chain import ChainGradients
+from gradfree.depth.borders import edge
+from gradfree.depth.chain import DepthChain, residual_of
+from gradfree.depth.link import Link, walking
+from gradfree.torchside.graph import may_write, walk
+from gradfree.torchside.phases import phase
+
+
+class Ran(NamedTuple):
+    """A block's part of a forward pass without a graph.
+
+    Attributes:
+        path: the block's module path.
+        block: the block.
+        out: its output.
+        x: what it was given.
+        tensors: its parameters and buffers in the pass.
+        residual: what its residual path is known to carry.
+        root: as a :class:`Link` has it, of which there is nothing here.
+        aside: likewise.
+        in_place: likewise.
+    """
+
+    path: str
+    block: nn.Module
+    out: Tensor
+    x: Tensor
+    tensors: Sequence[Tensor] = ()
+    residual: float = 0.0
+    root: None = None
+    aside: tuple[Tensor, ...] = ()
+    in_place: bool = False
+
+
+class Group:
+    """Links of a chain whose blocks are alike.
+
+    Args:
+        links: their parts of the pass.
+        indices: their places in the chain.
+        names: of the tensors of each.
+        autocast: as in the pass.
+    """
+
+    def __init__(self, links: Sequence[Ran], indices: Sequence[int], names: Sequence[str], autocast: Autocast):
+        self.links, self.indices, self.autocast = links, indices, autocast
+        self.columns = dict(zip(names, zip(*(link.tensors for link in links), strict=True), strict=True))
+        step = indices[1] - indices[0] if len(indices) > 1 else 1
+        even = list(range(indices[0], indices[-1] + 1, step)) == list(indices)
+        self.at: slice | list[int] = slice(indices[0], indices[-1] + 1, step) if even else list(indices)
+        self._batch: Batch | None = None
+
+    def tensors(self, index: int) -> dict[str, Tensor]:
+        """Return those of the link at ``index`` of the chain, by name."""
+        return dict(zip(self.columns, self.links[list(self.indices).index(index)].tensors, strict=True))
+
+    def batch(self) -> Batch:
+        """Return the group's linearisation, made when it is first asked for."""
+        if self._batch is None:
+            with walking(self.links[::-1], ()):
+                inputs = torch.stack([link.x for link in self.links])
+                self._batch = Batch(self.links[0].block, self.columns, inputs, self.autocast)
+        return self._batch
+
+    def pull(self, delta: Tensor) -> Tensor | None:
+        """Return what the links' cotangents, of all of the chain's, bring to the states before them."""
+        batch = self.batch()
+        with walking(self.links[::-1], ()):
+            return batch.pull(delta[self.at])
+
+    def weight_gradients(self, delta: Tensor) -> dict[str, Tensor | None]:
+        """Return what they bring to the parameters, stacked, by name; frees the linearisation."""
+        batch, self._batch = self.batch(), None
+        with walking(self.links[::-1], ()):
+            return batch.weight_gradients(delta[self.at], keep=False)
+
+
+class BatchedChain(DepthChain):
+    """Links of which some ran without a graph. Cotangents are one tensor (L, ...), states all of one shape.
+
+    Args:
+        chain: the links, in the order of the forward pass; without a graph where one of ``groups`` has them.
+        groups: the links that ran without a graph.
+        numbers: of the chain's parameters, by their identity.
+        initial: whether the state before the chain needs a gradient.
+    """
+
+    def __init__(self, chain: DepthChain, groups: Sequence[Group], numbers: dict[int, int], initial: bool):
+        super().__init__(chain.links, chain.parameters, chain.inputs, chain.keep_graph, chain.memory, chain.mixing)
+        self.groups, self.numbers, self.initial = groups, numbers, initial
+        self._ran = {i: (link, group) for group in groups for i, link in zip(group.indices, group.links, strict=True)}
+
+    @cached_property
+    def with_graphs(self) -> DepthChain:
+        """The same chain, its blocks run again one by one."""
+        links = [self._run_again(i) if i in self._ran else link for i, link in enumerate(self.links)]
+        return DepthChain(links, self.parameters, self.inputs, self.keep_graph, self.memory, self.mixing)
+
+    def _run_again(self, index: int) -> Link:
+        ran, group = self._ran[index]
+        device, dtype, enabled = group.autocast
+        x = ran.x.detach().requires_grad_(self.initial or index > 0)
+        with torch.enable_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
+            given = x.view_as(x)
+            tensors = {f"module.{name}": tensor for name, tensor in group.tensors(index).items()}
+            out = functional_call(Bare(ran.block), tensors, (given,))
+        entry = edge(given) if x.requires_grad else None
+        graph = walk([out], () if entry is None else (entry.node,))
+        parameters = {self.numbers[id(leaf)]: leaf for leaf in graph.leaves if id(leaf) in self.numbers}
+        entry = entry if graph.stops else None
+        return Link(ran.path, ran.block, out, entry, (), parameters, out.grad_fn, may_write(graph.kinds))
+
+    def constant(self, factor: Factor) -> list[Factor]:
+        """Return the factors K_i = diag(``factor``)."""
+        return [factor] * len(self)
+
+    def _residuals(self) -> list[Factor]:
+        links = [self._ran[i][0] if i in self._ran else link for i, link in enumerate(self.links)]
+        pairs = zip([None, *self.links[:-1]], self.links, links, strict=True)
+        return [
+            residual_of(before, link) if isinstance(ran, Link) else (0.0 if before is None else ran.residual)
+            for before, link, ran in pairs
+        ]
+
+    def _stacked(self, cotangents: Tensor | Sequence[Cotangent]) -> Tensor:
+        if isinstance(cotangents, Tensor):
+            return cotangents
+        stacked = self.like.new_zeros(len(self), *self.like.shape)
+        for row, cotangent in zip(stacked.unbind(0), cotangents, strict=True):
+            if cotangent is not None:
+                row.copy_(cotangent)
+        return stacked
+
+    @phase("scan")
+    def scan(self, terms: Tensor | Sequence[Cotangent], factors: Sequence[Factor]) -> Tensor:  # type: ignore[override]
+        """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
+        carries = factors[1:]
+        if all(is_number(f, 1.0) for f in carries) and isinstance(terms, list) and all(e is None for e in terms[:-1]):
+            return terms[-1].expand(len(self), *self.like.shape)
+        terms = self._stacked(terms)
+        if all(is_number(f, 0.0) for f in carries):
+            return terms
+        if all(is_number(f, 1.0) for f in carries) and terms.device.type != "cpu":
+            return terms.flip(0).cumsum(0).flip(0)
+        delta = terms.clone()
+        rows = delta.unbind(0)
+        for i in range(len(rows) - 2, -1, -1):
+            factor = factors[i + 1]
+            if isinstance(factor, Tensor):
+                rows[i].add_(rows[i + 1] * factor)
+            else:
+                rows[i].add_(rows[i + 1], alpha=factor)
+        return delta
+
+    @phase("pulls")
+    def pull(  # type: ignore[override]
+        self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]
+    ) -> Tensor:
+        """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one call for each group, one for all links with graphs."""
+        pulled = self._pulled(delta)
+        carries = factors[1:]
+        if all(is_number(f, 1.0) for f in carries):
+            pulled = pulled - delta
+        elif not all(is_number(f, 0.0) for f in carries):
+            known = [d * f for d, f in zip(delta[1:].unbind(0), carries, strict=True)]
+            pulled[1:] -= torch.stack(known)
+        terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
+        for row, e in zip(terms.unbind(0), direct, strict=True):
+            if e is not None:
+                row += e
+        return terms
+
+    def _pulled(self, delta: Tensor) -> Tensor:
+        """Return δ_i F_i of all links but, perhaps, the first."""
+        if len(self.groups) == 1 and len(self.groups[0].indices) == len(self):
+            pulled = self.groups[0].pull(delta)
+            return torch.zeros_like(delta) if pulled is None else pulled
+        result = torch.zeros_like(delta)
+        for group in self.groups:
+            pulled = group.pull(delta)
+            if pulled is not None:
+                result[group.at] = pulled
+        live = [i for i in reversed(range(1, len(self))) if i not in self._ran and self.links[i].state is not None]
+        for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
+            if v is not None:
+                result[i] = v
+        return result
+
+    @phase("parameter gradients")
+    def gradients(self, delta: Tensor) -> ChainGradients:  # type: ignore[override]
+        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
+        total = self._zero()
+        for group in self.groups:
+            for name, stacked in group.weight_gradients(delta).items():
+                if stacked is not None:
+                    self._hand_back(group.columns[name], stacked, total)
+        own = [i for i in reversed(range(len(self))) if i not in self._ran]
+        initial = self._add_local([self.links[i] for i in own], [delta[i] for i in own], total) if own else None
+        if 0 in self._ran:
+            first = replace(self._run_again(0), parameters={}) if self.initial else None
+            initial = self._add_local([first], [delta[0]], total) if first else None
+        return total._replace(initial=initial)
+
+    def _hand_back(self, parameters: Sequence[Tensor], stacked: Tensor, total: ChainGradients) -> None:
+        for parameter, gradient in zip(parameters, stacked.unbind(0), strict=True):
+            n = self.numbers.get(id(parameter))
+            # Autograd passes over parameters that have been frozen since the forward pass.
+            if n is not None and parameter.requires_grad:
+                before = total.parameters[n]
+                total.parameters[n] = gradient if before is None else before + gradient
+
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients, each block run again."""
+        return self.with_graphs.backpropagate(direct)
