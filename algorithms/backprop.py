@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
-from gradfree.engines.discovery import validate
+from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 
 
@@ -34,10 +33,10 @@ class Backprop(Engine):
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+    def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
         """Tell what the engine attaches to; what it leaves to autograd is one only with another engine on it."""
         if self.plain is False:
-            return super().validate(model, chains)
+            return super().validate(model, chains, residual=residual)
         left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]
         report = validate(model, chains, [kind for kind in self.kinds if kind not in left], left)
         notes = [] if report.chains or report.problems else ["nothing is attached: autograd computes all gradients"]

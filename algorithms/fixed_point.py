@@ -20,6 +20,8 @@ class FixedPoint(IteratedEngine):
         iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
         tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
             relative to them, L - 1 times at most. Waits for the device once a sweep.
+        segments: C, for chains in depth: exact inside each of C segments, K across their borders; then C - 1 sweeps are
+            exact, and far fewer are close. One is backpropagation, L the engine without.
     """
 
     def split(self, chain: Chain) -> Any:

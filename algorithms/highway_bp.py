@@ -25,6 +25,8 @@ class HighwayBP(IteratedEngine):
         iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
         tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
             relative to them, L - 1 times at most. Waits for the device once a sweep.
+        segments: C, for chains in depth: exact inside each of C segments, K across their borders; then C - 1 sweeps are
+            exact, and far fewer are close. One is backpropagation, L the engine without.
         gamma: γ in [0, 1], the share of the residual path that is left to the sweeps. 0 is the plain split, 1 the
             fixed-point iteration; the authors use 0.2 for pre-LN and 0.8 for post-LN transformers, without
             which theirs diverged.

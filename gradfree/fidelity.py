@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
+from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
@@ -68,7 +69,7 @@ def gradient_fidelity(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
     batch: Sequence[Any] | Mapping[str, Any],
-    chains: Sequence[str] | None = None,
+    chains: Chains | None = None,
 ) -> Fidelity:
     """Compare the engine's gradients with exact backpropagation's, and leave no trace.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
+from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
 
@@ -38,7 +39,7 @@ class EngineOptimizer(Optimizer):
         model: nn.Module,
         engine: str | Engine = "highway_bp",
         *,
-        chains: Sequence[str] | None = None,
+        chains: Chains | None = None,
         lean: bool = False,
         batched: Literal["auto"] | bool = "auto",
         **options: Any,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gradfree.models.recurrent import recurrent
+from gradfree.models.recurrent import recurrent, remember
 
 
 class PixelClassifier(nn.Module):
@@ -18,15 +18,21 @@ class PixelClassifier(nn.Module):
         num_classes: of the logits.
         cell: "gru", "lstm", "rnn", "para_gru" or "para_lstm".
         width: of stem, states and hidden layer.
+        memory: steps after which the gates are to have forgotten, at the start
+            (:func:`~gradfree.models.recurrent.remember`); left out, as torch has them.
 
     Raises:
-        ValueError: unknown cell.
+        ValueError: unknown cell, or one that cannot remember for so many steps.
     """
 
-    def __init__(self, in_channels: int, num_classes: int, cell: str = "gru", width: int = 64):
+    def __init__(
+        self, in_channels: int, num_classes: int, cell: str = "gru", width: int = 64, memory: int | None = None
+    ):
         super().__init__()
         self.stem = nn.Linear(in_channels, width)
         self.rnn = recurrent(cell, width)
+        if memory is not None:
+            remember(self.rnn, memory)
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, num_classes))
 
     def forward(self, images: Tensor) -> Tensor:

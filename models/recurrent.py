@@ -33,6 +33,30 @@ def recurrent(cell: str, width: int) -> nn.Module:
     return _MODULES[cell](width, width, batch_first=True)
 
 
+def remember(module: nn.Module, steps: int) -> None:
+    """Set a layer's gates so that its units forget after up to ``steps`` steps, some sooner, some later.
+
+    Chrono initialisation, Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", arXiv 1804.11188, section
+    2: the bias of the gate that keeps the state is log u, with u uniform between 1 and ``steps`` - 1; that of an LSTM's
+    input gate is the negative of it.
+
+    Raises:
+        ValueError: ``steps`` below 3, or a layer that is no GRU or LSTM of torch's.
+    """
+    if steps < 3 or not isinstance(module, nn.GRU | nn.LSTM):
+        name = type(module).__name__
+        raise ValueError(f"memory must be at least 3 steps of a cell 'gru' or 'lstm', not {steps} of {name}.")
+    kept = torch.empty(module.hidden_size).uniform_(1, steps - 1).log()
+    _, _, bias, other = module.parameters()
+    with torch.no_grad():
+        nn.init.zeros_(bias)
+        nn.init.zeros_(other)
+        gates = bias.chunk(3 if isinstance(module, nn.GRU) else 4)
+        gates[1].copy_(kept)
+        if isinstance(module, nn.LSTM):
+            gates[0].copy_(-kept)
+
+
 def run(module: nn.Module, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the outputs, (B, T, width), and the final state of one layer, a single tensor for every cell.
 

@@ -87,10 +87,14 @@ class RecurrentLM(nn.Module):
         block: what a layer is: "plain", the recurrent layer itself, with residual connections from layer to layer;
             "transformer", x + Linear(RNN(LN(x))) and x + MLP(LN(x)), the MLP four times as wide inside.
         dropout: on embeddings and on what is added to the stream.
+        carry: whether a batch in training goes on from the states behind the one before, without gradients to it
+            (truncated BPTT), unless it is told other ones; behind a batch of another size from zero.
 
     Raises:
         ValueError: unknown cell or block, or less than one layer.
     """
+
+    carried: Tensor | None
 
     def __init__(
         self,
@@ -100,13 +104,15 @@ class RecurrentLM(nn.Module):
         width: int = 256,
         block: str = "plain",
         dropout: float = 0.0,
+        carry: bool = False,
     ):
         super().__init__()
         if block not in _STACKS:
             raise ValueError(f"block must be one of {', '.join(map(repr, _STACKS))}, not {block!r}.")
         if layers < 1:
             raise ValueError(f"layers must be at least 1, not {layers}.")
-        self.layers = layers
+        self.layers, self.carry = layers, carry
+        self.register_buffer("carried", None, persistent=False)
         self.embedding = nn.Embedding(vocab_size, width)
         self.dropout = nn.Dropout(dropout)
         self.stack = _STACKS[block](cell, layers, width, dropout)
@@ -118,7 +124,13 @@ class RecurrentLM(nn.Module):
 
     def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
         """Return logits (B, T, vocab_size) for the next token after each of ``tokens``; arguments as :meth:`unroll`."""
-        return self.unroll(tokens, states)[0]
+        if not (self.carry and self.training):
+            return self.unroll(tokens, states)[0]
+        if states is None and self.carried is not None and self.carried.shape[2] == len(tokens):
+            states = self.carried
+        logits, finals = self.unroll(tokens, states)
+        self.carried = finals.detach()
+        return logits
 
     def unroll(self, tokens: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the logits and the states behind the last token, to go on from there.

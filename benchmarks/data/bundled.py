@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pydoc_data.topics import topics
 from typing import NamedTuple
 
@@ -71,3 +72,23 @@ def windows(tokens: Tensor, length: int) -> Split:
     """Return consecutive sequences of ``length`` tokens with the next token of each; a rest at the end is left out."""
     both = tokens.unfold(0, length + 1, length)
     return Split(both[:, :-1], both[:, 1:])
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A text's sequences, so many behind each other as one; what is left over at the end is left out.
+
+    Attributes:
+        data: returns the sequences, which go on from one to the next.
+        count: how many make one.
+    """
+
+    data: Callable[[], Data]
+    count: int
+
+    def __call__(self) -> Data:
+        """Return the long sequences."""
+        return Data(*(Split(*map(self._join, split)) for split in self.data()))
+
+    def _join(self, x: Tensor) -> Tensor:
+        return x[: len(x) // self.count * self.count].reshape(-1, self.count * x.shape[1])

@@ -10,6 +10,7 @@ from gradfree.benchmarks.suites.dsf_texts import DSF_PTB, DSF_PTB_SMALL, DSF_WIK
 from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS, QUICK
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
+from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks.catalogue import (
@@ -93,6 +94,7 @@ SUITES: dict[str, Suite] = {
         Comparison(DIGITS, _BACKPROP_IN_DEPTH + _highway(0, 1, 2, 3, 4, 6)),
         Comparison(PYDOC, _BACKPROP_IN_DEPTH + _highway(0, 1, 2, 4)),
         Comparison(replace(PYDOC_GRU, steps=250), (*_BACKPROP, *_DSF, *_highway(0, 1))),
+        Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING)),
         QUICK,
     ),
     "rnn": (
@@ -110,6 +112,8 @@ SUITES: dict[str, Suite] = {
         Comparison(TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
         Comparison(WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
+    "long-sequences": LONG_SEQUENCES,
+    "gpu-time": GPU_TIME,
     "forward-only": FORWARD_ONLY,
     "lightning": (
         StrategyTimings(

@@ -17,6 +17,13 @@ from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.forward_only import CIFAR10, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
 from gradfree.benchmarks.suites.foton_depth import CIFAR100
+from gradfree.benchmarks.suites.long_sequences import (
+    ADDING_LONG,
+    CIFAR10_PIXELS,
+    MNIST_PIXELS,
+    PARITY_LONG,
+    TINYSHAKESPEARE_LONG,
+)
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Names, Sweep, listed
 from gradfree.benchmarks.tables.experiment import Suite
@@ -55,6 +62,11 @@ TASKS: dict[str, Task] = {
         COPYING,
         ADDING,
         PARITY,
+        TINYSHAKESPEARE_LONG,
+        MNIST_PIXELS,
+        CIFAR10_PIXELS,
+        ADDING_LONG,
+        PARITY_LONG,
     )
 }
 """What can be swept over by name."""

@@ -159,6 +159,21 @@ class Task:
 
 
 @dataclass(frozen=True)
+class TextTask(Task):
+    """A training job that reads a text in its order, for a model that carries its states from batch to batch.
+
+    Each row of the batches reads a part of its own, from the part's beginning again behind its end.
+    """
+
+    def batches(self, split: Split, seed: int) -> Iterator[Split]:
+        """Yield one batch a step."""
+        part = len(split.inputs) // self.batch_size
+        starts = part * torch.arange(self.batch_size)
+        for step in range(self.steps):
+            yield Split(split.inputs[starts + step % part], split.targets[starts + step % part])
+
+
+@dataclass(frozen=True)
 class SGDTask(Task):
     """A training job with SGD in AdamW's place.
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+COMPILED = "compiled loop"
+
 _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "GRU": nn.GRUCell,
     "LSTM": nn.LSTMCell,
@@ -19,7 +21,7 @@ class CellLoop(nn.Module):
 
     def __init__(self, layer: nn.RNNBase, compiled: bool = False):
         super().__init__()
-        cell = _CELLS[layer.mode](layer.input_size, layer.hidden_size).to(next(layer.parameters()).device)
+        cell = _CELLS[layer.mode](layer.input_size, layer.hidden_size).to(next(layer.parameters()))
         cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
         # Not Module.compile: of torch's own modules it compiles nothing, without a word.
         self.cell = torch.compile(cell) if compiled else cell

@@ -1,9 +1,9 @@
-"""What a forward and backward pass of one recurrent layer costs with each engine."""
+"""What a forward and backward pass of one recurrent layer costs with each engine, on long sequences, too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -12,7 +12,8 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from gradfree.benchmarks.records.case import Case, Row
+from gradfree import engine_figures
+from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
@@ -20,10 +21,10 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.cell_loop import CellLoop
+from gradfree.benchmarks.timing.cell_loop import COMPILED, CellLoop
 from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
-from gradfree.benchmarks.timing.speed import Step, Timing, Turn
+from gradfree.benchmarks.timing.speed import Step, Timing, Turn, now
 
 _MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
@@ -34,6 +35,9 @@ _LOOP = "loop over cells"
 _FAILED = "failed"
 _RATIO = times(PLAIN)
 
+SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
+"""Figures of engines that solve chains to a tolerance."""
+
 
 @dataclass(frozen=True)
 class RecurrentLayer:
@@ -43,22 +47,33 @@ class RecurrentLayer:
     batch: int
     steps: int
     units: int
+    dtype: str = field(default="float32", metadata=ADDED)
+    batch_first: bool = field(default=True, metadata=ADDED)
 
     def __str__(self) -> str:
-        return f"{self.cell} ({self.batch}, {self.steps}, {self.units})"
+        others = ("" if self.dtype == "float32" else self.dtype), ("" if self.batch_first else "time first")
+        return ", ".join([f"{self.cell} ({self.batch}, {self.steps}, {self.units})", *filter(None, others)])
 
 
 class LayerPass:
     """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
 
-    def __init__(self, case: LayerCase[Any], row: Row | None = None, lean: bool = False, loop: bool = False):
+    def __init__(
+        self,
+        case: LayerCase[Any],
+        row: Row | None = None,
+        lean: bool = False,
+        loop: Callable[[nn.RNNBase], nn.Module] | None = None,
+    ):
         torch.manual_seed(case.seed)
         layer = case.layer
-        shape = (layer.batch, layer.steps, layer.units)
-        self.x = torch.randn(shape, device=case.device, requires_grad=True)
-        self.cotangent = torch.randn(shape, device=case.device)
-        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=True).to(case.device)
-        self.module: nn.Module = CellLoop(plain) if loop else plain
+        sizes = (layer.batch, layer.steps) if layer.batch_first else (layer.steps, layer.batch)
+        dtype = getattr(torch, layer.dtype)
+        # Drawn in one precision for all.
+        self.x, self.cotangent = (torch.randn(*sizes, layer.units).to(case.device, dtype) for _ in range(2))
+        self.x.requires_grad_()
+        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first).to(case.device, dtype)
+        self.module: nn.Module = plain if loop is None else loop(plain)
         if row is not None:
             row.create_engine().attach(self.module, [""], lean=lean)
 
@@ -97,7 +112,7 @@ class LayerTiming(LayerCase[LayerPass]):
 
     def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
-        passes = {PLAIN: partial(LayerPass, self), _LOOP: partial(LayerPass, self, loop=True)}
+        passes = {PLAIN: partial(LayerPass, self), _LOOP: partial(LayerPass, self, loop=CellLoop)}
         passes |= {row.label: partial(LayerPass, self, row) for row in self.rows}
         if self.layer.cell == "GRU":
             passes[_lean(self.rows)] = partial(LayerPass, self, self.rows[0], lean=True)
@@ -113,6 +128,7 @@ class LayerTimings(Timings[RecurrentLayer]):
     """Engines on single layers; cells without a gate are not run with engines that need one."""
 
     metric: ClassVar[str] = "time of forward and backward"
+    share: ClassVar[str] = "{value:.2f}"
 
     def case(self, layer: RecurrentLayer, /, **where: Any) -> LayerTiming:
         """Return the case that times a layer."""
@@ -128,9 +144,9 @@ class LayerTimings(Timings[RecurrentLayer]):
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of times and memory as multiples of the plain layer's, a row a layer."""
         known = {str(a): estimates(facts, metric=self.metric, unit=_RATIO, setting=str(a)) for a in self.subjects}
-        labels = (_LOOP, *(row.label for row in self.rows), _lean(self.rows))
+        labels = (_LOOP, COMPILED, *(row.label for row in self.rows), _lean(self.rows))
         shown = [label for label in labels if any(label in ratios for ratios in known.values())]
-        figures = Figure(self.metric, unit=_RATIO), Figure(MEMORY, "{value:.1f}", _RATIO)
+        figures = Figure(self.metric, self.share, _RATIO), Figure(MEMORY, "{value:.1f}", _RATIO)
         ratios = {f"{label} on {layer}": t for layer, ts in known.items() for label, t in ts.items()}
         return Section(
             title=f"recurrent layers, device: {facts['device'][0]}, threads: {self.threads}",
@@ -172,7 +188,7 @@ class LayerTimings(Timings[RecurrentLayer]):
 
 def _verdict(ratios: Mapping[str, Estimate]) -> str:
     """Say which engine is fastest, and which are slower than the plain module."""
-    known = {label: ratio for label, ratio in ratios.items() if label not in (PLAIN, _LOOP)}
+    known = {label: ratio for label, ratio in ratios.items() if label not in (PLAIN, _LOOP, COMPILED)}
     if not known:
         return _FAILED
     fastest = min(known, key=lambda label: known[label].value)
@@ -193,3 +209,89 @@ def _swept(layers: Sequence[RecurrentLayer], size: str) -> list[RecurrentLayer]:
 
 def _lean(rows: tuple[Row, ...]) -> str:
     return f"{rows[0].label}, lean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongLayerTiming(LayerTiming):
+    """Time and peak memory of a layer's forward and backward pass: plain and by engine, pass by pass.
+
+    Attributes:
+        compiled: whether a loop over a compiled cell is run, too: it takes long to compile, and to run.
+    """
+
+    kind: ClassVar[str] = "long layer"
+    rounds: ClassVar[int] = 5
+    compiled: bool = False
+
+    def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
+        """Return what builds the passes."""
+        loops = {COMPILED: partial(LayerPass, self, loop=partial(CellLoop, compiled=True))} if self.compiled else {}
+        return {
+            PLAIN: partial(LayerPass, self),
+            **loops,
+            **{row.label: partial(LayerPass, self, row) for row in self.rows},
+        }
+
+    def turn(self, step: LayerPass) -> Turn:
+        """Take a step; return how long it took."""
+        start = now(self.device)
+        step()
+        return (now(self.device) - start,)
+
+    def costs(self, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the peak memory in bytes, and what the engine tells of a pass."""
+        with engine_figures() as figures:
+            step()
+        told = {name: float(figure) for chain in figures.values() for name, figure in chain.items()}
+        return {**super().costs(step, turns), "figures": told}
+
+
+@dataclass(frozen=True)
+class LongLayerTimings(LayerTimings):
+    """Engines on single layers and long sequences.
+
+    Attributes:
+        compiled_up_to: the most steps for which a loop over a compiled cell is run, of layers in float32.
+    """
+
+    share: ClassVar[str] = "{value:.3f}"
+    compiled_up_to: int = 0
+
+    def case(self, layer: RecurrentLayer, /, **where: Any) -> LongLayerTiming:
+        """Return the case that times a layer."""
+        compiled = layer.steps <= self.compiled_up_to and layer.dtype == "float32"
+        return LongLayerTiming(layer=layer, compiled=compiled, **where)
+
+    def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+        """Yield what a row takes, and how its chains were solved."""
+        yield from super().cost(cost, results)
+        for name in (SWEEPS, FORWARD_SWEEPS, SEQUENTIAL):
+            if name in cost.get("figures", {}):
+                yield fact(name, "count", cost["figures"][name])
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of times and memory as multiples of the plain layer's, and how many sweeps it took."""
+        section = super().section(facts)
+        lengths = sorted({layer.steps for layer in self.subjects})
+        title = section.title.replace("layers", f"layers, {lengths[0]} to {lengths[-1]} steps", 1)
+        return replace(section, title=title, remarks=[*self._sweeps(facts), *section.remarks])
+
+    def _sweeps(self, facts: pl.DataFrame) -> Iterator[str]:
+        """Yield the sweeps of each engine that goes on to a tolerance."""
+        for row in self.rows:
+            told = {
+                name: estimates(facts, "setting", metric=name, row=row.label)
+                for name in (FORWARD_SWEEPS, SWEEPS, SEQUENTIAL)
+            }
+            found = [
+                f"{layer} {_count(told[FORWARD_SWEEPS], layer)} and {sweeps.value:.0f}"
+                + (", then sequentially" if told[SEQUENTIAL][layer].value else "")
+                for layer, sweeps in told[SWEEPS].items()
+                if layer in told[SEQUENTIAL]
+            ]
+            if found:
+                yield f"Sweeps of {row.label} behind the first run, forward and backward: {'; '.join(found)}."
+
+
+def _count(told: Mapping[str, Any], layer: str) -> str:
+    return f"{told[layer].value:.0f}" if layer in told else "none"

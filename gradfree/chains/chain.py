@@ -97,6 +97,23 @@ class Chain(ABC):
     def pull(self, direct: Any, delta: Any, factors: Any) -> Any:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
 
+    def in_step(self, ends: Sequence[int]) -> Chain:
+        """Return the chain as it is best pulled through in segments, the links that are as far from their ends at once.
+
+        Args:
+            ends: the indices of the segments' last links.
+        """
+        return self
+
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> Sequence[Cotangent]:
+        """Return δ_i F_i of some links i, all at once: chains in depth alone have single links.
+
+        Args:
+            indices: of the links; not the first.
+            delta: their cotangents.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def vectors(self, cotangents: Any) -> Tensor:
         """Return the cotangents of all states as row vectors, (L, B, H), in single precision at least.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol
 
 from torch import nn
@@ -31,6 +31,7 @@ class Site(ABC):
         blocks: the modules whose parameters the chain trains, by module path.
         inside: everything in the container or layer that takes part in the chain, by module path.
         solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
+        declared: the residual path that the user has declared, a multiple of the identity; ``None``: it is read.
         splits: why blocks did not go on the chain of the block before them, in any forward pass so far, by their paths.
     """
 
@@ -55,6 +56,7 @@ class Site(ABC):
     inside: dict[str, nn.Module]
     solved: set[str]
     splits: dict[str, str]
+    declared: float | None
 
     @property
     def has_residual(self) -> bool:
@@ -90,12 +92,23 @@ class Site(ABC):
     def holds_engine(cls, module: nn.Module) -> bool:
         """Tell whether an engine is on ``module``, as such a chain or as a block of one."""
 
+    @classmethod
+    def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return modules inside an evident ``module`` to look for chains in instead, by their paths in it."""
+        return {}
+
+    @classmethod
+    def of_row(cls, modules: Mapping[str, nn.Module]) -> Site | None:
+        """Return the chain of some modules of a model, by path; ``None`` if this kind is of single modules."""
+        return None
+
     def __init__(self, path: str, module: nn.Module):
         """Describe ``module`` as a chain; changes nothing."""
         self.path = path
         self.blocks = {path: module}
         self.solved = set()
         self.splits = {}
+        self.declared = None
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     @abstractmethod

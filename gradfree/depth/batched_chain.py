@@ -99,9 +99,18 @@ class Group:
 
     def pull(self, delta: Tensor) -> Tensor | None:
         """Return what the links' cotangents, of all of the chain's, bring to the states before them."""
+        return self.pull_rows(delta[self.at])
+
+    def pull_rows(self, delta: Tensor) -> Tensor | None:
+        """Return what the links' own cotangents bring to the states before them."""
         batch = self.batch()
         with walking(self.links[::-1], ()):
-            return batch.pull(delta[self.at])
+            return batch.pull(delta)
+
+    def part(self, indices: Sequence[int]) -> Group:
+        """Return the group of the links at ``indices``."""
+        links = dict(zip(self.indices, self.links, strict=True))
+        return Group([links[i] for i in indices], indices, list(self.columns), self.autocast)
 
     def weight_gradients(self, delta: Tensor) -> dict[str, Tensor | None]:
         """Return what they bring to the parameters, stacked, by name; frees the linearisation."""
@@ -121,7 +130,8 @@ class BatchedChain(DepthChain):
     """
 
     def __init__(self, chain: DepthChain, groups: Sequence[Group], numbers: dict[int, int], initial: bool):
-        super().__init__(chain.links, chain.parameters, chain.inputs, chain.keep_graph, chain.memory, chain.mixing)
+        keep, memory, mixing, declared = chain.keep_graph, chain.memory, chain.mixing, chain.declared
+        super().__init__(chain.links, chain.parameters, chain.inputs, keep, memory, mixing, declared)
         self.groups, self.numbers, self.initial = groups, numbers, initial
         self._ran = {i: (link, group) for group in groups for i, link in zip(group.indices, group.links, strict=True)}
 
@@ -129,7 +139,8 @@ class BatchedChain(DepthChain):
     def with_graphs(self) -> DepthChain:
         """The same chain, its blocks run again one by one."""
         links = [self._run_again(i) if i in self._ran else link for i, link in enumerate(self.links)]
-        return DepthChain(links, self.parameters, self.inputs, self.keep_graph, self.memory, self.mixing)
+        keep, declared = self.keep_graph, self.declared
+        return DepthChain(links, self.parameters, self.inputs, keep, self.memory, self.mixing, declared)
 
     def _run_again(self, index: int) -> Link:
         ran, group = self._ran[index]
@@ -151,11 +162,14 @@ class BatchedChain(DepthChain):
 
     def _residuals(self) -> list[Factor]:
         links = [self._ran[i][0] if i in self._ran else link for i, link in enumerate(self.links)]
-        pairs = zip([None, *self.links[:-1]], self.links, links, strict=True)
-        return [
-            residual_of(before, link) if isinstance(ran, Link) else (0.0 if before is None else ran.residual)
-            for before, link, ran in pairs
-        ]
+        factors: list[Factor] = []
+        for before, link, ran in zip([None, *self.links[:-1]], self.links, links, strict=True):
+            if isinstance(ran, Link):
+                factors.append(residual_of(before, link, self.declared))
+            else:
+                known = ran.residual if self.declared is None else self.declared
+                factors.append(0.0 if before is None else known)
+        return factors
 
     def _stacked(self, cotangents: Tensor | Sequence[Cotangent]) -> Tensor:
         if isinstance(cotangents, Tensor):
@@ -205,6 +219,31 @@ class BatchedChain(DepthChain):
                 row += e
         return terms
 
+    def in_step(self, ends: Sequence[int]) -> BatchedChain:
+        """Return the chain with its groups cut by how far their links are from the ends of their segments."""
+        distance = {i: min(end - i for end in ends if end >= i) for i in range(len(self))}
+        groups = []
+        for group in self.groups:
+            parts: dict[int, list[int]] = {}
+            for i in group.indices:
+                parts.setdefault(distance[i], []).append(i)
+            groups += [group.part(indices) for indices in parts.values()]
+        return BatchedChain(self, groups, self.numbers, self.initial)
+
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``: one call for each group of :meth:`in_step`."""
+        given = {i: d for i, d in zip(indices, delta, strict=True) if d is not None}
+        found: dict[int, Cotangent] = {}
+        for group in self.groups:
+            if not given.keys().isdisjoint(group.indices):
+                pulled = group.pull_rows(
+                    torch.stack([given.get(i, torch.zeros_like(self.like)) for i in group.indices])
+                )
+                found.update(zip(group.indices, () if pulled is None else pulled.unbind(0), strict=False))
+        own = [i for i in given if i not in self._ran]
+        found.update(zip(own, super().carried(own, [given[i] for i in own]), strict=True))
+        return [found.get(i) if i in given else None for i in indices]
+
     def _pulled(self, delta: Tensor) -> Tensor:
         """Return δ_i F_i of all links but, perhaps, the first."""
         if len(self.groups) == 1 and len(self.groups[0].indices) == len(self):
@@ -222,8 +261,9 @@ class BatchedChain(DepthChain):
         return result
 
     @phase("parameter gradients")
-    def gradients(self, delta: Tensor) -> ChainGradients:  # type: ignore[override]
+    def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
+        delta = self._stacked(delta)
         total = self._zero()
         for group in self.groups:
             for name, stacked in group.weight_gradients(delta).items():

@@ -35,7 +35,7 @@ _BYTES = 2**28
 
 
 @dataclass
-class Plan:
+class BatchPlan:
     """What is known of passes of one kind.
 
     Attributes:
@@ -63,7 +63,7 @@ class Setting:
         apart: why blocks must not be batched in this pass, by path.
     """
 
-    def __init__(self, plan: Plan, tensors: list[Tensor], autocast: Autocast, state: Tensor):
+    def __init__(self, plan: BatchPlan, tensors: list[Tensor], autocast: Autocast, state: Tensor):
         self.plan, self.tensors, self.autocast = plan, tensors, autocast
         self.initial, self.state = state.requires_grad, state.detach()
         self.apart: dict[str, str] = {}
@@ -119,7 +119,7 @@ class Batching:
         self._modal = [m for m in inside if not isinstance(m, _MODELESS)]
         roots = set(blocks.values())
         self._hooks = [h for m in inside if m not in roots for h in (m._forward_hooks, m._forward_pre_hooks)]
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, BatchPlan] = {}
         self._held = Held(inside)
         self._layers = self._held.layers
 
@@ -149,7 +149,7 @@ class Batching:
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._plan()}
         return Setting(self._plans[key], tensors, autocast, state)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> BatchPlan:
         reasons: dict[str, str] = {}
         alike: dict[Hashable, list[str]] = {}
         for path, block in self.blocks.items():
@@ -161,7 +161,7 @@ class Batching:
         for paths in alike.values():
             if len(paths) == 1:
                 reasons[paths[0]] = "no other block is like it"
-        return Plan([paths for paths in alike.values() if len(paths) > 1], reasons)
+        return BatchPlan([paths for paths in alike.values() if len(paths) > 1], reasons)
 
     def chain(self, setting: Setting, recorded: PassToBatch, chain: DepthChain) -> DepthChain:
         """Return what the engine sees: ``chain``, or one whose blocks are pulled through in batches.

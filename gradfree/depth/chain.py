@@ -30,6 +30,7 @@ class DepthChain(Chain):
         keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
         memory: what is kept of this chain from pass to pass.
         mixing: what earlier passes have told of whether blocks mix the samples of a batch.
+        declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DepthChain(Chain):
         keep_graph: bool,
         memory: Memory,
         mixing: Mixing,
+        declared: float | None = None,
     ):
         self.like = links[-1].out
         self.links = links
@@ -48,6 +50,7 @@ class DepthChain(Chain):
         self.keep_graph = keep_graph
         self.memory = memory
         self.mixing = mixing
+        self.declared = declared
 
     def __len__(self) -> int:
         """L, the number of links."""
@@ -73,23 +76,30 @@ class DepthChain(Chain):
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
         if weight == 0.0:
             return self.constant(0.0)
+        pairs = list(zip([None, *self.links[:-1]], self.links, strict=True))
         factors = self._residuals()
-        if len(self) > 1 and all(is_number(f, 0.0) for f in factors):
+        # Where every block changes the shape, there is none to see.
+        kept = any(before is not None and _keeps_shape(before, link) for before, link in pairs)
+        if self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(
                 f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
                 "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "
-                "see (a compiled block hides it). Use the engine 'fixed_point' or 'truncated', which need none."
+                "see (a compiled block hides it). If there is one all the same, declare it: attach(..., residual=1.0). "
+                "The engines 'fixed_point' and 'truncated' need none."
             )
         return factors if weight == 1.0 else [f * weight for f in factors]
 
     def _residuals(self) -> list[Factor]:
-        return [residual_of(*pair) for pair in zip([None, *self.links[:-1]], self.links, strict=True)]
+        pairs = zip([None, *self.links[:-1]], self.links, strict=True)
+        return [residual_of(before, link, self.declared) for before, link in pairs]
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
         wide = torch.promote_types(self.like.dtype, torch.float32)
         means = [torch.as_tensor(f, dtype=wide, device=self.like.device).mean() for f in self.residual()[1:]]
-        mean = torch.stack(means).mean() if means else self.like.new_zeros((), dtype=wide)
+        if not means:
+            return self.constant(0.0)
+        mean = torch.stack(means).mean()
         return self.constant(running_mean(self.memory, "residual", mean, momentum))
 
     @phase("scan")
@@ -123,6 +133,15 @@ class DepthChain(Chain):
                     allow_unused=True,
                 )
             result += pulled
+        return result
+
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``, in one autograd call."""
+        result: list[Cotangent] = [None] * len(indices)
+        live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
+        pulled = self._pull_links([indices[n] for n in reversed(live)], [delta[n] for n in reversed(live)])
+        for n, v in zip(reversed(live), pulled, strict=True):
+            result[n] = v
         return result
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
@@ -215,10 +234,12 @@ def _keeps_shape(before: Link, link: Link) -> bool:
     return before.out.shape == link.out.shape
 
 
-def residual_of(before: Link | None, link: Link) -> Factor:
+def residual_of(before: Link | None, link: Link, declared: float | None) -> Factor:
     """Return K of ``link``; what changes the shape, or leads out of the chain, carries nothing."""
     if link.state is None or before is None or not _keeps_shape(before, link):
         return 0.0
+    if declared is not None:
+        return declared
     return residual_factor(link.out, link.state)
 
 

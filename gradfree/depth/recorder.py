@@ -57,11 +57,12 @@ class RecordedChain:
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
+        self.declared = site.declared
         self.mixing = Mixing()
         engine, batched = attachment.engine, attachment.batched
         self.batching: Batching | None = None
         if batched and engine.pulls_at_once and site.can_be_batched:
-            self.batching = Batching(self.blocks, batched, engine.needs_residual)
+            self.batching = Batching(self.blocks, batched, engine.needs_residual and site.declared is None)
         modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
         # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
         self._parameters = [module._parameters for module in modules if module._parameters]
@@ -70,7 +71,7 @@ class RecordedChain:
     def record(self) -> list[Removable]:
         """Put the hooks on the blocks; return what to take off again."""
         handles: list[Removable] = []
-        for path, block in self.blocks.items():
+        for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             if self.batching is not None and "forward" not in vars(block):
                 handles += [WithoutGraph(recorder, block), Unsaved(block, {"forward"})]

@@ -37,6 +37,7 @@ class Attached(Protocol):
     mixing: Mixing
     blocks: dict[str, nn.Module]
     batching: Batching | None
+    declared: float | None
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of its blocks that need a gradient."""
@@ -283,7 +284,8 @@ class Recording:
     def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
-        chain = DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing)
+        declared = self.chain.declared
+        chain = DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing, declared)
         if self.setting is None or self.chain.batching is None:
             return chain
         return self.chain.batching.chain(self.setting, self, chain)

@@ -16,7 +16,7 @@ from gradfree.depth.batching import Batching
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.torchside.sharding import own_class, sharded
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Blocks(Site):
@@ -38,6 +38,15 @@ class Blocks(Site):
         }
 
     @classmethod
+    def of_row(cls, modules: Mapping[str, nn.Module]) -> Blocks:
+        """Return the chain of ``modules``, in this order, wherever they are in the model."""
+        site = cls.__new__(cls)
+        Site.__init__(site, ", ".join(modules), nn.Identity())
+        site.blocks = dict(modules)
+        site.inside = {where: m for path, block in modules.items() for where, m in block.named_modules(prefix=path)}
+        return site
+
+    @classmethod
     @abstractmethod
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
         """Return the blocks of ``module`` in the order in which they run, by their paths inside it."""
@@ -53,13 +62,7 @@ class Blocks(Site):
             yield f"{self.path!r} has no blocks."
         yield from sharded(self.inside)
         yield from hooked(self.inside)
-        first: dict[nn.Module, str] = {}
         for path, block in self.blocks.items():
-            if first.setdefault(block, path) != path:
-                yield (
-                    f"{first[block]} and {path} are the same module: a chain runs each block once. Give each its own "
-                    "module; they may share parameters."
-                )
             yield from _block_problems(path, block)
 
     def means(self) -> dict[str, tuple[int, ...]]:
@@ -88,10 +91,11 @@ class Blocks(Site):
 
 
 class Container(Blocks):
-    """All that an ``nn.Sequential`` or ``nn.ModuleList`` holds."""
+    """All that an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` holds."""
 
+    several = True
     looks_like = "an nn.Sequential or nn.ModuleList of at least two blocks, every class of block at least twice"
-    may_be = "an nn.Sequential or nn.ModuleList"
+    may_be = "an nn.Sequential, nn.ModuleList or nn.ModuleDict"
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
@@ -100,15 +104,29 @@ class Container(Blocks):
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Tell whether it holds two or more composite blocks and every class of them more than once."""
+        """Tell whether it holds two or more composite blocks in a row, every class of them more than once."""
         blocks = list(module.children())
         classes = Counter(map(own_class, blocks))
-        return cls.accepts(module) and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
+        row = cls.accepts(module) and not isinstance(module, nn.ModuleDict)
+        return row and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
 
     @classmethod
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
         """Return the children, each as often as it is one."""
         return {name: block for name, block in module._modules.items() if block is not None}
+
+    @classmethod
+    def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return the containers that its blocks hold, if these are stages, each of other shapes."""
+        blocks = cls.blocks_of(module)
+        shapes = {tuple(p.shape for p in block.parameters() if not is_lazy(p)) for block in blocks.values()}
+        inner = {
+            f"{name}.{own}": child
+            for name, block in blocks.items()
+            for own, child in block.named_children()
+            if cls.is_evident(child)
+        }
+        return inner if len(shapes) == len(blocks) and 2 * len(inner) >= len(blocks) else {}
 
 
 def _composite(module: nn.Module) -> bool:

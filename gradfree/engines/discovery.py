@@ -13,14 +13,16 @@ from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
 
 Kinds = Sequence[type[Site]]
+Chains = Sequence[str | Sequence[str]]
+"""Module paths of chains; a list of paths is the chain of these modules, in this order."""
 
 
-def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left: Kinds = ()) -> Report:
+def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds = ()) -> Report:
     """Return the chains of ``model`` that are of ``kinds``, and the problems; see :meth:`gradfree.Engine.validate`.
 
     Args:
         model: any module.
-        chains: module paths of the chains, or ``None``.
+        chains: the chains, or ``None``.
         kinds: what the engine solves.
         left: what it leaves to autograd. Such chains may be named, and there may be no others.
     """
@@ -29,13 +31,17 @@ def validate(model: nn.Module, chains: Sequence[str] | None, kinds: Kinds, left:
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
         named = [""]
-        sites = {path: kind(path, modules[path]) for path, kind in _find(model, kinds)}
-        problems = _choice_problems(sites, kinds) if sites or not left else []
+        sites = {path: kind(path, modules[path]) for path, kind in _find(model, kinds, seen=set())}
+        problems = _choice_problems(modules, sites, kinds) if sites or not left else []
     else:
-        named = [path for path in chains if path in modules]
-        problems = list(_path_problems(modules, chains, (*kinds, *left)))
-        mine = {path: modules[path] for path in named if not _kind(modules[path], left)}
+        paths = [path for path in chains if isinstance(path, str)]
+        rows = [row for row in chains if not isinstance(row, str)]
+        named = [path for path in [*paths, *(path for row in rows for path in row)] if path in modules]
+        problems = [*_path_problems(modules, paths, (*kinds, *left), bool(rows)), *_row_problems(modules, rows)]
+        mine = {path: modules[path] for path in paths if path in modules and not _kind(modules[path], left)}
         sites = {path: kind(path, module) for path, module in mine.items() if (kind := _kind(module, kinds))}
+        if not problems:
+            sites |= {site.path: site for row in rows if (site := _row({p: modules[p] for p in row}, kinds, left))}
     if left:
         # Where another engine is on what this one leaves alone, autograd would not compute the gradients.
         problems += [problem for path in named for problem in attached(path, modules[path], left)]
@@ -59,23 +65,50 @@ def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
     return next((kind for kind in kinds if kind.accepts(module)), None)
 
 
-def _find(module: nn.Module, kinds: Kinds, path: str = "") -> Iterator[tuple[str, type[Site]]]:
-    """Yield the outermost modules that are chains beyond doubt; of blocks with recurrent layers, the layers."""
+def _row(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> Site | None:
+    """Return the chain of ``modules``, of the first kind that is of any modules; ``None`` if that is left alone."""
+    found = ((kind, kind.of_row(modules)) for kind in (*kinds, *left))
+    return next((None if kind in left else site for kind, site in found if site is not None), None)
+
+
+def _row_problems(modules: Mapping[str, nn.Module], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in rows:
+        if len(row) == 0:
+            yield "chains has an empty list; a list of paths is the chain of these modules: [['b1', 'b2']]."
+        for path in row:
+            if path not in modules:
+                close = difflib.get_close_matches(str(path), list(modules), n=1)
+                yield f"the model has no module {path!r}." + (f" Did you mean {close[0]!r}?" if close else "")
+
+
+def _find(
+    module: nn.Module, kinds: Kinds, seen: set[nn.Module], path: str = "", staged: bool = False
+) -> Iterator[tuple[str, type[Site]]]:
+    """Yield the modules that are chains beyond doubt, each once.
+
+    They are the outermost ones; of blocks with recurrent layers the layers, and of a row of stages the chain in each.
+    """
+    if module in seen:
+        return
+    seen.add(module)
     in_time = [kind for kind in kinds if kind.dimension == "time"]
     holds_layers = any(kind.is_evident(m) for kind in in_time for m in module.modules() if m is not module)
     evident = next((kind for kind in kinds if kind.is_evident(module)), None)
-    if evident and not holds_layers:
+    inner: Mapping[str, nn.Module] = {} if staged or evident is None else evident.stages_of(module)
+    if evident and not holds_layers and not inner:
         yield path, evident
         return
-    for name, child in module.named_children():
-        yield from _find(child, kinds, f"{path}.{name}" if path else name)
+    for name, child in inner.items() or module.named_children():
+        yield from _find(child, kinds, seen, f"{path}.{name}" if path else name, bool(inner))
 
 
-def _choice_problems(found: Mapping[str, Site], kinds: Kinds) -> list[str]:
+def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site], kinds: Kinds) -> list[str]:
     if not found:
+        candidates = [path for path, module in modules.items() if _kind(module, kinds)]
+        named = f"What can be named: {candidates}." if candidates else "Or name its blocks: chains=[['b1', 'b2']]."
         return [
             f"the model has no chain that can be found without help: {', or '.join(k.looks_like for k in kinds)}. Put "
-            "its parts into a container of their own, or name it: chains=['path.to.blocks']."
+            f"its parts into a container of their own, or name it: chains=['path.to.blocks']. {named}"
         ]
     rivals = [path for path, site in found.items() if not site.several]
     if len(rivals) < 2:
@@ -84,10 +117,10 @@ def _choice_problems(found: Mapping[str, Site], kinds: Kinds) -> list[str]:
     return [f"{len(rivals)} modules look like chains: {which}. Say which: chains={list(found)!r}, or fewer."]
 
 
-def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds) -> Iterator[str]:
+def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds, more: bool) -> Iterator[str]:
     candidates = [path for path, module in modules.items() if _kind(module, kinds)]
     chain = ", or ".join(kind.may_be or kind.looks_like for kind in kinds)
-    if not chains:
+    if not chains and not more:
         yield "chains=[] names no chain; leave it out to have the chain found."
     for path, times in Counter(chains).items():
         if times > 1:
@@ -99,7 +132,7 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
         elif path not in candidates:
             yield (
                 f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "
-                f"What can be one: {candidates or 'no module'}."
+                f"What can be one: {candidates or 'no module'}, or a list of blocks: [['b1', 'b2']]."
             )
 
 

@@ -20,7 +20,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.engines.discovery import compiled_around_blocks, validate
+from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
@@ -102,21 +102,28 @@ class Engine(ABC):
         the device.
         """
 
-    def validate(self, model: nn.Module, chains: Sequence[str] | None = None) -> Report:
+    def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
         """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
         Args:
             model: any module.
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
-                layers, or whatever :func:`gradfree.register_chain` has made known. By default all recurrent layers, and
-                the container if only one looks like a chain.
+                layers, or whatever :func:`gradfree.register_chain` has made known; or a list of paths for a chain of
+                these modules, in this order. By default all recurrent layers and all containers that look like chains.
+            residual: the residual path of chains in depth, K = residual · I, where a block keeps the state's shape: for
+                blocks that hide it, as compiled ones do. Left out, it is read off their graphs.
 
         Raises:
-            TypeError: ``model`` is no module.
+            TypeError: ``model`` is no module, or ``residual`` no number.
         """
+        if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
+            raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, not {model!r}.")
-        return self.judge(model, validate(model, chains, self.kinds))
+        report = validate(model, chains, self.kinds)
+        for site in report.chains.values():
+            site.declared = residual
+        return self.judge(model, report)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Return ``report`` with what this engine, of all that solve such chains, has to say about them.
@@ -135,9 +142,10 @@ class Engine(ABC):
         ]
         problems += [
             f"{where} is compiled, which hides the residual path of the blocks in {path!r} that {self} needs. Compile "
-            "what lies inside the blocks, or use the engine 'fixed_point' or 'truncated'."
+            "what lies inside the blocks, declare the path, attach(..., residual=1.0), or use the engine "
+            "'fixed_point' or 'truncated'."
             for path, site in report.chains.items()
-            if (where := compiled_around_blocks(model, site))
+            if site.declared is None and (where := compiled_around_blocks(model, site))
         ]
         return Report(report.chains, [*report.problems, *problems])
 
@@ -165,9 +173,10 @@ class Engine(ABC):
     def attach(
         self,
         model: nn.Module,
-        chains: Sequence[str] | None = None,
+        chains: Chains | None = None,
         *,
         lean: bool = False,
+        residual: float | None = None,
         batched: Literal["auto"] | bool = "auto",
     ) -> Handle:
         """Let this engine compute the gradients of ``model``'s chains in every backward pass from now on.
@@ -179,6 +188,7 @@ class Engine(ABC):
             chains: likewise.
             lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
                 in the backward pass also where keeping it is faster. The gradients are the same.
+            residual: as in :meth:`validate`.
             batched: whether blocks of a chain in depth that are alike run forward without a graph and are linearised,
                 and pulled through, in one batch: "auto", where they can and a rule of thumb says that it pays; never;
                 or always: the first backward pass refuses blocks that cannot. The gradients are the same to
@@ -191,7 +201,7 @@ class Engine(ABC):
         """
         if batched not in ("auto", True, False):
             raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
-        report = self.validate(model, chains)
+        report = self.validate(model, chains, residual=residual)
         unfit = () if batched is not True else _batched_problems(report, self)
         if found := [*report.problems, *_lean_problems(report, lean), *unfit]:
             problems = "\n".join(f"- {problem}" for problem in found)

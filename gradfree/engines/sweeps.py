@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from gradfree.algebra.cotangents import relative_change
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.report import Report
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, refuse_unresolved
+from gradfree.engines.segmented import Segments
 
 
 class SweepEngine(Engine):
@@ -38,6 +41,11 @@ class SweepEngine(Engine):
         """The change of δ by one sweep, relative to δ, below which no other follows; ``None``: it is not looked at."""
         return None
 
+    @property
+    def segments(self) -> int | None:
+        """How many segments the chain is cut into, K being F itself inside; ``None``: as many as there are links."""
+        return None
+
     @abstractmethod
     def split(self, chain: Chain) -> Any:
         """Return the factors K_i, made by ``chain.constant`` or ``chain.residual``."""
@@ -51,23 +59,44 @@ class SweepEngine(Engine):
         tolerance = self.tolerance
         refuse_unresolved(self, tolerance, chain.like.dtype)
         factors = self.split(chain)
-        delta = chain.scan(direct, factors)
+        count = self.segments
+        system = _Links(chain, direct, factors) if count is None else Segments(chain, direct, factors, count)
+        delta = system.first()
         change: torch.Tensor | None = None
-        sweeps, most = 0, min(self.sweeps, len(chain) - 1)
+        sweeps, most = 0, min(self.sweeps, len(system) - 1)
         # Not "change <= tolerance" to end it: NaN does, too.
         while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
-            before, delta = delta, chain.scan(chain.pull(direct, delta, factors), factors)
+            before, delta = delta, system.sweep(delta)
             change = None if tolerance is None else relative_change(before, delta)
             sweeps += 1
 
         def residual() -> torch.Tensor:
             if change is not None:
                 return change
-            return relative_change(delta, chain.scan(chain.pull(direct, delta, factors), factors))
+            return relative_change(delta, system.sweep(delta))
 
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
         chain.offer("residual", residual)
-        return chain.gradients(delta)
+        return system.gradients(delta)
+
+
+class _Links:
+    """The links of a chain, each by itself: K is what the engine splits off."""
+
+    def __init__(self, chain: Chain, direct: Any, factors: Any):
+        self._chain, self._direct, self._factors = chain, direct, factors
+
+    def __len__(self) -> int:
+        return len(self._chain)
+
+    def first(self) -> Any:
+        return self._chain.scan(self._direct, self._factors)
+
+    def sweep(self, delta: Any) -> Any:
+        return self._chain.scan(self._chain.pull(self._direct, delta, self._factors), self._factors)
+
+    def gradients(self, delta: Any) -> ChainGradients:
+        return self._chain.gradients(delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +107,8 @@ class IteratedEngine(SweepEngine):
         iterations: k, the number of sweeps; 2 if neither is given.
         tolerance: in place of ``iterations``: sweep until what a sweep changes in δ is this small, relative to δ, all
             states together; L - 1 times at most. Waits for the device once a sweep.
+        segments: C, for chains in depth: exact inside each of C segments, solved side by side, K across their borders.
+            One is backpropagation, as many as there are links the engine without; C - 1 sweeps are exact.
 
     Raises:
         TypeError: no ``int``, or no number.
@@ -87,8 +118,11 @@ class IteratedEngine(SweepEngine):
     worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({"iterations": 1}, {"iterations": 2}, {"iterations": 4})
     iterations: int | None = None
     tolerance: float | None = None
+    segments: int | None = None
 
     def __post_init__(self) -> None:
+        if self.segments is not None:
+            check_count(self, "segments", least=1)
         if self.tolerance is None:
             object.__setattr__(self, "iterations", 2 if self.iterations is None else self.iterations)
             check_count(self, "iterations", least=0)
@@ -97,6 +131,17 @@ class IteratedEngine(SweepEngine):
         else:
             name = type(self).__name__
             raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Refuse segments of chains in time."""
+        report = super().judge(model, report)
+        problems = [
+            f"{path!r} is a chain in time: segments are for chains in depth. Use the engine 'shooting', which has them "
+            "for recurrent layers, or leave it out: chains=[...]."
+            for path, site in report.chains.items()
+            if self.segments is not None and site.dimension == "time"
+        ]
+        return replace(report, problems=[*report.problems, *problems])
 
     @property
     def sweeps(self) -> int:

@@ -17,6 +17,7 @@ class Layered(Container):
     """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
 
     of_layers = True
+    several = False
     looks_like = "an nn.Sequential of layers that can be taken apart, two of them or more with weights"
 
     @classmethod
@@ -33,6 +34,13 @@ class Layered(Container):
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the layers."""
         yield from super().problems()
+        first: dict[nn.Module, str] = {}
+        for path, layer in self.blocks.items():
+            if first.setdefault(layer, path) != path:
+                yield (
+                    f"{first[layer]} and {path} are the same module: this engine runs each layer once. Give each its "
+                    "own module; they may share parameters."
+                )
         for path, layer in self.blocks.items():
             if role_of(layer) is None:
                 yield (

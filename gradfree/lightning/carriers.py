@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from gradfree.chains.handle import Handle
+from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import engine_class, resolve_engine
 
@@ -45,7 +46,7 @@ class Carrier:
         self,
         engine: str | Engine = "highway_bp",
         *,
-        chains: Sequence[str] | None = None,
+        chains: Chains | None = None,
         lean: bool = False,
         batched: Literal["auto"] | bool = "auto",
         **options: Any,

@@ -105,7 +105,9 @@ class _Pieces:
         return [d.unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in self.links.reach()]
 
     def gradients(self, delta: State) -> ChainGradients:
-        """Return the chain's for δ of all segments."""
+        """Return the chain's for δ of all segments; there are no runs behind it."""
+        # The products that follow take as much memory.
+        del self.links, self.terms, self.last
         return self.chain.gradients(tuple(joined(d, self.count, self.length) for d in delta))
 
     def _leaving(self, delta: State) -> list[Tensor]:

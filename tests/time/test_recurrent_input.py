@@ -224,3 +224,16 @@ def test_outputs_are_bitwise_torchs_own_in_any_memory_layout(dtype, cell, bias, 
             attached, attached_final = module(x)
         assert torch.equal(attached, out), name
         assert all(map(torch.equal, attached_final, final)), name
+
+
+@pytest.mark.parametrize("engine", ["backprop", "truncated", "fixed_point", "dsf", "highway_bp", "shooting", "deeppcr"])
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM])
+def test_the_cotangent_of_the_outputs_is_not_written_to(engine, cell):
+    """It may be somebody else's: no copy of it is made."""
+    layer, x = cell(3, 4), torch.randn(40, 2, 3)
+    cotangent = torch.randn(40, 2, 4)
+    given = cotangent.clone()
+    options = {"shooting": {"segments": 4}}.get(engine, {})
+    with gradfree.create_engine(engine, **options).attach(layer):
+        layer(x)[0].backward(cotangent)
+    assert torch.equal(cotangent, given)

@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
+from gradfree.segments.costs import best_count
 from gradfree.testing.cases.models import OwnCell
+from gradfree.time.forward import _KERNELS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
 
@@ -201,6 +203,29 @@ def test_auto_cuts_where_segments_can_win(shape, units, cut, device):
         out.sum().backward()
     assert ("sweeps" in figures["l0"]) == cut
     assert cut or torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("length", "counts"), [(4096, (32, 64)), (16384, (64, 128)), (4099, range(36, 56)), (2 * 2053, range(36, 56))]
+)
+def test_auto_leaves_no_step_over_where_a_number_of_segments_allows_it(length, counts):
+    assert best_count(length, 1, 16.0, burn=32) in counts
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}])
+def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
+    """cuDNN copies weights, and warns, that do not lie in the module's one buffer: no call may get others."""
+    gru, x, kernel, given = nn.GRU(3, 8, **options), torch.randn(64, 1, 3), torch._VF.gru, []
+
+    def watched(x, hx, weights, *rest):
+        given.append((len(x), [w.data_ptr() for w in weights]))
+        return kernel(x, hx, weights, *rest)
+
+    monkeypatch.setitem(_KERNELS, "GRU", watched)
+    with shooting(segments=4, burn=5).attach(gru):
+        gru(x)[0].sum().backward()
+    assert {steps for steps, _ in given} == {5, 16}
+    assert all(pointers == [w.data_ptr() for w in gru._flat_weights] for _, pointers in given)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])

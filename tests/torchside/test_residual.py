@@ -84,3 +84,119 @@ def test_of_a_gated_sum_the_residual_path_is_the_gate():
     x = torch.randn(8, 4)
     factor, _ = read(block, x)
     torch.testing.assert_close(factor, 1 - torch.sigmoid(gate(x)).detach(), rtol=1e-12, atol=1e-12)
+
+
+def _swin(block, x):
+    h = x + block(x)
+    flat = h.reshape(-1, h.shape[-1])
+    return (flat + block(flat)).reshape(x.shape)
+
+
+def _reversible(block, x):
+    a, b = x.chunk(2, -1)
+    a = 0.5 * a + torch.sin(b)
+    return torch.cat([a, b + torch.sin(a)], -1)
+
+
+def _turned(block, x):
+    y = x.permute(2, 0, 1)
+    return (y + torch.sin(y)).permute(1, 2, 0)
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm1d(4),
+    "group": lambda: nn.GroupNorm(4, 4),
+    "instance": lambda: nn.InstanceNorm1d(4, affine=True),
+}
+MASK = torch.arange(6) > 2
+# The block, and the diagonal of its Jacobian where g, the branch, counts for nothing.
+READ = {
+    "reshaped and back": (_swin, lambda x: 1.0),
+    "permuted and back": (_turned, lambda x: 1.0),
+    "transposed and back": (
+        lambda g, x: (x.transpose(0, 1) + g(x).transpose(0, 1)).mT.mT.transpose(0, 1),
+        lambda x: 1.0,
+    ),
+    "squeezed and back": (lambda g, x: (x.unsqueeze(1) * 0.5 + g(x).unsqueeze(1)).squeeze(1), lambda x: 0.5),
+    "transposed, not back": (lambda g, x: x.transpose(0, 2)[:4].transpose(0, 1), lambda x: 0.0),
+    "halves": (_reversible, lambda x: torch.where(MASK, 1.0, 0.5)),
+    "lerp": (lambda g, x: torch.lerp(x, g(x), 0.3), lambda x: 0.7),
+    "lerp by a tensor": (lambda g, x: torch.lerp(g(x), x, MASK * 0.3), lambda x: MASK * 0.3),
+    "addcmul": (lambda g, x: torch.addcmul(x, g(x), g(x), value=3), lambda x: 1.0),
+    "baddbmm": (lambda g, x: torch.baddbmm(x, torch.tanh(x), torch.eye(6).expand(3, 6, 6), beta=0.4), lambda x: 0.4),
+    "masked_fill": (lambda g, x: (x + g(x)).masked_fill(MASK, 0.0), lambda x: (~MASK).double()),
+    "where": (lambda g, x: torch.where(MASK, x + g(x), 2.0), lambda x: MASK.double()),
+    "clone": (lambda g, x: x.clone() + g(x), lambda x: 1.0),
+    "a mask behind a view": (lambda g, x: torch.relu(x.flatten(0, 1) + 2).view(x.shape), lambda x: (x > -2).double()),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_operations_that_the_residual_path_is_seen_behind(name):
+    block, expected = READ[name]
+    linear, x = nn.Linear(6, 6), torch.randn(3, 4, 6)
+    factor, _ = read(lambda x: block(lambda y: torch.tanh(linear(y)), x), x)
+    factor = torch.as_tensor(factor, dtype=torch.float64).expand(x.shape)
+    torch.testing.assert_close(factor, torch.as_tensor(expected(x), dtype=torch.float64).expand(x.shape))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_behind_other_norms_the_residual_path_is_their_scale(name, training):
+    """Statistics held fast, a norm is that linear map."""
+    norm = NORMS[name]().train(training)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    x = 3 * torch.randn(5, 4, 6)
+    factor, out = read(norm, x)
+    shift = out - factor * x.detach()
+    constant = shift.transpose(0, 1).flatten(1) if name == "batch" else shift.flatten(0, 1)
+    torch.testing.assert_close(constant, constant[:, :1].expand_as(constant))
+
+
+def test_a_residual_path_that_is_declared():
+    """Blocks that hide it, and others: gradients are exact at k = L, and K is what was said."""
+    model, x = nn.Sequential(*[Hidden() for _ in range(4)]), torch.randn(3, 4)
+    expected = [p.clone() for p in torch.autograd.grad(model(x).sum(), list(model.parameters()))]
+    engine = gradfree.create_engine("highway_bp", iterations=4)
+    with engine.attach(model, residual=1.0):
+        actual = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    torch.testing.assert_close(list(actual), expected, rtol=1e-10, atol=1e-12)
+
+    def first(engine, **options):
+        with engine.attach(model, **options):
+            return torch.autograd.grad(model(x).sum(), model[0].linear.weight)[0]
+
+    for k in (0, 1):
+        declared = first(gradfree.create_engine("highway_bp", iterations=k), residual=0.7)
+        assert torch.equal(declared, first(gradfree.create_engine("dsf", feedback=0.7, iterations=k)))
+    with pytest.raises(TypeError, match="residual must be a number"):
+        engine.attach(model, residual="yes")
+
+
+class Hidden(nn.Module):
+    """x + g(x) behind a function of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Opaque.apply(x + torch.tanh(self.linear(x)))
+
+
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def test_compiled_blocks_train_where_it_is_declared():
+    model = nn.Sequential(*[Halved("0.5 * x") for _ in range(3)])
+    model[1].compile(backend="eager")
+    engine = gradfree.create_engine("highway_bp", iterations=3)
+    assert not engine.validate(model).ok
+    assert engine.validate(model, residual=0.5).ok

@@ -31,6 +31,8 @@ _WRITTEN = {
     "foton-depth-small": "e142d697e5d4b3fc",
 }
 """Of the ids of all cases of each suite, as version 0.1 wrote them."""
+_SINCE = {"pydoc_long"}
+"""Tasks that suites of then have got since."""
 
 
 @pytest.mark.parametrize(("suite", "digest"), _WRITTEN.items(), ids=_WRITTEN)
@@ -42,7 +44,7 @@ def test_version_0_1_wrote_the_same_ids(suite, digest):
         for part in SUITES[suite]
         for cases in (part.trials(device), part.timing(device), part.training(0, device, {}))
         for case in cases
-        if case is not None
+        if case is not None and case.topic not in _SINCE
     ]
     assert hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16] == digest
 

@@ -5,6 +5,7 @@ import torch
 from report_records import TRACEBACK, chart, lines, markdown, section_of, texts, told
 
 from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.timing.cell_loop import CellLoop
 from gradfree.benchmarks.timing.recurrent_layers import LayerPass, LayerTiming, LayerTimings, RecurrentLayer
 
 BACKPROP = Row("backprop", "backprop", {})
@@ -26,7 +27,7 @@ def test_engines_that_need_a_gate_are_not_run_on_cells_without():
 def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
     timing = case(RecurrentLayer(cell, 2, 5, 3), (BACKPROP,))
     torch.set_default_dtype(torch.float64)
-    plain, loop, engine = LayerPass(timing), LayerPass(timing, loop=True), LayerPass(timing, BACKPROP)
+    plain, loop, engine = LayerPass(timing), LayerPass(timing, loop=CellLoop), LayerPass(timing, BACKPROP)
     grads = []
     for step in (plain, loop, engine):
         out = step.run()

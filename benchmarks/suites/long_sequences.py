@@ -1,0 +1,133 @@
+"""Suites of long sequences, where recurrent layers can be trained in parallel over time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from gradfree.benchmarks.data.bundled import CONTEXT, Joined, pydoc
+from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.data.synthetic import Synthetic, adding_pixels, parity_pixels
+from gradfree.benchmarks.data.text import Text
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, iterated
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tasks.catalogue import (
+    ADDING,
+    PARITY,
+    PYDOC_GRU,
+    TINYSHAKESPEARE,
+    cross_entropy,
+    digit_accuracy,
+)
+from gradfree.benchmarks.tasks.task import Score, Task, TextTask
+from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.courses import Courses
+from gradfree.benchmarks.training.target import TimeToTarget
+
+SHOOTING = Row("shooting", "shooting", {})
+_VIA_CHAIN = Row("backprop via chain", "backprop", {})
+_LAYER_ROWS = (replace(_VIA_CHAIN, label="backprop"), DSF, *iterated("highway_bp", 2), SHOOTING)
+_ROWS = (BACKPROP, _VIA_CHAIN, DSF_GATE, *iterated("highway_bp", 2), SHOOTING)
+_EXACT = (BACKPROP, _VIA_CHAIN, SHOOTING)
+
+TINYSHAKESPEARE_LONG = TextTask(
+    name="tinyshakespeare_long",
+    data=Text("tinyshakespeare", unit="character", vocabulary=66, length=4096, held_out=1000),
+    model="recurrent_lm",
+    options={"vocab_size": 66, "cell": "gru", "layers": 1, "width": 128, "carry": True},
+    loss=cross_entropy,
+    score=TINYSHAKESPEARE.score,
+    learning_rate=2e-2,  # of 5e-3 (7.66), 1e-2 (7.30), 2e-2 (7.13), one seed, 200 steps
+    batch_size=1,
+    steps=100,
+    evaluations=20,
+)
+
+PYDOC_LONG = TextTask(
+    name="pydoc_long",
+    data=Joined(pydoc, 2048 // CONTEXT),
+    model="recurrent_lm",
+    options={"vocab_size": 128, "cell": "gru", "layers": 1, "width": 64, "carry": True},
+    loss=cross_entropy,
+    score=PYDOC_GRU.score,
+    learning_rate=1e-2,  # not tuned: all of its rows are exact
+    batch_size=1,
+    steps=60,
+)
+
+ADDING_LONG = replace(
+    ADDING,
+    name="adding_long",
+    data=Synthetic(adding_pixels, length=2048, train=2000, held_out=100),
+    options={**ADDING.options, "memory": 2048},
+    learning_rate=1e-2,
+    batch_size=8,
+    steps=200,
+)
+
+PARITY_LONG = replace(
+    PARITY,
+    name="parity_long",
+    data=Synthetic(parity_pixels, length=2048, train=2000, held_out=100),
+    options={**PARITY.options, "memory": 2048},
+    batch_size=8,
+    steps=200,
+)
+
+
+def _pixels(name: str, column: str, channels: int, train: int) -> Task:
+    return Task(
+        name=f"{name}_pixels",
+        data=Images(name, column=column, train=train, validation=2000),
+        model="pixel_classifier",
+        options={"in_channels": channels, "num_classes": 10, "cell": "gru", "width": 64, "memory": 784},
+        loss=cross_entropy,
+        score=Score("accuracy", "%", digit_accuracy, factor=100.0),
+        learning_rate=5e-3,
+        batch_size=8,
+        steps=600,
+    )
+
+
+MNIST_PIXELS = _pixels("mnist", "image", 1, 58000)
+CIFAR10_PIXELS = _pixels("cifar10", "img", 3, 48000)
+
+_LAYERS = (
+    *(RecurrentLayer("GRU", *size) for size in ((1, 4096, 64), (1, 16384, 64), (8, 4096, 64), (1, 4096, 256))),
+    *(RecurrentLayer("LSTM", *size) for size in ((1, 4096, 64), (1, 16384, 128))),
+    *(RecurrentLayer("GRU", *size) for size in ((8, 1024, 256), (32, 256, 256), (8, 1024, 64))),
+    RecurrentLayer("GRU", 8, 1024, 64, batch_first=False),
+)
+_TEXT = Comparison(TINYSHAKESPEARE_LONG, _ROWS)
+
+LONG_SEQUENCES: Suite = (
+    LongLayerTimings(_LAYERS, _LAYER_ROWS, threads=1),
+    LongLayerTimings(_LAYERS[:6], _LAYER_ROWS, threads=2),
+    Courses((replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
+    Courses((ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
+    _TEXT,
+    TimeToTarget(_TEXT, 9.0),
+    Comparison(MNIST_PIXELS, _EXACT, learning_rates=(2e-3, 5e-3, 1e-2)),
+    Comparison(CIFAR10_PIXELS, _EXACT, learning_rates=(2e-3, 5e-3, 1e-2)),
+)
+
+_MOST = 2**28
+"""Elements of the outputs of the largest layer that is timed: a dozen tensors of as many fit into a GPU."""
+_GPU_LAYERS = tuple(
+    RecurrentLayer("GRU", batch, steps, units, dtype=dtype)
+    for steps, batch, units, dtype in product(
+        (1024, 4096, 16384, 65536), (1, 8, 64), (64, 256, 1024), ("float32", "bfloat16")
+    )
+    if batch * steps * units <= _MOST
+)
+_SHORTER = tuple(layer for layer in _GPU_LAYERS if layer.steps < 65536)
+
+_GPU_ROWS = (*_LAYER_ROWS, Row("newton", "newton", {}))
+
+GPU_TIME: Suite = (
+    LongLayerTimings(_SHORTER, _GPU_ROWS, threads=1, compiled_up_to=1024),
+    # Without what goes through its steps in Python: a minute a case, and linear in them.
+    LongLayerTimings(_GPU_LAYERS[len(_SHORTER) :], _GPU_ROWS[1:], threads=1),
+)

@@ -1,0 +1,136 @@
+"""The page of architectures: what ``highway_bp`` makes of the gradients of each."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.errors import ChainError
+from gradfree.registry import create_engine
+from gradfree.testing.architectures.architecture import Architecture
+from gradfree.testing.architectures.image_models import timm_models, torchvision, torchvision_models
+from gradfree.testing.architectures.transformers_models import transformers_models
+
+LIBRARIES: dict[str, Callable[[], list[Architecture]]] = {
+    "transformers": transformers_models,
+    "timm": timm_models,
+    "torchvision": torchvision_models,
+}
+ENOUGH = 10**6
+"""More sweeps than any chain has links: k = L."""
+
+EXACT = 1e-9
+
+_INTRODUCTION = """# Other people's models
+
+Made by `gradfree features --models --out docs/models.md` from small configurations with random weights, in double
+precision, in training, with {versions}. **k = L**: the relative error of all gradients together with as many sweeps of
+`highway_bp` as the longest chain takes; **k = 0, 1, 2**: their cosine to exact ones with so many. Chains are those that
+are found without help, but for a few that are named. *split*: blocks at which another chain starts, or that are left to
+autograd ([why](how-it-works.md)). torchvision's compiled operations, where they do not fit the torch that is there, are
+only declared: no model here calls them. After training the cosines are others.
+
+{exact} of {all} are exact.
+
+| library | architecture | chains: blocks | split | k = L | k = 0 | k = 1 | k = 2 |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def row(architecture: Architecture) -> tuple[bool, str]:
+    """Try one architecture; tell whether it is exact, and return its row of the table.
+
+    Raises:
+        AssertionError: its gradients are wrong at k = L, or its loss is another.
+    """
+    start = f"| {architecture.library} | {architecture.name} |"
+    model = architecture.made()
+    expected = architecture.gradients(model)
+    try:
+        figures, chains = [], ""
+        for k in (ENOUGH, 0, 1, 2):
+            error, cosine, chains = _tried(architecture, model, expected, k)
+            if k == ENOUGH and not error < EXACT:
+                raise AssertionError(f"{architecture.name} of {architecture.library} is wrong at k = L: {error:.1e}")
+            figures.append(f"{error:.0e}" if k == ENOUGH else f"{cosine:.3f}")
+    except ChainError as error:
+        _, *problems = str(error).splitlines()
+        message = (problems[0].removeprefix("- ") if problems else str(error)).replace("|", "\\|")
+        return False, f"{start} refused: {message} | | | | | |"
+    return True, f"{start} {chains} | {' | '.join(figures)} |"
+
+
+def page(tell: Callable[[str], None]) -> str:
+    """Try all architectures of the libraries that are installed; return the page.
+
+    Args:
+        tell: is told what is tried next.
+
+    Raises:
+        AssertionError: an engine's gradients are wrong.
+    """
+    rows, exact = [], 0
+    with _quiet():
+        for architecture in _installed():
+            tell(f"{architecture.library}: {architecture.name}")
+            good, line = row(architecture)
+            rows.append(line)
+            exact += good
+    versions = ", ".join(f"{name} {version(name)}" for name in (*LIBRARIES, "torch") if _is_installed(name))
+    return _INTRODUCTION.format(versions=versions, exact=exact, all=len(rows)) + "\n".join(rows) + "\n"
+
+
+def _tried(
+    architecture: Architecture, model: nn.Module, expected: Mapping[str, Tensor], k: int
+) -> tuple[float, float, str]:
+    engine = create_engine("highway_bp", iterations=k)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with engine.attach(model, architecture.chains) as handle:
+            actual = architecture.gradients(model)
+    zero = torch.zeros(1)
+    names = expected.keys() | actual.keys()
+    pairs = [(actual.get(n, zero), expected.get(n, zero)) for n in names]
+    apart = sum(float((a - e).pow(2).sum()) for a, e in pairs) ** 0.5
+    norms = [sum(float(pair[i].pow(2).sum()) for pair in pairs) ** 0.5 for i in (0, 1)]
+    inner = sum(float((a * e).sum()) for a, e in pairs)
+    sites = handle.chains.items()
+    found = ", ".join(f"`{path or '(the model)'}`: {len(site.blocks)}" for path, site in sites)
+    return (
+        apart / norms[1],
+        inner / (norms[0] * norms[1]),
+        f"{found} | {sum(len(site.splits) for _, site in sites) or ''}",
+    )
+
+
+def _installed() -> Iterator[Architecture]:
+    there = _is_installed("torchvision")
+    if there:
+        torchvision()  # The others import it.
+    for name, models in LIBRARIES.items():
+        if _is_installed(name) and (there or name != "timm"):
+            yield from models()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries from telling of configurations that nobody would train with."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,87 @@
+"""Segments in depth: exact inside, what the residual path carries across their borders, exact after C - 1 sweeps."""
+
+import pytest
+import torch
+from pairwise import pairwise
+from torch import nn
+
+import gradfree
+from gradfree.errors import ChainError
+from gradfree.testing.cases.models import BLOCKS, Model, Plain, assert_equal_gradients, gradients
+
+LENGTH = 7
+
+
+class Other(Plain):
+    def forward(self, x):
+        return x + torch.sigmoid(self.linear(x))
+
+
+def attach(model, name="highway_bp", batched="auto", **options):
+    return gradfree.create_engine(name, **options).attach(model, ["blocks"], batched=batched)
+
+
+@pairwise(
+    name=["highway_bp", "fixed_point"],
+    kind=[*BLOCKS, "mixed"],
+    segments=range(1, LENGTH + 1),
+    batched=["auto", False],
+    taps=[(LENGTH - 1,), tuple(range(LENGTH)), (0, 3), (2,)],
+)
+def test_exact_after_one_sweep_less_than_segments(name, kind, segments, batched, taps):
+    """Also where their number does not divide that of the blocks, and where the loss reaches some only."""
+    if segments > taps[-1] + 1:
+        pytest.skip("more segments than links that the loss reaches")
+    make, shape = BLOCKS.get(kind, (Plain, (4, 6)))
+    blocks = [make() for _ in range(LENGTH)] if kind in BLOCKS else [(Plain, Other)[i % 2]() for i in range(LENGTH)]
+    model, x = Model(blocks, shape[-1]).eval(), torch.randn(shape)
+    expected = gradients(model, lambda: model(x, taps=taps))
+    with attach(model, name, batched, segments=segments, iterations=segments - 1):
+        for _ in range(2):
+            assert_equal_gradients(gradients(model, lambda: model(x, taps=taps)), expected)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+@pytest.mark.parametrize("name", ["highway_bp", "fixed_point"])
+def test_as_many_segments_as_links_are_the_engine_without(name, k):
+    model, x = Model([Plain() for _ in range(LENGTH)], 6), torch.randn(4, 6)
+    with attach(model, name, iterations=k):
+        expected = gradients(model, lambda: model(x, taps=(2, LENGTH - 1)))
+    with attach(model, name, iterations=k, segments=LENGTH):
+        assert_equal_gradients(gradients(model, lambda: model(x, taps=(2, LENGTH - 1))), expected)
+
+
+def test_fewer_segments_are_closer_after_the_same_sweeps():
+    model, x = Model([Plain() for _ in range(16)], 6), torch.randn(4, 6)
+    with torch.no_grad():
+        for parameter in model.blocks.parameters():
+            parameter *= 0.3
+    exact = torch.cat([g.flatten() for g in gradients(model, lambda: model(x, taps=(15,))).values() if g is not None])
+    cosines = []
+    for segments in (16, 8, 4, 2):
+        with attach(model, segments=segments, iterations=1):
+            found = gradients(model, lambda: model(x, taps=(15,)))
+        found = torch.cat([g.flatten() for g in found.values() if g is not None])
+        cosines.append(torch.cosine_similarity(found, exact, 0).item())
+    assert cosines == sorted(cosines)
+    assert cosines[-1] == pytest.approx(1.0, abs=1e-12)
+
+
+def test_the_tolerance_and_the_figures_are_those_of_the_borders():
+    model, x = Model([Plain() for _ in range(12)], 6), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with attach(model, segments=4, tolerance=1e-13), gradfree.engine_figures() as figures:
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+    assert figures["blocks"]["sweeps"] <= 3
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="segments must be at least 1, not 0"):
+        gradfree.create_engine("highway_bp", segments=0)
+    with pytest.raises(TypeError, match="segments must be an int"):
+        gradfree.create_engine("highway_bp", segments=1.5)
+    model, x = Model([Plain() for _ in range(3)], 6), torch.randn(4, 6)
+    with attach(model, segments=4), pytest.raises(ChainError, match="segments=4, but the loss has reached 3 links"):
+        model(x).sum().backward()
+    with pytest.raises(ChainError, match="segments are for chains in depth"):
+        gradfree.create_engine("highway_bp", segments=2).attach(nn.GRU(3, 3), [""])

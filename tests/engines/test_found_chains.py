@@ -1,0 +1,138 @@
+"""Which chains are found without help, and how others are named; with k = L their gradients are those of autograd."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree import ChainError
+from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
+
+ENGINE = gradfree.create_engine("highway_bp", iterations=9)
+
+
+class Rows(nn.Module):
+    """Runs all that it is given, modules or containers of them, one after the other."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.order = list(parts)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for name in self.order:
+            part = getattr(self, name)
+            blocks = part.values() if isinstance(part, nn.ModuleDict) else part
+            for block in [part] if isinstance(part, nn.Sequential | Plain | Stage) else blocks:
+                x = block(x)
+        return x
+
+
+class Stage(nn.Module):
+    """Changes the width, then runs a chain of its own."""
+
+    def __init__(self, before, width, depth):
+        super().__init__()
+        self.project, self.layers = nn.Linear(before, width), nn.ModuleList(Plain(width) for _ in range(depth))
+
+    def forward(self, x):
+        x = self.project(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Branched(Plain):
+    """A block whose branch is a row of blocks."""
+
+    def __init__(self, width=6):
+        super().__init__(width)
+        self.body = nn.Sequential(Plain(width), Plain(width))
+
+    def forward(self, x):
+        return x + torch.tanh(self.body(x))
+
+
+def row(depth=3):
+    return [Plain() for _ in range(depth)]
+
+
+def aliased():
+    model = Rows(blocks=nn.ModuleList(row()))
+    model.backbone = model.blocks
+    return model
+
+
+def repeated():
+    block = Plain()
+    return Rows(blocks=nn.ModuleList([block, Plain(), block, block]))
+
+
+MODELS = {
+    "one": (lambda: Rows(blocks=nn.ModuleList(row())), ["blocks"]),
+    "several": (lambda: Rows(first=nn.Sequential(*row()), second=nn.ModuleList(row(2))), ["first", "second"]),
+    "an alias": (aliased, ["blocks"]),
+    "a block several times": (repeated, ["blocks"]),
+    "stages": (
+        lambda: Rows(stages=nn.ModuleList([Stage(6, 4, 2), Stage(4, 8, 3), Stage(8, 5, 2)])),
+        ["stages.0.layers", "stages.1.layers", "stages.2.layers"],
+    ),
+    "blocks with rows in their branches": (lambda: Rows(blocks=nn.Sequential(Branched(), Branched())), ["blocks"]),
+}
+
+
+def assert_exact(model, chains=None):
+    x = torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with ENGINE.attach(model, chains) as handle:
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+        assert all(site.solved for site in handle.chains.values())
+    return handle
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chains_that_are_found(name):
+    make, chains = MODELS[name]
+    assert list(ENGINE.validate(make()).chains) == chains
+    assert_exact(make())
+
+
+def test_a_layer_of_recurrent_layers_that_has_two_names_is_found_once():
+    model = nn.ModuleDict({"a": nn.GRU(3, 3)})
+    model["b"] = model["a"]
+    assert list(ENGINE.validate(model).chains) == ["a"]
+
+
+def test_blocks_that_are_attributes_are_named_in_a_list():
+    model = Rows(b1=Plain(), b2=Plain(), b3=Plain(), others=nn.Sequential(*row()))
+    handle = assert_exact(model, [["b1", "b2", "b3"], "others"])
+    assert list(handle.chains) == ["others", "b1, b2, b3"]
+    assert not handle.chains["b1, b2, b3"].splits
+    with pytest.raises(ChainError, match=r"no module .b7."):
+        ENGINE.attach(model, [["b1", "b7"]])
+    with pytest.raises(ChainError, match="share a"):
+        ENGINE.attach(model, [["b1", "others.0"], "others"])
+    with pytest.raises(ChainError, match="empty list"):
+        ENGINE.attach(model, [[]])
+
+
+def test_a_dictionary_is_named():
+    """It may as well hold networks that have nothing to do with each other."""
+    model = Rows(blocks=nn.ModuleDict({"a": Plain(), "b": Plain()}))
+    assert not assert_exact(model, ["blocks"]).chains["blocks"].splits
+
+
+def test_a_list_for_engines_that_take_layers_and_for_one_that_leaves_chains_alone():
+    model = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Tanh(), "c": nn.Linear(6, 6)})
+    report = gradfree.create_engine("foton").validate(model, [["a", "b", "c"]])
+    assert str(report).startswith("chain 'a, b, c': 3 layers, 2 of them with weights")
+    assert gradfree.create_engine("backprop").validate(model, [["a", "b", "c"]]).chains == {}
+
+
+def test_what_can_be_named_is_told_where_nothing_is_found():
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6))
+    assert "What can be named: ['', '0']" in str(ENGINE.validate(model))
+    assert "Or name its blocks: chains=[['b1', 'b2']]" in str(ENGINE.validate(nn.Linear(2, 2)))

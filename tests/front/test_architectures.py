@@ -1,0 +1,27 @@
+"""Models of other people's libraries, one of each kind: exact at k = L, with the outputs that they have without us."""
+
+import pytest
+
+from gradfree.testing.architectures.page import LIBRARIES, row
+
+pytest.importorskip("transformers")
+QUICK = {a.name: a for a in LIBRARIES["transformers"]() if a.quick}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", QUICK)
+def test_gradients_of_an_architecture_are_exact(name):
+    """``row`` raises where they are wrong, and tells where they are refused."""
+    exact, line = row(QUICK[name])
+    assert exact, line
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_gradients_of_an_architecture_for_images_are_exact(library):
+    pytest.importorskip("torchvision")
+    pytest.importorskip(library)
+    for architecture in LIBRARIES[library]():
+        if architecture.quick:
+            exact, line = row(architecture)
+            assert exact, line
