@@ -32,6 +32,7 @@ class Site(ABC):
         inside: everything in the container or layer that takes part in the chain, by module path.
         solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
         declared: the residual path that the user has declared, a multiple of the identity; ``None``: it is read.
+        alone: whether it was named, or is the only one that was found.
         splits: why blocks did not go on the chain of the block before them, in any forward pass so far, by their paths.
     """
 
@@ -57,6 +58,7 @@ class Site(ABC):
     solved: set[str]
     splits: dict[str, str]
     declared: float | None
+    alone: bool
 
     @property
     def has_residual(self) -> bool:
@@ -109,6 +111,7 @@ class Site(ABC):
         self.solved = set()
         self.splits = {}
         self.declared = None
+        self.alone = True
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     @abstractmethod

@@ -131,7 +131,7 @@ class BatchedChain(DepthChain):
 
     def __init__(self, chain: DepthChain, groups: Sequence[Group], numbers: dict[int, int], initial: bool):
         keep, memory, mixing, declared = chain.keep_graph, chain.memory, chain.mixing, chain.declared
-        super().__init__(chain.links, chain.parameters, chain.inputs, keep, memory, mixing, declared)
+        super().__init__(chain.links, chain.parameters, chain.inputs, keep, memory, mixing, declared, chain.alone)
         self.groups, self.numbers, self.initial = groups, numbers, initial
         self._ran = {i: (link, group) for group in groups for i, link in zip(group.indices, group.links, strict=True)}
 
@@ -139,8 +139,8 @@ class BatchedChain(DepthChain):
     def with_graphs(self) -> DepthChain:
         """The same chain, its blocks run again one by one."""
         links = [self._run_again(i) if i in self._ran else link for i, link in enumerate(self.links)]
-        keep, declared = self.keep_graph, self.declared
-        return DepthChain(links, self.parameters, self.inputs, keep, self.memory, self.mixing, declared)
+        keep, declared, alone = self.keep_graph, self.declared, self.alone
+        return DepthChain(links, self.parameters, self.inputs, keep, self.memory, self.mixing, declared, alone)
 
     def _run_again(self, index: int) -> Link:
         ran, group = self._ran[index]

@@ -31,6 +31,7 @@ class DepthChain(Chain):
         memory: what is kept of this chain from pass to pass.
         mixing: what earlier passes have told of whether blocks mix the samples of a batch.
         declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
+        alone: whether the chain must have a residual path, for engines that ask for it; one of several may have none.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class DepthChain(Chain):
         memory: Memory,
         mixing: Mixing,
         declared: float | None = None,
+        alone: bool = True,
     ):
         self.like = links[-1].out
         self.links = links
@@ -50,7 +52,7 @@ class DepthChain(Chain):
         self.keep_graph = keep_graph
         self.memory = memory
         self.mixing = mixing
-        self.declared = declared
+        self.declared, self.alone = declared, alone
 
     def __len__(self) -> int:
         """L, the number of links."""
@@ -80,7 +82,7 @@ class DepthChain(Chain):
         factors = self._residuals()
         # Where every block changes the shape, there is none to see.
         kept = any(before is not None and _keeps_shape(before, link) for before, link in pairs)
-        if self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
+        if self.alone and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(
                 f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
                 "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "

@@ -31,6 +31,7 @@ class Link:
         aside: what the block has returned besides, as far as it has a gradient; roots of the same graph.
         entries: where anything enters the graph of ``out`` or ``aside``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
+        aliased: whether the output shares memory with another tensor that the block returned.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Link:
     aside: tuple[Tensor, ...] = ()
     entries: tuple[tuple[int | None, GradientEdge], ...] = ()
     in_place: bool = False
+    aliased: bool = False
 
     def given(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for the graph to start from, a copy if it must not be changed."""

@@ -24,7 +24,7 @@ from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.depth.recording import Recording, has_hooks
+from gradfree.depth.recording import ALIASED, Recording, has_hooks
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk
 from gradfree.torchside.guards import recomputed
@@ -38,6 +38,7 @@ class _Call(NamedTuple):
     recording: Recording
     before: Tensor
     begun: bool
+    state: Tensor
     given: Tensor | None
     entries: tuple[tuple[int | None, GradientEdge], ...]
     versions: tuple[tuple[Tensor, int], ...]
@@ -57,7 +58,7 @@ class RecordedChain:
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
-        self.declared = site.declared
+        self.declared, self.alone = site.declared, site.alone
         self.mixing = Mixing()
         engine, batched = attachment.engine, attachment.batched
         self.batching: Batching | None = None
@@ -148,7 +149,7 @@ class BlockRecorder:
                 recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
             elif recording.setting.is_batched(self.path):
                 versions = ((state, state._version),)
-                self.call = _Call(recording, before, begun, state, (), versions, (), 0, True)
+                self.call = _Call(recording, before, begun, state, state, (), versions, (), 0, True)
                 return None
         given = recording.enter(self.path, state) if needed else None
         numbers = [None if t is state else _number(recording, t) for t in others]
@@ -160,6 +161,7 @@ class BlockRecorder:
             recording,
             before,
             begun,
+            state,
             given,
             tuple(entries) if given is None else ((None, edge(given)), *entries),
             tuple((t, t._version) for t in live),
@@ -192,6 +194,11 @@ class BlockRecorder:
             call.recording.follow_block(call.outer)
         if not state.requires_grad:
             return None
+        if state is call.given and not in_place:
+            # The model goes on with the very tensor that it had; what else the block returns leads to its Entry.
+            if call.recording.setting is not None:
+                call.recording.setting.apart[self.path] = "it hands its state on as it is"
+            return self.port.join(call.state, rest)
         aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
         graph = walk([state, *aside], {entry.node for _, entry in call.entries})
         if strange := self._strange(graph, call):
@@ -202,7 +209,9 @@ class BlockRecorder:
         if recording.setting is not None and (rest is not None or in_place or (call.entries and not graph.stops)):
             recording.setting.apart[self.path] = "it returns more than its state, changes it in place or cuts the chain"
         recording.uncut = recording.uncut or older(graph.nodes, call.number)
-        link = self._link(block, state, aside, graph, call, in_place)
+        others = [] if rest is None else [t for t in tensors_in(out) if t is not state and t.requires_grad]
+        aliased = len(others) > len(aside)
+        link = self._link(block, state, aside, graph, call, (in_place, aliased))
         after, handed = recording.leave(link, call.given, call.before)
         out = self.port.join(after, rest)
         return replaced(out, {id(t): new for t, new in zip(aside, handed, strict=True)}) if aside else out
@@ -222,7 +231,13 @@ class BlockRecorder:
         return self.port.join(recording.leave(link, call.given, call.before)[0], rest)
 
     def _link(
-        self, block: nn.Module, state: Tensor, aside: Sequence[Tensor], graph: Reached, call: _Call, in_place: bool
+        self,
+        block: nn.Module,
+        state: Tensor,
+        aside: Sequence[Tensor],
+        graph: Reached,
+        call: _Call,
+        changed: tuple[bool, bool],
     ) -> Link:
         # An edge keeps its node alive only from torch 2.9 on; before, it dangles where no output leads to it.
         entries = [(number, e) for number, e in call.entries if (e.node, e.output_nr) in graph.stops]
@@ -240,7 +255,7 @@ class BlockRecorder:
             may_write(graph.kinds),
             tuple(aside),
             tuple(entries),
-            in_place,
+            *changed,
         )
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor, bool]:
@@ -269,6 +284,8 @@ class BlockRecorder:
         if index != len(recording.links) - 1:
             return f"the output of {last} has been used by another block: the blocks branch", _BRANCHING
         if has_hooks(state):
+            if recording.links[index].aliased:
+                raise ChainError(ALIASED.format(path=last))
             return f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient", _HOOKED
         for tensor in others:
             if tensor is not state and _number(recording, tensor) is None:

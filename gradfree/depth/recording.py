@@ -38,6 +38,7 @@ class Attached(Protocol):
     blocks: dict[str, nn.Module]
     batching: Batching | None
     declared: float | None
+    alone: bool
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of its blocks that need a gradient."""
@@ -240,9 +241,13 @@ class Recording:
         return total
 
     def _refuse(self) -> None:
-        for link, handed in zip(self.links[:-1], self.handed, strict=False):
+        for link, handed in zip(self.links, self.handed, strict=True):
             state = handed.state()
-            if state is not None and has_hooks(state):
+            if state is None or not has_hooks(state):
+                continue
+            if link.aliased:
+                raise ChainError(ALIASED.format(path=link.path))
+            if link is not self.links[-1]:
                 raise ChainError(
                     f"the output of {link.path} has got a gradient hook or retain_grad() after the next block has used "
                     "it: it would see the state's direct cotangent only, not its whole gradient. Register it before, "
@@ -284,11 +289,17 @@ class Recording:
     def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
-        declared = self.chain.declared
-        chain = DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing, declared)
+        inputs, declared, alone = len(self.inputs), self.chain.declared, self.chain.alone
+        chain = DepthChain(links, self.parameters, inputs, keep_graph, memory, mixing, declared, alone)
         if self.setting is None or self.chain.batching is None:
             return chain
         return self.chain.batching.chain(self.setting, self, chain)
+
+
+ALIASED = (
+    "the output of {path} has a gradient hook or retain_grad(), but shares memory with another tensor that the block "
+    "returned: the gradient of that would be missing there. Remove it."
+)
 
 
 def has_hooks(state: Tensor) -> bool:

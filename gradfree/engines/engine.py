@@ -123,6 +123,7 @@ class Engine(ABC):
         report = validate(model, chains, self.kinds)
         for site in report.chains.values():
             site.declared = residual
+            site.alone = chains is not None or len(report.chains) == 1
         return self.judge(model, report)
 
     def judge(self, model: nn.Module, report: Report) -> Report:

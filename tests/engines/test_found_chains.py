@@ -136,3 +136,20 @@ def test_what_can_be_named_is_told_where_nothing_is_found():
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6))
     assert "What can be named: ['', '0']" in str(ENGINE.validate(model))
     assert "Or name its blocks: chains=[['b1', 'b2']]" in str(ENGINE.validate(nn.Linear(2, 2)))
+
+
+def test_of_several_chains_some_may_have_no_residual_path():
+    plain = nn.Sequential(*(Unit(nn.Sequential(nn.Linear(6, 6), nn.Tanh())) for _ in range(3)))
+    model = Rows(first=nn.Sequential(*row()), second=plain)
+    assert list(assert_exact(model).chains) == ["first", "second"]
+    with ENGINE.attach(model, ["second"]), pytest.raises(ChainError, match="no residual path from 'second"):
+        model(torch.randn(4, 6)).sum().backward()
+
+
+class Unit(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)

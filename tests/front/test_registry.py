@@ -21,7 +21,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             "highway_bp",
             {"iteration": 2},
             TypeError,
-            "no option 'iteration'; its options are: iterations, tolerance, gamma, block",
+            "no option 'iteration'; its options are: iterations, tolerance, segments, gamma, block",
         ),
         (None, {}, TypeError, "the name of an engine must be a str, one of backprop, deeppcr, "),
         ("highway_bp", {"block": 1}, TypeError, "block must be True or False, not 1"),

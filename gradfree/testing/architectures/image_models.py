@@ -72,7 +72,7 @@ _TORCHVISION: dict[str, Sequence[str] | None] = {
     "resnet50": None,
     "squeezenet1_1": ["features"],
     "alexnet": ["features"],
-    "mobilenet_v2": None,
+    "mobilenet_v2": ["features"],
     "mobilenet_v3_small": ["features"],
     "efficientnet_b0": None,
     "shufflenet_v2_x0_5": None,

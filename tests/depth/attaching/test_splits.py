@@ -287,3 +287,33 @@ def test_blocks_that_change_their_state_in_place(engine):
         return model(x.clone())
 
     assert_exact(engine, model, run, ["blocks"])
+
+
+def test_a_state_that_a_block_hands_on_as_it_is(engine):
+    """It is the same tensor for the model, whose hook sees all uses of it."""
+    model, x = plain_model(4), torch.randn(4, 6)
+
+    def run():
+        h = model.blocks[0](model.stem(x))
+        same = model.blocks[1](h, identity=True)
+        assert same is h
+        same.register_hook(lambda grad: 3 * grad)
+        return model.blocks[3](model.blocks[2](same)) + h**2
+
+    assert_exact(engine, model, run)
+
+
+def test_a_hook_on_a_state_that_shares_memory_with_what_is_returned_beside_it():
+    class Viewed(Plain):
+        def forward(self, x):
+            h = super().forward(x)
+            return h, h[:, :2]
+
+    model, x = nn.ModuleList([Viewed(), Viewed()]), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model, [""]):
+        h, _ = model[0](x)
+        h.retain_grad()
+        with pytest.raises(
+            ChainError, match=r"^the output of 0 has a gradient hook or retain_grad\(\), but shares memory"
+        ):
+            model[1](h)
