@@ -350,3 +350,13 @@ def test_a_chain_that_is_the_whole_model_needs_no_gradient_at_its_input():
         for _ in range(2):
             assert_equal_gradients(gradients(model, lambda: model(x)), expected)
         assert "9 in batches" in str(handle.chains["0"])
+
+
+def test_states_that_are_not_finite_go_through_batches_as_one_by_one():
+    """A scaler must see what autograd gives; that a batch has the forward pass' outputs counts NaN as equal to NaN."""
+    model, x = Model(alike(), 6), torch.randn(4, 6)
+    with attach(model):
+        for _ in range(2):
+            gradients(model, lambda: model(x))
+        x[0] = float("inf")
+        assert all(g.isnan().any() for n, g in gradients(model, lambda: model(x)).items() if "blocks" in n)
