@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,29 @@ def likeness(module: nn.Module) -> Hashable:
         (name, own_class(inner), inner.training, _attributes(inner), _tensors(inner))
         for name, inner in module.named_modules(remove_duplicate=False)
     )
+
+
+class Held:
+    """What the user's own classes among ``modules`` hold beside tensors, for changes between passes to be seen.
+
+    torch's layers are left out: all of a chain's would take longer to look at than small blocks take to run.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]):
+        own = [m for m in modules if not type(m).__module__.startswith("torch.nn.")]
+        self._own = [(vars(m), tuple(name for name in vars(m) if name not in _OWN)) for m in own]
+        self._children = [m._modules for m in modules if m._modules]
+
+    @property
+    def attributes(self) -> Hashable:
+        """Equal for two passes only if no attribute has changed between them."""
+        values = tuple([tuple([_value(held.get(name)) for name in names]) for held, names in self._own])
+        return values, tuple([len(held) for held, _ in self._own])
+
+    @property
+    def layers(self) -> Hashable:
+        """Equal for two passes only if no layer has been exchanged between them."""
+        return tuple([tuple(map(id, children.values())) for children in self._children])
 
 
 def slots(module: nn.Module) -> Iterator[tuple[str, Slot]]:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number
-from gradfree.batched.batch import Autocast, Bare, Batch
+from gradfree.batched.batch import Autocast, Bare, Batch, all_close, all_near
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.borders import edge
 from gradfree.depth.chain import DepthChain, residual_of
 from gradfree.depth.link import Link, walking
+from gradfree.errors import ChainError
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.phases import phase
 
@@ -75,7 +76,26 @@ class Group:
             with walking(self.links[::-1], ()):
                 inputs = torch.stack([link.x for link in self.links])
                 self._batch = Batch(self.links[0].block, self.columns, inputs, self.autocast)
+                self._hold_to_the_pass(self._batch)
         return self._batch
+
+    def _hold_to_the_pass(self, batch: Batch) -> None:
+        """Refuse a batch whose outputs are not those of the forward pass.
+
+        Whatever else the blocks read, a global, a file, another module's attribute, may have changed since the pass
+        that showed that they can be batched. A GPU is not waited for: there it is an assertion of the device's.
+        """
+        outs, found = torch.stack([link.out for link in self.links]), batch.out.detach()
+        dtype = self.autocast[1] if self.autocast[2] else outs.dtype
+        problem = (
+            f"the blocks from {self.links[0].path} to {self.links[-1].path} gave other outputs in the forward pass "
+            "than they do in a batch: they have changed since the first pass, or are no longer alike. Attach with "
+            "batched=False."
+        )
+        if outs.device.type == "cuda":
+            torch._assert_async(all_close(found, outs, dtype), problem)
+        elif not (all_near(found, outs, dtype) or all_close(found, outs, dtype)):
+            raise ChainError(problem)
 
     def pull(self, delta: Tensor) -> Tensor | None:
         """Return what the links' cotangents, of all of the chain's, bring to the states before them."""

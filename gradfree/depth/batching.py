@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.algebra.cotangents import Cotangent, is_number, plus
-from gradfree.batched.alike import likeness, slots
-from gradfree.batched.batch import Autocast
+from gradfree.batched.alike import Held, likeness, slots
+from gradfree.batched.batch import Autocast, all_close
 from gradfree.batched.costs import pays
 from gradfree.batched.replay import hindrance
 from gradfree.depth.batched_chain import BatchedChain, Group, Ran
@@ -28,6 +28,8 @@ from gradfree.torchside.residual import residual_factor
 Batched = Literal["auto"] | bool
 """Whether blocks that are alike are pulled through in batches: where it pays, always or never."""
 
+_PLANS = 8
+"""How many kinds of passes are remembered beside the current one."""
 _BYTES = 2**28
 """How much of parameters and states is copied into one batch at most: a group that has more makes several."""
 
@@ -102,6 +104,13 @@ class Batching:
         self.blocks, self.batched, self.needs_residual = blocks, batched, needs_residual
         self.told = ""
         """What has been found, in a few words."""
+        odd = {path: "forward" in vars(block) or type(port_of(block)) is not Port for path, block in blocks.items()}
+        self._odd = {path for path, is_odd in odd.items() if is_odd}
+        self._look()
+
+    def _look(self) -> None:
+        """Note where everything is that passes look at: to go through all modules in each would take too long."""
+        blocks = self.blocks
         self._slots = {path: list(slots(block)) for path, block in blocks.items()}
         self._flat = [slot for own in self._slots.values() for _, slot in own]
         ends = torch.tensor([len(own) for own in self._slots.values()]).cumsum(0).tolist()
@@ -110,9 +119,9 @@ class Batching:
         self._modal = [m for m in inside if not isinstance(m, _MODELESS)]
         roots = set(blocks.values())
         self._hooks = [h for m in inside if m not in roots for h in (m._forward_hooks, m._forward_pre_hooks)]
-        odd = {path: "forward" in vars(block) or type(port_of(block)) is not Port for path, block in blocks.items()}
-        self._odd = {path for path, is_odd in odd.items() if is_odd}
         self._plans: dict[Hashable, BatchPlan] = {}
+        self._held = Held(inside)
+        self._layers = self._held.layers
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans: a copy makes its own."""
@@ -122,6 +131,8 @@ class Batching:
         """Return how a pass that starts from ``state`` at ``path`` is to run; ``None``: all blocks with graphs."""
         if any(self._hooks) or torch.is_anomaly_enabled() or torch.compiler.is_compiling() or _saves_elsewhere():
             return None
+        if self._held.layers != self._layers:
+            self._look()
         tensors = [own[key] for own, key in self._flat]
         kind = state.device.type
         autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -131,9 +142,11 @@ class Batching:
             tuple([t.requires_grad for t in tensors]),
             tuple([m.training for m in self._modal]),
             (*autocast, state.dim(), state.dtype, state.device, *first),
+            self._held.attributes,
         )
         if key not in self._plans:
-            self._plans[key] = self._plan()
+            # A number that changes in every pass makes each of them a pass of another kind.
+            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._plan()}
         return Setting(self._plans[key], tensors, autocast, state)
 
     def _plan(self) -> BatchPlan:
@@ -351,14 +364,10 @@ def _agrees(group: Group, links: Sequence[Link], numbers: Mapping[int, int]) -> 
         *(row for row, link in zip(rows, links, strict=True) if link.state is not None),
         *(total.get(n) for n in leaves),
     ]
-    eps = torch.finfo(group.autocast[1] if group.autocast[2] else outs.dtype).eps
-    return total.keys() == leaves.keys() and all(
-        _close(a, b, min(1e3 * eps, 0.1)) for a, b in zip([batch.out.detach(), *found], [outs, *expected], strict=True)
-    )
+    dtype = group.autocast[1] if group.autocast[2] else outs.dtype
+    pairs = zip([batch.out.detach(), *found], [outs, *expected], strict=True)
+    return total.keys() == leaves.keys() and all(_alike(a, b, dtype) for a, b in pairs)
 
 
-def _close(a: Cotangent, b: Cotangent, tolerance: float) -> bool:
-    if a is None or b is None:
-        return a is b
-    scale = b.abs().max() if b.numel() else b.new_zeros(())
-    return torch.allclose(a.to(b.dtype), b, rtol=tolerance, atol=tolerance * float(scale.nan_to_num()), equal_nan=True)
+def _alike(a: Cotangent, b: Cotangent, dtype: torch.dtype) -> bool:
+    return a is b if a is None or b is None else bool(all_close(a.to(b.dtype), b, dtype))

@@ -208,7 +208,7 @@ class BlockRecorder:
             entries = [node for node, _ in graph.stops]
             return self.port.join(Past.apply(self.path, entries, call.before, state), rest)
         recording = call.recording
-        if recording.setting is not None and (rest is not None or in_place or not graph.stops):
+        if recording.setting is not None and (rest is not None or in_place or (call.entries and not graph.stops)):
             recording.setting.apart[self.path] = "it returns more than its state, changes it in place or cuts the chain"
         recording.uncut = recording.uncut or older(graph.nodes, call.number)
         others = [] if rest is None else [t for t in tensors_in(out) if t is not state and t.requires_grad]

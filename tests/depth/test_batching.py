@@ -285,3 +285,78 @@ def test_who_may_ask_for_it():
         gradfree.create_engine("backprop", plain=False).attach(model, ["blocks"], batched=True)
     with pytest.raises(ChainError, match="no chain of blocks in depth"):
         gradfree.create_engine("highway_bp").attach(nn.GRU(3, 3), [""], batched=True)
+
+
+CHANGES = {
+    "a number": lambda blocks: setattr(blocks[3], "scale", 0.5),
+    "what a list holds": lambda blocks: blocks[3].steps.__setitem__(0, 0.5),
+    "a layer": lambda blocks: setattr(blocks[3], "linear", nn.Linear(6, 6, bias=False)),
+    "all numbers": lambda blocks: [setattr(block, "scale", 0.3) for block in blocks],
+}
+
+
+# A layer that is exchanged splits the chain at its block.
+IN_BATCHES = {"a number": 8, "what a list holds": 8, "a layer": 3, "all numbers": 9}
+
+
+class Stepped(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.steps = [1.0]
+
+    def forward(self, x):
+        return x + self.steps[0] * (super().forward(x) - x)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_blocks_hold_may_change_from_pass_to_pass(change, monkeypatch):
+    """Also where they are no longer alike: those that are go on in batches, and gradients stay exact."""
+    monkeypatch.setattr(batching, "pays", lambda *_: True)
+    model, x = Model([Stepped() for _ in range(9)], 6), torch.randn(4, 6)
+    plain = copy.deepcopy(model)
+    with attach(model, batched="auto", iterations=9) as handle:
+        for passes in range(4):
+            if passes == 2:
+                CHANGES[change](model.blocks)
+                CHANGES[change](plain.blocks)
+                plain.load_state_dict(model.state_dict())
+            assert_equal_gradients(gradients(model, lambda: model(x)), gradients(plain, lambda: plain(x)))
+        assert f"{IN_BATCHES[change]} in batches" in in_batches(handle)
+
+
+def test_blocks_that_read_what_has_changed_elsewhere_are_refused():
+    """A forward pass that a batch cannot follow: a number that only one block reads, outside of all of them."""
+    outside = {"scale": 1.0}
+
+    class Reading(Plain):
+        def forward(self, x):
+            return x + outside["scale"] * torch.tanh(self.linear(x)) if self is last else super().forward(x)
+
+    blocks = [Reading() for _ in range(5)]
+    last = None
+    model, x = Model(blocks, 6), torch.randn(4, 6)
+    with attach(model):
+        for _ in range(2):
+            gradients(model, lambda: model(x))
+        last, outside["scale"] = blocks[-1], 0.5
+        with pytest.raises(ChainError, match=r"blocks\.0 to blocks\.4 gave other outputs .* Attach with batched=False"):
+            gradients(model, lambda: model(x))
+
+
+def test_a_chain_that_is_the_whole_model_needs_no_gradient_at_its_input():
+    model, x = nn.Sequential(nn.Sequential(*alike())), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("highway_bp", iterations=9).attach(model, ["0"], batched=True) as handle:
+        for _ in range(2):
+            assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+        assert "9 in batches" in str(handle.chains["0"])
+
+
+def test_states_that_are_not_finite_go_through_batches_as_one_by_one():
+    """A scaler must see what autograd gives; that a batch has the forward pass' outputs counts NaN as equal to NaN."""
+    model, x = Model(alike(), 6), torch.randn(4, 6)
+    with attach(model):
+        for _ in range(2):
+            gradients(model, lambda: model(x))
+        x[0] = float("inf")
+        assert all(g.isnan().any() for n, g in gradients(model, lambda: model(x)).items() if "blocks" in n)
