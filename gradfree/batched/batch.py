@@ -81,10 +81,10 @@ class Batch:
         return torch.autograd.grad(self.out, targets, cotangents, retain_graph=keep, allow_unused=True)
 
 
-def all_near(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what :func:`all_close` does, in a fraction of its time, where all numbers are finite; else false."""
+def matches(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what :func:`all_close` does, in a fraction of its time, and true where ``b`` has what is not finite."""
     largest = partial(torch.linalg.vector_norm, ord=inf)
-    return largest(a - b) <= min(1e3 * torch.finfo(dtype).eps, 0.1) * largest(b)
+    return (largest(a - b) <= min(1e3 * torch.finfo(dtype).eps, 0.1) * largest(b)) | ~largest(b).isfinite()
 
 
 def all_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from torch import nn
+from itertools import chain
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+
+from gradfree.batched.batch import Autocast, Bare
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -27,6 +35,42 @@ def hindrance(module: nn.Module) -> str | None:
                 return f"{what} shares a parameter with another layer of the same block"
             seen.add(id(parameter))
     return None
+
+
+def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
+    """Tell whether tensors from inside ``module`` outlive its forward pass, beside what it returns.
+
+    A loss on them has a gradient only where the pass has a graph. Runs the module once, without one, for them to be
+    seen; draws no random numbers.
+    """
+    device, dtype, enabled = autocast
+    own = set(map(id, chain(module.parameters(), module.buffers())))
+    seen = x.detach()
+    with (
+        torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []),
+        torch.no_grad(),
+        torch.autocast(device, dtype, enabled, cache_enabled=False),
+        _Made() as made,
+    ):
+        Bare(module)(seen)
+    made.references.append(ref(seen))
+    del seen
+    alive = [tensor for reference in made.references if (tensor := reference()) is not None]
+    return any(id(tensor) not in own for tensor in alive)
+
+
+class _Made(TorchFunctionMode):
+    """Notes the tensors that torch's functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[ref[Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        returned = out if isinstance(out, tuple | list) else [out]
+        self.references += [ref(tensor) for tensor in returned if isinstance(tensor, Tensor)]
+        return out
 
 
 def _hindrance(module: nn.Module) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number
-from gradfree.batched.batch import Autocast, Bare, Batch, all_close, all_near
+from gradfree.batched.batch import Autocast, Bare, Batch, matches
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.borders import edge
 from gradfree.depth.chain import DepthChain, residual_of
@@ -92,10 +92,10 @@ class Group:
             "than they do in a batch: they have changed since the first pass, or are no longer alike. Attach with "
             "batched=False."
         )
-        if outs.device.type == "cuda":
-            torch._assert_async(all_close(found, outs, dtype), problem)
-        elif not (all_near(found, outs, dtype) or all_close(found, outs, dtype)):
-            raise ChainError(problem)
+        try:
+            torch._assert_async(matches(found, outs, dtype), problem)
+        except RuntimeError:
+            raise ChainError(problem) from None
 
     def pull(self, delta: Tensor) -> Tensor | None:
         """Return what the links' cotangents, of all of the chain's, bring to the states before them."""

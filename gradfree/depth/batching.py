@@ -15,7 +15,7 @@ from gradfree.algebra.cotangents import Cotangent, is_number, plus
 from gradfree.batched.alike import Held, likeness, slots
 from gradfree.batched.batch import Autocast, all_close
 from gradfree.batched.costs import pays
-from gradfree.batched.replay import hindrance
+from gradfree.batched.replay import hindrance, keeps_tensors
 from gradfree.depth.batched_chain import BatchedChain, Group, Ran
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.link import Link
@@ -255,7 +255,10 @@ class Batching:
         if self.batched == "auto" and not pays(one.out.device.type, nodes, parameters, nodes * one.out.numel()):
             return "a batch of such blocks would take longer"
         ran = {i: self._ran(setting, link, _entered(setting, recorded, i)) for i, link in links.items()}
+        first = next(iter(ran.values()))
         try:
+            if keeps_tensors(first.block, first.x, setting.autocast):
+                return "it keeps tensors from inside, and a loss on them would have no gradient"
             for group in self._groups(ran, setting.autocast):
                 with _left_as_it_was(group.links[0].block) as changed:
                     agrees = _agrees(group, [links[i] for i in group.indices], recorded.numbers)

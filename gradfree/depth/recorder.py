@@ -53,7 +53,12 @@ class RecordedChain:
     Args:
         attachment: solves for the gradients.
         site: the chain.
+
+    Attributes:
+        skips: whether a block that returns the very state that it was given is no link of the chain.
     """
+
+    skips = True
 
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
@@ -194,7 +199,7 @@ class BlockRecorder:
             call.recording.follow_block(call.outer)
         if not state.requires_grad:
             return None
-        if state is call.given and not in_place:
+        if self.chain.skips and state is call.given and not in_place:
             # The model goes on with the very tensor that it had; what else the block returns leads to its Entry.
             if call.recording.setting is not None:
                 call.recording.setting.apart[self.path] = "it hands its state on as it is"

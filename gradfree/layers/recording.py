@@ -23,7 +23,9 @@ from gradfree.torchside.random_state import RandomState
 
 
 class RecordedLayers(RecordedChain):
-    """A chain of layers of a model with an engine attached."""
+    """A chain of layers of a model with an engine attached: nothing in it is passed over."""
+
+    skips = False
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""
@@ -97,6 +99,10 @@ class LayerRecording(Recording):
             )
         if self.chain.attachment.engine.streams and role is Role.WEIGHTS:
             self.links = [_released(link) for link in self.links]
+            self.given = [None] * len(self.given)
+            # What has been changed in place is refused when the next layer is given it.
+            nothing = torch.empty(0, device="meta")
+            self.handed = [handed._replace(seen=nothing, version=nothing._version) for handed in self.handed]
         super().add(link)
         self._version = link.out._version
 
@@ -158,5 +164,5 @@ def _released(link: Link) -> Link:
     return (
         link
         if link.out.is_meta
-        else replace(link, out=torch.empty_like(link.out, device="meta"), state=None, root=None)
+        else replace(link, out=torch.empty_like(link.out, device="meta"), state=None, root=None, entries=())
     )

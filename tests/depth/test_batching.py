@@ -360,3 +360,43 @@ def test_states_that_are_not_finite_go_through_batches_as_one_by_one():
             gradients(model, lambda: model(x))
         x[0] = float("inf")
         assert all(g.isnan().any() for n, g in gradients(model, lambda: model(x)).items() if "blocks" in n)
+
+
+KEPT = []
+
+
+class Keeping(Plain):
+    """Keeps a tensor that depends on its state, or on its weights too, outside of itself or as an attribute."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.aside = how, {}
+
+    def forward(self, x):
+        inner = torch.tanh(self.linear(x))
+        kept = {"state": x, "inside": inner.detach() * self.linear.weight.sum(), "attribute": x}[self.how]
+        if self.how == "attribute":
+            self.aside["kept"] = kept.pow(2).sum()
+        else:
+            KEPT.append(kept.pow(2).sum())
+        return x + inner
+
+
+@pytest.mark.parametrize("how", ["state", "inside", "attribute"])
+def test_blocks_that_keep_tensors_for_a_loss_go_one_by_one(how, monkeypatch):
+    """Without a graph the loss on them would have no gradient, and nobody would be told."""
+    monkeypatch.setattr(batching, "pays", lambda *_: True)
+    model, x = Model([Keeping(how) for _ in range(5)], 6), torch.randn(4, 6)
+
+    def loss():
+        KEPT.clear()
+        out = model(x)
+        kept = [block.aside["kept"] for block in model.blocks] if how == "attribute" else KEPT
+        return torch.stack([out.pow(2).sum(), *kept]).sum()
+
+    expected = gradients(model, loss)
+    with attach(model, batched="auto", iterations=5) as handle:
+        for _ in range(3):
+            assert_equal_gradients(gradients(model, loss), expected)
+        why = "no other block is like it" if how == "attribute" else "it keeps tensors from inside"
+        assert f"0 in batches; blocks.0 and others not: {why}" in in_batches(handle)

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
@@ -90,6 +91,7 @@ def fresh(function, *args):
 def plan(folder, *loaders):
     """Return the id of a case on the data of each loader, and what the user is told."""
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     # What is forked from one server has one state.
     for seed in (random.seed, np.random.seed, torch.seed):
         seed()

@@ -109,7 +109,7 @@ def test_a_missing_package_of_the_extra_is_named(monkeypatch, capsys):
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
-        r"gradfree: error: sklearn.* is not installed; .* Do: pip install 'gradfree\[bench\]', .*", last
+        r"gradfree: error: sklearn.* is not installed; .* Do, in a checkout of it: pip install '\.\[bench\]'", last
     )
 
 
