@@ -164,11 +164,11 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_examples_of_the_readme_run_alone(tmp_path, monkeypatch):
-    """But for the one that says that it goes on behind the lines above."""
+    """Each as if it were the only one."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
-    first, _, *others = examples(ROOT / "README.md")
-    for code in (first, *others):
+
+    for code in examples(ROOT / "README.md"):
         exec(compile(code, "README.md", "exec"), {"__name__": "my_package"})
 
 
