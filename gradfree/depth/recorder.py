@@ -203,25 +203,33 @@ class BlockRecorder:
             # The model goes on with the very tensor that it had; what else the block returns leads to its Entry.
             if call.recording.setting is not None:
                 call.recording.setting.apart[self.path] = "it hands its state on as it is"
-            return self.port.join(call.state, rest)
+            joined = self.port.join(call.state, rest)
+            return joined if rest is None else replaced(joined, {id(state): call.state})
         aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
+        others = [] if rest is None else [t for t in tensors_in(out) if t is not state and t.requires_grad]
+        aliased = len(others) > len(aside)
         graph = walk([state, *aside], {entry.node for _, entry in call.entries})
         if strange := self._strange(graph, call):
             if in_place:
                 raise ChainError(_IN_PLACE.format(path=self.path))
             self.chain.split(self.path, f"it uses {strange}: autograd goes through it", _OUTSIDER.format(what=strange))
+            if aliased:
+                raise ChainError(_ALIASED_OUTSIDER.format(path=self.path, what=strange))
             entries = [node for node, _ in graph.stops]
-            return self.port.join(Past.apply(self.path, entries, call.before, state), rest)
+            past = Past.apply(self.path, entries, call.before, state)
+            joined = self.port.join(past, rest)
+            return joined if rest is None else replaced(joined, {id(state): past})
         recording = call.recording
         if recording.setting is not None and (rest is not None or in_place or (call.entries and not graph.stops)):
             recording.setting.apart[self.path] = "it returns more than its state, changes it in place or cuts the chain"
         recording.uncut = recording.uncut or older(graph.nodes, call.number)
-        others = [] if rest is None else [t for t in tensors_in(out) if t is not state and t.requires_grad]
-        aliased = len(others) > len(aside)
         link = self._link(block, state, aside, graph, call, (in_place, aliased))
         after, handed = recording.leave(link, call.given, call.before)
         out = self.port.join(after, rest)
-        return replaced(out, {id(t): new for t, new in zip(aside, handed, strict=True)}) if aside else out
+        if rest is None:
+            return out
+        # The state itself may stand in there once more.
+        return replaced(out, {id(state): after, **{id(t): new for t, new in zip(aside, handed, strict=True)}})
 
     def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _Call) -> Any:
         changed = [tensor for tensor, version in call.versions if tensor._version != version]
@@ -293,6 +301,7 @@ class BlockRecorder:
         if has_hooks(state):
             if recording.links[index].aliased:
                 raise ChainError(ALIASED.format(path=last))
+            recording.hooked.add(index)
             return f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient", _HOOKED
         for tensor in others:
             if tensor is not state and _number(recording, tensor) is None:
@@ -375,6 +384,11 @@ _INPUT = "inputs that need a gradient must be the same for every block. Detach t
 _OUTSIDER = (
     "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
     "attached. Pass it as an argument, or register it on the block and then attach."
+)
+
+_ALIASED_OUTSIDER = (
+    "{path} uses {what} and so is left to autograd, and it returned another tensor that shares memory with its state: "
+    "a gradient hook on the state would not see the gradient of that. Return a copy, t.clone()."
 )
 
 

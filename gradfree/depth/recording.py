@@ -67,6 +67,7 @@ class Recording:
         numbers: the places of parameters in that list, by their ids.
         inputs: the tensors that need a gradient and that the first block was given beside its state.
         links: the blocks that have run.
+        hooked: the links whose states had gradient hooks when the next block was given them.
         uncut: whether the graphs of some links lead to others', or out of the chain.
         solving: whether the engine solves the chain at the moment.
         setting: how its blocks may be batched; ``None``: not at all.
@@ -85,6 +86,7 @@ class Recording:
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
+        self.hooked = set[int]()
         self.uncut = False
         self.solving = False
         self.freed = False
@@ -253,6 +255,13 @@ class Recording:
                     "it: it would see the state's direct cotangent only, not its whole gradient. Register it before, "
                     "or remove it."
                 )
+        for entered, _ in self._inside:
+            if entered.link and entered.number is None and self._is_hooked(entered.link - 1):
+                raise ChainError(
+                    f"the output of {self.links[entered.link - 1].path} has a gradient hook or retain_grad(), but the "
+                    f"loss uses a tensor from inside {entered.path}, which was given it: the hook would not see that "
+                    "gradient. Remove it, or return the tensor as a copy of its own."
+                )
         for link in self.links:
             _refuse_changed(link)
         for index, link in enumerate(self.links[1:]):
@@ -262,6 +271,10 @@ class Recording:
                     "uses elsewhere, too: there it has the gradient of one of its two values. Use the out-of-place "
                     "operation (nn.ReLU(inplace=False), x = x + y)."
                 )
+
+    def _is_hooked(self, index: int) -> bool:
+        state = self.handed[index].state()
+        return index in self.hooked or (state is not None and has_hooks(state))
 
     def follow_block(self, versions: Sequence[tuple[Tensor, int]]) -> None:
         """Let graphs that have the last state know that the block behind it has changed it in place.

@@ -181,7 +181,8 @@ def test_torch_and_numpy_are_enough_for_a_plain_loop(bare, tmp_path):
     try:
         told = run(bare, "-c", PLAIN_LOOP, cwd=tmp_path, env=clean())
         assert told.startswith("lightning is not installed; gradfree's extra 'lightning' brings it.")
-        line = refusal(bare.parent / "gradfree", "engines", cwd=tmp_path, env=clean())
+        assert "shooting" in run(bare.parent / "gradfree", "engines", cwd=tmp_path, env=clean())
+        line = refusal(bare.parent / "gradfree", "bench", "report", cwd=tmp_path, env=clean())
         assert line.startswith("gradfree: error: jsonargparse is not installed; gradfree's extra 'bench' brings it.")
         line = refusal(bare.parent / "gradfree", "fit", "--config", "digits_highway_bp", cwd=tmp_path, env=clean())
         assert "gradfree's extra 'bench' brings it." in line

@@ -317,3 +317,50 @@ def test_a_hook_on_a_state_that_shares_memory_with_what_is_returned_beside_it():
             ChainError, match=r"^the output of 0 has a gradient hook or retain_grad\(\), but shares memory"
         ):
             model[1](h)
+
+
+class Returning(Plain):
+    """Returns its state and another tensor; without ``links`` it hands on the very state that it was given."""
+
+    def __init__(self, other, links=True):
+        super().__init__()
+        self.other, self.links = other, links
+
+    def forward(self, x):
+        state = super().forward(x) if self.links else x
+        return state, self.other(x, state)
+
+
+def hooked_states(model, x):
+    """A hook on the state behind the second block, and a loss on what it has returned beside it."""
+    h = model.stem(x)
+    rests = []
+    for n, block in enumerate(model.blocks):
+        h, rest = block(h)
+        rests.append(rest)
+        if n == 1:
+            h.register_hook(lambda grad: 2 * grad)
+    return h + sum(rest.sum(-1, keepdim=True) for rest in rests)
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("engine", EXACT)
+def test_a_state_that_a_block_returns_twice_is_one_tensor_to_hooks(engine, links):
+    model, x = Model([Returning(lambda x, state: state, links or n == 0) for n in range(4)], 6), torch.randn(4, 6)
+    assert_exact(EXACT[engine], model, lambda: hooked_states(model, x))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda x, state: state[:, :2], "gradient hook or retain_grad.., but shares memory with another tensor"),
+        (lambda x, state: torch.sin(x), "a gradient hook .*, but the loss uses a tensor from inside blocks.1"),
+    ],
+    ids=["a view", "inside"],
+)
+def test_a_hook_that_would_not_see_the_whole_gradient_is_refused(other, message):
+    """Of a view of its state; of what a block computes from a state that it hands on as it is."""
+    links = "view" in message or "memory" in message
+    model, x = Model([Returning(other, links or n != 1) for n in range(4)], 6), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model, ["blocks"]), pytest.raises(ChainError, match=message):
+        hooked_states(model, x).pow(2).sum().backward()
