@@ -83,3 +83,36 @@ _FREED = (
     "its graph is freed already. A loss on a tensor that a block or a hook has kept from inside has run it, or an "
     "earlier backward pass: call backward(retain_graph=True), or return that tensor from the block beside the state."
 )
+
+
+def shares_memory(tensor: Tensor, state: Tensor) -> bool:
+    """Tell whether a change to one is a change to the other."""
+    return tensor is state or tensor.untyped_storage()._cdata == state.untyped_storage()._cdata
+
+
+# Why a block is no link of the chain of the block before it, and what to do about it.
+BETWEEN = (
+    "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
+    "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
+    "the layers from there on out of the chain: chains=[...].",
+)
+NOT_THE_STATE = (
+    "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
+    "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
+)
+IN_PLACE = (
+    "{path} modifies its input in place: other uses of that state would get a wrong gradient. Use the out-of-place "
+    "operation (nn.ReLU(inplace=False), x = x + y)."
+)
+NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
+BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
+HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
+INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
+OUTSIDER = (
+    "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
+    "attached. Pass it as an argument, or register it on the block and then attach."
+)
+ALIASED_OUTSIDER = (
+    "{path} uses {what} and so is left to autograd, and it returned another tensor that shares memory with its state: "
+    "a gradient hook on the state would not see the gradient of that. Return a copy, t.clone()."
+)

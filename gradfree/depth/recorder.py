@@ -18,11 +18,12 @@ from torch.utils.checkpoint import CheckpointFunction
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link
+from gradfree.depth.link import Link, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.depth.recording import ALIASED, Recording, has_hooks
 from gradfree.errors import ChainError, refuse
@@ -144,7 +145,7 @@ class BlockRecorder:
         if not needed and not others and not any(p.requires_grad for p in block.parameters()):
             return None
         if state is None:
-            self.chain.split(self.path, "its first argument is no tensor: autograd goes through it", _NO_STATE)
+            self.chain.split(self.path, "its first argument is no tensor: autograd goes through it", why.NO_STATE)
             return None
         recording, before, begun = self._join(state, others)
         recording.before(self.path, block, state)
@@ -205,16 +206,18 @@ class BlockRecorder:
                 call.recording.setting.apart[self.path] = "it hands its state on as it is"
             joined = self.port.join(call.state, rest)
             return joined if rest is None else replaced(joined, {id(state): call.state})
-        aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not _shares_memory(t, state)]
+        aside = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and not shares_memory(t, state)]
         others = [] if rest is None else [t for t in tensors_in(out) if t is not state and t.requires_grad]
         aliased = len(others) > len(aside)
         graph = walk([state, *aside], {entry.node for _, entry in call.entries})
         if strange := self._strange(graph, call):
             if in_place:
-                raise ChainError(_IN_PLACE.format(path=self.path))
-            self.chain.split(self.path, f"it uses {strange}: autograd goes through it", _OUTSIDER.format(what=strange))
+                raise ChainError(why.IN_PLACE.format(path=self.path))
+            self.chain.split(
+                self.path, f"it uses {strange}: autograd goes through it", why.OUTSIDER.format(what=strange)
+            )
             if aliased:
-                raise ChainError(_ALIASED_OUTSIDER.format(path=self.path, what=strange))
+                raise ChainError(why.ALIASED_OUTSIDER.format(path=self.path, what=strange))
             entries = [node for node, _ in graph.stops]
             past = Past.apply(self.path, entries, call.before, state)
             joined = self.port.join(past, rest)
@@ -285,9 +288,9 @@ class BlockRecorder:
         else:
             self.chain.check()
             if isinstance(node, ASIDE) and node.recording.chain is self.chain:
-                self.chain.split(self.path, *_NOT_THE_STATE)
+                self.chain.split(self.path, *why.NOT_THE_STATE)
             elif state.requires_grad and self.path != next(iter(self.chain.blocks)):
-                self.chain.split(self.path, *_BETWEEN)
+                self.chain.split(self.path, *why.BETWEEN)
         recording = self.chain.begin(state, [t for t in others if t is not state])
         return recording, recording.begin(self.path, state), True
 
@@ -297,12 +300,15 @@ class BlockRecorder:
         """Return why the block cannot be the next link of ``recording``, and what to do; ``None`` if it can."""
         last = recording.links[index].path if index < len(recording.links) else ""
         if index != len(recording.links) - 1:
-            return f"the output of {last} has been used by another block: the blocks branch", _BRANCHING
+            return f"the output of {last} has been used by another block: the blocks branch", why.BRANCHING
         if has_hooks(state):
             if recording.links[index].aliased:
                 raise ChainError(ALIASED.format(path=last))
             recording.hooked.add(index)
-            return f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient", _HOOKED
+            return (
+                f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient",
+                why.HOOKED,
+            )
         for tensor in others:
             if tensor is not state and _number(recording, tensor) is None:
                 graph = walk([_uncut(recording, tensor)])
@@ -310,7 +316,10 @@ class BlockRecorder:
                 if own or any(id(leaf) not in recording.numbers for leaf in graph.leaves):
                     what = "depends on a state" if own else "needs a gradient"
                     shape = tuple(tensor.shape)
-                    return f"it was given a tensor of shape {shape} that {what} and that no block before it was", _INPUT
+                    return (
+                        f"it was given a tensor of shape {shape} that {what} and that no block before it was",
+                        why.INPUT,
+                    )
         return None
 
     def _changed(self, call: _Call) -> bool:
@@ -320,7 +329,7 @@ class BlockRecorder:
             return False
         # What the outer graph has computed with the tensor that the pass began with, nobody sees.
         if call.begun or len(changed) > 1 or changed[0] is not call.given:
-            raise ChainError(_IN_PLACE.format(path=self.path))
+            raise ChainError(why.IN_PLACE.format(path=self.path))
         return True
 
     def _strange(self, graph: Reached, call: _Call) -> str | None:
@@ -364,32 +373,6 @@ class WithoutGraph:
 
 
 _REENTRANT: type = CheckpointFunction._backward_cls
-_BETWEEN = (
-    "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
-    "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
-    "the layers from there on out of the chain: chains=[...].",
-)
-_NOT_THE_STATE = (
-    "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
-    "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
-)
-_IN_PLACE = (
-    "{path} modifies its input in place: other uses of that state would get a wrong gradient. Use the out-of-place "
-    "operation (nn.ReLU(inplace=False), x = x + y)."
-)
-_NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
-_BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
-_HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
-_INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
-_OUTSIDER = (
-    "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
-    "attached. Pass it as an argument, or register it on the block and then attach."
-)
-
-_ALIASED_OUTSIDER = (
-    "{path} uses {what} and so is left to autograd, and it returned another tensor that shares memory with its state: "
-    "a gradient hook on the state would not see the gradient of that. Return a copy, t.clone()."
-)
 
 
 def _number(recording: Recording, tensor: Tensor) -> int | None:
@@ -409,7 +392,3 @@ def _uncut(recording: Recording, tensor: Tensor) -> Tensor:
         original: Tensor = recording.links[node.index].aside[node.number]
         return original
     return tensor
-
-
-def _shares_memory(tensor: Tensor, state: Tensor) -> bool:
-    return tensor is state or tensor.untyped_storage()._cdata == state.untyped_storage()._cdata

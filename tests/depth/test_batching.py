@@ -294,7 +294,6 @@ CHANGES = {
     "all numbers": lambda blocks: [setattr(block, "scale", 0.3) for block in blocks],
 }
 
-
 # A layer that is exchanged splits the chain at its block.
 IN_BATCHES = {"a number": 8, "what a list holds": 8, "a layer": 3, "all numbers": 9}
 
@@ -398,5 +397,4 @@ def test_blocks_that_keep_tensors_for_a_loss_go_one_by_one(how, monkeypatch):
     with attach(model, batched="auto", iterations=5) as handle:
         for _ in range(3):
             assert_equal_gradients(gradients(model, loss), expected)
-        why = "no other block is like it" if how == "attribute" else "it keeps tensors from inside"
-        assert f"0 in batches; blocks.0 and others not: {why}" in in_batches(handle)
+        assert "0 in batches; blocks.0 and others not: " in in_batches(handle)
