@@ -126,14 +126,14 @@ class Entries(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: _Context,
-        recording: weakref.ref[Recorded],
+        recording: Recorded,
         entered: list[Entered],
         more: int,
         anchor: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Remember what the outputs are: ``entered`` grows with the calls."""
-        ctx.recording, ctx.entered, ctx.count = recording, entered, len(tensors)
+        ctx.recording, ctx.entered, ctx.count = weakref.ref(recording), entered, len(tensors)
         ctx.set_materialize_grads(False)
         return *(t.detach() for t in tensors), *_empty_like(tensors[0], more)
 

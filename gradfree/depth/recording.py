@@ -136,7 +136,7 @@ class Recording:
 
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         without_history = (t.detach().requires_grad_() for t in tensors)
-        return Entries.apply(weakref.ref(self), entered, more, self._anchor, *without_history)
+        return Entries.apply(self, entered, more, self._anchor, *without_history)
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
