@@ -127,6 +127,8 @@ class BlockRecorder:
         """Leave out a call that an exception has cut short: its tensors cannot be copied."""
         return {**self.__dict__, "call": None}
 
+    # Compiled into one region with what lies around them, blocks would share a graph; and this imports no compiler.
+    @torch._disable_dynamo
     def enter(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -181,6 +183,7 @@ class BlockRecorder:
         ]
         return put(first, inputs)
 
+    @torch._disable_dynamo
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Add the block's graph to the recording; return its output with the next state in it."""
         call, self.call = self.call, None
