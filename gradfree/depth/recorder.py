@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -128,7 +129,7 @@ class BlockRecorder:
         return {**self.__dict__, "call": None}
 
     # Compiled into one region with what lies around them, blocks would share a graph; and this imports no compiler.
-    @torch._disable_dynamo
+    @_disable_dynamo
     def enter(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -183,7 +184,7 @@ class BlockRecorder:
         ]
         return put(first, inputs)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Add the block's graph to the recording; return its output with the next state in it."""
         call, self.call = self.call, None
