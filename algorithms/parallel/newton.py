@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from gradfree.chains.chain import ChainGradients
-from gradfree.chains.report import Report
 from gradfree.engines.options import check_positive
 from gradfree.engines.until import SettlingEngine
 from gradfree.newton.newton_backward import by_newton
@@ -61,17 +58,10 @@ class Newton(SettlingEngine):
         """Return the gradients to the tolerance."""
         return by_newton(chain, direct, self._options)
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with the chains whose precision is below the tolerance, or that have no gate."""
-        found = super().judge(model, report)
-        if self.jacobian != "gate":
-            return found
-        problems = [
-            f"{path!r} has no gate that carries its state. Use jacobian='diagonal' or 'dense'."
-            for path, site in report.chains.items()
-            if not site.has_residual
-        ]
-        return Report(found.chains, [*found.problems, *problems], found.notes)
+    @property
+    def asks_for_gate(self) -> str:
+        """The gate is the Jacobian then."""
+        return "that carries its state. Use jacobian='diagonal' or 'dense'." if self.jacobian == "gate" else ""
 
     @property
     def _options(self) -> NewtonOptions:

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from torch import nn
-
 from gradfree.chains.chain import ChainGradients
-from gradfree.chains.report import Report
 from gradfree.engines.options import check_count
 from gradfree.engines.until import SettlingEngine
 from gradfree.segments.rule import Rule
@@ -66,17 +63,10 @@ class Shooting(SettlingEngine):
         """Return the gradients to the tolerance."""
         return in_segments(chain, direct, self._rule)
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with the chains whose precision is below the tolerance, or that have no gate."""
-        found = super().judge(model, report)
-        if self.corrector is None:
-            return found
-        problems = [
-            f"{path!r} has no gate that could correct its borders. Use corrector=None."
-            for path, site in report.chains.items()
-            if not site.has_residual
-        ]
-        return Report(found.chains, [*found.problems, *problems], found.notes)
+    @property
+    def asks_for_gate(self) -> str:
+        """The corrector is its product."""
+        return "that could correct its borders. Use corrector=None." if self.corrector else ""
 
     @property
     def _rule(self) -> Rule:

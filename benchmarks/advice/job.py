@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
-from gradfree.benchmarks.tasks.loaded import squared_error
+from gradfree.benchmarks.tasks.loaded import is_pair, squared_error
 from gradfree.cli import UsageError
 from gradfree.wording import one
 
@@ -60,12 +60,14 @@ class Job:
             UsageError: there are none, or they are of another kind.
         """
         while True:
-            count = 0
-            for batch in _batches(Imported.to(self.data).result(), self.data):
-                count += 1
-                yield self._on_device(batch)
-            if not count:
-                raise UsageError(f"{self.data} has no batch.")
+            yield from self._once()
+
+    def _once(self) -> Iterator[Batch]:
+        batch = None
+        for batch in _batches(Imported.to(self.data).result(), self.data):
+            yield self._on_device(batch)
+        if batch is None:
+            raise UsageError(f"{self.data} has no batch.")
 
     def _on_device(self, batch: Any) -> Batch:
         if isinstance(batch, (Sequence, Mapping)) and len(batch):
@@ -79,9 +81,7 @@ class Job:
     @cached_property
     def batches(self) -> list[Batch]:
         """A few of them."""
-        first = Imported.to(self.data).result()
-        few = islice(_batches(first, self.data), _BATCHES)
-        return [self._on_device(batch) for batch in few] or [next(self.stream())]
+        return list(islice(self._once(), _BATCHES))
 
     @cached_property
     def loss_fn(self) -> Callable[..., Tensor]:
@@ -100,9 +100,9 @@ def _batches(source: Any, name: str) -> Iterator[Any]:
     """Yield the batches of what a loader gave."""
     if isinstance(source, Mapping):
         source = source.get("train", next(iter(source.values()), None))
-    elif isinstance(source, tuple) and not _is_pair(source):
+    elif isinstance(source, tuple) and not is_pair(source):
         source = source[0]
-    if _is_pair(source):
+    if is_pair(source):
         source = TensorDataset(*source)
     if isinstance(source, Dataset) and not isinstance(source, DataLoader):
         source = DataLoader(source, _BATCH_SIZE)
@@ -110,10 +110,6 @@ def _batches(source: Any, name: str) -> Iterator[Any]:
         yield from source
     except TypeError as error:
         raise UsageError(f"{name} returns {one(type(source).__name__)}, not examples: {error}.") from error
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, Tensor) for part in value)
 
 
 def _default_loss(outputs: Any, target: Any = None) -> Tensor:

@@ -219,19 +219,20 @@ def _sources(given: Any, name: str) -> Mapping[str, Any]:
         if "train" not in given:
             raise UsageError(f"{name} returns no examples to train on: the key 'train' is missing.")
         return {split: given[split] for split in _SPLITS if split in given}
-    if not isinstance(given, tuple) or _is_pair(given):
+    if not isinstance(given, tuple) or is_pair(given):
         return {"train": given}
     if len(given) not in _GIVEN:
         raise UsageError(f"{name} must return one to three sources of examples, not {len(given)}.")
     return dict(zip(_GIVEN[len(given)], given, strict=True))
 
 
-def _is_pair(value: Any) -> bool:
+def is_pair(value: Any) -> bool:
+    """Tell whether ``value`` is two tensors, inputs and targets."""
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, Tensor) for x in value)
 
 
 def _split(source: Any, name: str) -> Split:
-    if _is_pair(source):
+    if is_pair(source):
         return _batch(source, name)
     batches: Iterable[Any] = source
     if isinstance(source, Dataset) and not isinstance(source, DataLoader):
@@ -240,7 +241,7 @@ def _split(source: Any, name: str) -> Split:
         raise UsageError(f"{name} returns {_described(source)}, not examples.")
     found = []
     for batch in batches:
-        if not _is_pair(batch):
+        if not is_pair(batch):
             raise UsageError(f"{name} has a batch that is {_described(batch)}, not two tensors: inputs and targets.")
         found.append(_batch(batch, name))
     if not found:

@@ -84,15 +84,18 @@ class Batch:
 def matches(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what :func:`all_close` does, in a fraction of its time, and true where ``b`` has what is not finite."""
     largest = partial(torch.linalg.vector_norm, ord=inf)
-    return (largest(a - b) <= min(1e3 * torch.finfo(dtype).eps, 0.1) * largest(b)) | ~largest(b).isfinite()
+    return (largest(a - b) <= _rounding(dtype) * largest(b)) | ~largest(b).isfinite()
 
 
 def all_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return, as a tensor, whether ``a`` and ``b`` are the same but for the rounding of products in ``dtype``."""
-    tolerance = min(1e3 * torch.finfo(dtype).eps, 0.1)
     scale = b.abs().amax() if b.numel() else b.new_zeros(())
-    near = (a - b).abs() <= tolerance * (b.abs() + scale.nan_to_num())
+    near = (a - b).abs() <= _rounding(dtype) * (b.abs() + scale.nan_to_num())
     return (near | (a == b) | (a.isnan() & b.isnan())).all()
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return min(1e3 * torch.finfo(dtype).eps, 0.1)
 
 
 @contextmanager

@@ -50,6 +50,11 @@ class SettlingEngine(Engine):
         """The fewest that it can be limited to."""
         return 1
 
+    @property
+    def asks_for_gate(self) -> str:
+        """What a gate is needed for and what to do without, as a refusal ends; nothing if none is needed."""
+        return ""
+
     def solves(self, kind: type[Site]) -> bool:
         """Tell whether ``kind`` is one of chains in time."""
         return kind.dimension == "time" and super().solves(kind)
@@ -59,7 +64,7 @@ class SettlingEngine(Engine):
         return within(self.tolerance, dtype)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with the chains whose precision is below the tolerance."""
+        """Return ``report`` with the chains whose precision is below the tolerance, or that lack a gate."""
         found = super().judge(model, report)
         problems = list(found.problems)
         for path, site in report.chains.items():
@@ -70,4 +75,7 @@ class SettlingEngine(Engine):
                     f"{path!r} has weights of {coarse}, which resolves {resolved(coarse):.0e} at best, not the "
                     f"tolerance of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
                 )
+        if self.asks_for_gate:
+            gateless = (path for path, site in report.chains.items() if not site.has_residual)
+            problems += [f"{path!r} has no gate {self.asks_for_gate}" for path in gateless]
         return Report(found.chains, problems, found.notes)

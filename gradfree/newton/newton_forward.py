@@ -23,8 +23,8 @@ class AllAtOnce(Forward):
 
     def allows(self, recurrence: Recurrence) -> bool:
         """Tell whether the sequences are whole, states vectors, and sweeps worth it; not under autocast."""
-        x, vectors = recurrence.x, 3 if recurrence.cell is None else 2
-        if recurrence.packing is not None or any(part.dim() != vectors for part in recurrence.first):
+        x = recurrence.x
+        if not recurrence.is_whole:
             return False
         # In which precision torch's kernels would run then is their own affair.
         if recurrence.mode is not None and torch.is_autocast_enabled(x.device.type):

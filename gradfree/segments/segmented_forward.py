@@ -30,9 +30,9 @@ class InSegments(Forward):
 
     def allows(self, recurrence: Recurrence) -> bool:
         """Tell whether the sequences are whole and long enough."""
-        x, vectors = recurrence.x, 3 if recurrence.cell is None else 2
-        if recurrence.packing is not None or any(part.dim() != vectors for part in recurrence.first):
+        if not recurrence.is_whole:
             return False
+        x = recurrence.x
         units = recurrence.first[0].shape[-1]
         return self.rule.cuts(len(x), x.shape[1], units, x.device, recurrence.mode is not None)
 

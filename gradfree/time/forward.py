@@ -55,6 +55,12 @@ class Recurrence:
             return self.mode
         return "separate units" if isinstance(self.cell, ElementwiseCell) else "any"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether sequences are not packed, and states are vectors."""
+        vectors = 3 if self.cell is None else 2
+        return self.packing is None and all(part.dim() == vectors for part in self.first)
+
 
 class Trajectory(NamedTuple):
     """What a recurrence has run through.

@@ -64,6 +64,13 @@ class Task:
         loss = sum((o * w).sum() for o, w in zip(outputs, weights, strict=True))
         return torch.autograd.grad(loss, [self.x, *self.states, *self.module.parameters()])
 
+    def gradients_of(self, what):
+        """Return the gradients of all outputs for h0 alone ("h0"), or of the final state alone for everything."""
+        outputs, *_, final = self.run()
+        if what == "h0":
+            return torch.autograd.grad(outputs.sum(), self.states)
+        return torch.autograd.grad(final.sum(), [self.x, *self.states, *self.module.parameters()])
+
 
 class LanguageModel(nn.Module):
     """A user's model: embedding, recurrent module with dropout between its layers, head."""

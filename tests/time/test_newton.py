@@ -156,16 +156,9 @@ def test_dense_jacobians_take_fewer_sweeps_and_none_backward():
 @pytest.mark.parametrize("of", ["h0", "final"])
 def test_losses_on_the_final_state_and_gradients_of_the_first_alone(cell, of):
     task = Task(cell, 40, h0=True)
-
-    def gradients():
-        *_, final = task.run()
-        if of == "h0":
-            return torch.autograd.grad(task.run()[0].sum(), task.states)
-        return torch.autograd.grad(final.sum(), [task.x, *task.states, *task.module.parameters()])
-
-    expected = gradients()
+    expected = task.gradients_of(of)
     with newton().attach(task.module):
-        actual = gradients()
+        actual = task.gradients_of(of)
     # What has nearly vanished on its way to h0 is as exact as the largest cotangent, that of the final state.
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=0, atol=1e-11 * max(e.abs().max().item(), 1.0))

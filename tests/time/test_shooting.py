@@ -75,16 +75,9 @@ def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
 @pytest.mark.parametrize("of", ["h0", "final"])
 def test_losses_on_the_final_state_and_gradients_of_the_first_alone(cell, of):
     task = Task(cell, 40, h0=True)
-
-    def gradients():
-        *_, final = task.run()
-        if of == "h0":
-            return torch.autograd.grad(task.run()[0].sum(), task.states)
-        return torch.autograd.grad(final.sum(), [task.x, *task.states, *task.module.parameters()])
-
-    expected = gradients()
+    expected = task.gradients_of(of)
     with shooting(segments=4).attach(task.module):
-        assert off_by(gradients(), expected) < 1e-11
+        assert off_by(task.gradients_of(of), expected) < 1e-11
 
 
 @pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell, lambda width, _: OwnCell(width)])
