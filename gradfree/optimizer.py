@@ -28,6 +28,11 @@ class EngineOptimizer(Optimizer):
         batched: likewise.
         **options: the engine's options, if it is given by name.
 
+    Attributes:
+        optimizer: the wrapped one.
+        engine: the engine.
+        handle: of the engine on the model.
+
     Raises:
         ChainError: the engine cannot be attached.
         ValueError: the optimizer holds none of the model's parameters.
@@ -52,11 +57,11 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ would build groups of its own.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self._handle = self.engine.attach(model, chains, lean=lean, batched=batched)
+        self.handle = self.engine.attach(model, chains, lean=lean, batched=batched)
 
     def detach(self) -> None:
         """Take the engine off the model; the optimizer goes on with plain gradients."""
-        self._handle.detach()
+        self.handle.detach()
 
     def __getstate__(self) -> Any:
         """Refuse to be copied or pickled: the copy's engine would be attached to nothing."""
@@ -89,7 +94,7 @@ class EngineOptimizer(Optimizer):
         Warns, once, if gradients have come past the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
         """
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._handle.watch()
+        self.handle.watch()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -102,9 +107,9 @@ class EngineOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, which loads without gradfree too, and what the engine keeps."""
-        return self.optimizer.state_dict() | {"gradfree": self._handle.state_dict()}
+        return self.optimizer.state_dict() | {"gradfree": self.handle.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a wrapped or a plain optimizer's state."""
-        self._handle.load_state_dict(state_dict.get("gradfree", {}))
+        self.handle.load_state_dict(state_dict.get("gradfree", {}))
         self.optimizer.load_state_dict(state_dict)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradfree.chains.bypass import Watch
 from gradfree.chains.memory import KeptMean, average_means
@@ -39,6 +40,22 @@ class Handle:
     def attached(self) -> bool:
         """Whether the engine is on the model."""
         return bool(self._parts)
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        """The modules whose parameters the chains train, by module path."""
+        return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
+
+    def become(self, other: Handle) -> None:
+        """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
+        self.chains = other.chains
+        self._parts, self._attachments, self._means = other._parts, other._attachments, other._means
+        self._watch, other._parts, other._watch = other._watch, [], None
+
+    def _compare(self, differences: list[Tensor] | None) -> None:
+        """Let passes compare the engine's gradients with backpropagation's; see :class:`Attachment`."""
+        for attachment in self._attachments.values():
+            attachment.differences = differences
 
     def detach(self) -> None:
         """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.
@@ -73,12 +90,12 @@ class Handle:
             for attachment, exactly in before.items():
                 attachment.exactly = exactly
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
         kept = {path: attachment.memory.state_dict() for path, attachment in self._attachments.items()}
         return {path: state for path, state in kept.items() if state}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Take up where another run left off.
 
         Raises:
@@ -99,8 +116,7 @@ class Handle:
         its own rank. Lightning's strategies do it. The group must be there; nothing waits for the device.
         """
         if self._means:
-            blocks = (block for site in self.chains.values() for block in site.blocks.values())
-            average_means(self._means, next(p for block in blocks for p in block.parameters()))
+            average_means(self._means, next(p for block in self.blocks.values() for p in block.parameters()))
 
     def __enter__(self) -> Handle:
         return self

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
@@ -28,6 +29,8 @@ class Attachment:
         lean: whether nothing of a forward pass is kept but the states.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
+        differences: takes (‖g - g*‖², ‖g*‖²) of every pass, the engine's gradients against backpropagation's, which are
+            the ones returned then; ``None``: they are not compared.
 
     Args:
         engine: likewise.
@@ -51,6 +54,12 @@ class Attachment:
         self._outside = outside
         self.memory = Memory()
         self.exactly = False
+        self.differences: list[Tensor] | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether chains are solved twice, so that their graphs must survive the first time."""
+        return self.differences is not None
 
     def around(self) -> Iterator[Tensor]:
         """Yield the parameters that the model has outside of its chains."""
@@ -72,7 +81,28 @@ class Attachment:
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
             figures[chain.path] = dict(chain.figures or {})
-        return gradients
+        if self.differences is None:
+            return gradients
+        exact = chain.backpropagate(direct)
+        self.differences.append(_difference(gradients, exact))
+        return exact
+
+
+def _difference(gradients: ChainGradients, exact: ChainGradients) -> Tensor:
+    """Return (‖g - g*‖², ‖g*‖²) on the gradients' device."""
+    with torch.no_grad():
+        pairs = zip(_tensors(gradients), _tensors(exact), strict=True)
+        sizes = [
+            torch.stack([(torch.zeros_like(b) if a is None else a.detach() - b).float().norm(), b.float().norm()])
+            for a, b in pairs
+            if b is not None
+        ]
+        return torch.stack(sizes).square().sum(0) if sizes else torch.zeros(2)
+
+
+def _tensors(gradients: ChainGradients) -> list[Any]:
+    initial = gradients.initial if isinstance(gradients.initial, Sequence) else [gradients.initial]
+    return [*initial, *gradients.inputs, *gradients.parameters]
 
 
 @contextmanager

@@ -234,10 +234,11 @@ class Recording:
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is not None:
             links = self.links[: last + 1]
-            chain = self.linearise(links, keep or self.uncut)
-            solved = self.chain.attachment.solve(chain, direct[: last + 1])
+            attachment = self.chain.attachment
+            chain = self.linearise(links, keep or self.uncut or attachment.compares)
+            solved = attachment.solve(chain, direct[: last + 1])
             total = _sum(solved, total) if aside or inside else solved
-            self.chain.attachment.solved.update(link.path for link in links)
+            attachment.solved.update(link.path for link in links)
         if not keep:
             self.links, self.given, self.handed, self.freed = [], [], [], True
         return total
