@@ -19,6 +19,7 @@ from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
+from gradfree.watching import GradientWatch
 
 checkout.map_subpackages()
 
@@ -45,6 +46,7 @@ __all__ = [
     "Engine",
     "EngineOptimizer",
     "Fidelity",
+    "GradientWatch",
     "Handle",
     "Port",
     "Report",

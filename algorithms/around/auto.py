@@ -54,7 +54,8 @@ class Auto(Engine):
     def engines(self) -> list[Engine]:
         """The engines that take part, wherever they fit; backpropagation is the first."""
         others = (kind for name in list_engines() if (kind := engine_class(name)) is not Backprop)
-        return [engine for kind in (Backprop, *others) for engine in kind.as_exact_as(self.tolerance)]
+        kinds: list[type[Engine]] = [Backprop, *others]
+        return [engine for kind in kinds for engine in kind.as_exact_as(self.tolerance)]
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the most that one of them says."""

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradfree.chains.bypass import Watch
+from gradfree.chains.chain import Solver
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -52,10 +54,38 @@ class Handle:
         self._parts, self._attachments, self._means = other._parts, other._attachments, other._means
         self._watch, other._parts, other._watch = other._watch, [], None
 
-    def _compare(self, differences: list[Tensor] | None) -> None:
-        """Let passes compare the engine's gradients with backpropagation's; see :class:`Attachment`."""
+    def compare(self, on: bool) -> None:
+        """Have passes from now on compare the engine's gradients with backpropagation's, and get those; or not."""
         for attachment in self._attachments.values():
-            attachment.differences = differences
+            attachment.differences = [] if on else None
+
+    def compared(self) -> Tensor | None:
+        """Return what passes have compared since the last call; ``None`` if none has.
+
+        Returns:
+            g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖², (2, 4): of the chains' parameters, and of what else leaves the chains.
+        """
+        found: list[Tensor] = []
+        for attachment in self._attachments.values():
+            found += attachment.differences or []
+            if attachment.differences is not None:
+                attachment.differences = []
+        return torch.stack([pair.to(found[0]) for pair in found]).sum(0) if found else None
+
+    def sharpen(self) -> Solver | None:
+        """Let the engine go on with its next better options; return it, or ``None`` if it has none."""
+        better = {attachment: attachment.engine.sharper for attachment in self._attachments.values()}
+        if not better or None in better.values():
+            return None
+        for attachment, engine in better.items():
+            assert engine is not None
+            attachment.engine = engine
+        return next(iter(better.values()))
+
+    def go_exact(self) -> None:
+        """Let backpropagation solve the chains in the engine's place from now on."""
+        for attachment in self._attachments.values():
+            attachment.exactly = True
 
     def detach(self) -> None:
         """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.

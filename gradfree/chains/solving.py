@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
 
@@ -29,8 +30,9 @@ class Attachment:
         lean: whether nothing of a forward pass is kept but the states.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
-        differences: takes (‖g - g*‖², ‖g*‖²) of every pass, the engine's gradients against backpropagation's, which are
-            the ones returned then; ``None``: they are not compared.
+        differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
+            backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
+            pass is compared.
 
     Args:
         engine: likewise.
@@ -89,20 +91,25 @@ class Attachment:
 
 
 def _difference(gradients: ChainGradients, exact: ChainGradients) -> Tensor:
-    """Return (‖g - g*‖², ‖g*‖²) on the gradients' device."""
-    with torch.no_grad():
-        pairs = zip(_tensors(gradients), _tensors(exact), strict=True)
-        sizes = [
-            torch.stack([(torch.zeros_like(b) if a is None else a.detach() - b).float().norm(), b.float().norm()])
-            for a, b in pairs
-            if b is not None
-        ]
-        return torch.stack(sizes).square().sum(0) if sizes else torch.zeros(2)
+    """Return what :attr:`Attachment.differences` takes, on the gradients' device."""
+    ends = [list(end) if isinstance(end, Sequence) else [end] for end in (gradients.initial, exact.initial)]
+    others = [*zip(*ends, strict=True), *zip(gradients.inputs, exact.inputs, strict=True)]
+    rows = _agreement(zip(gradients.parameters, exact.parameters, strict=True)), _agreement(others)
+    # Where there is nothing to compare, it is nothing on the CPU.
+    where = max((row.device for row in rows), key=lambda device: device.type != "cpu")
+    return torch.stack([row.to(where) for row in rows])
 
 
-def _tensors(gradients: ChainGradients) -> list[Any]:
-    initial = gradients.initial if isinstance(gradients.initial, Sequence) else [gradients.initial]
-    return [*initial, *gradients.inputs, *gradients.parameters]
+@torch.no_grad()
+def _agreement(pairs: Iterable[tuple[Cotangent, Cotangent]]) -> Tensor:
+    total = torch.zeros(4)
+    for g, exact in pairs:
+        if exact is not None:
+            wide = torch.promote_types(exact.dtype, torch.float32)
+            b = exact.detach().flatten().to(wide)
+            a = torch.zeros_like(b) if g is None else g.detach().flatten().to(wide)
+            total = total.to(b) + torch.stack([a @ b, a @ a, b @ b, (a - b) @ (a - b)])
+    return total
 
 
 @contextmanager

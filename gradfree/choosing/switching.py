@@ -66,7 +66,7 @@ class SwitchingHandle(Handle):
         self._ways, self._all_blocks, self._allowed = ways, blocks, allowed
         self._turns: Turns | None = Turns(len(ways)) if rounds is None else Turns(len(ways), rounds)
         self._kept: dict[int, Mapping[str, Mapping[str, Any]]] = {}
-        self._differences: dict[int, list[Tensor]] = {}
+        self._differences: dict[int, Tensor] = {}
         self._on = 0
         self._to_agree = False
         self.chosen: str | None = None
@@ -133,21 +133,23 @@ class SwitchingHandle(Handle):
             return
         device = self._parameter.device
         self._turns.end(device)
-        self._compare(None)
+        if (seen := self.compared()) is not None:
+            self._differences[self._on] = seen
+        self.compare(False)
         if self._turns.way is None:
             self._to_agree = True
             self._decide(self._turns)
             return
         self._switch(self._turns.way)
         if self._turns.first:
-            self._compare(self._differences.setdefault(self._on, []))
+            self.compare(True)
         self._turns.begin(device)
 
     def _decide(self, turns: Turns) -> None:
         allowed = self._allowed(self._parameter.dtype)
         times = turns.times()
-        found = {n: torch.stack(pairs).sum(0).tolist() for n, pairs in self._differences.items() if pairs}
-        errors = {n: (off / size) ** 0.5 if size else inf for n, (off, size) in found.items()}
+        found = {n: seen.sum(0).tolist() for n, seen in self._differences.items()}
+        errors = {n: (off / exact) ** 0.5 if exact else inf for n, (_, _, exact, off) in found.items()}
         self.errors = {self._ways[n].name: error for n, error in errors.items()}
         # Not "error > allowed": NaN is, too.
         self._take_fastest([time if errors.get(n, 0.0) <= allowed else inf for n, time in enumerate(times)])
@@ -162,7 +164,7 @@ class SwitchingHandle(Handle):
             _log.info("auto takes %s; a step: %s", self.chosen, "; ".join([told, *far]))
 
     def _settle(self, way: int) -> None:
-        self._compare(None)
+        self.compare(False)
         self._switch(way)
         self._turns, self._kept, self._differences = None, {}, {}
         self.chosen = self._ways[way].name

@@ -90,6 +90,11 @@ class Engine(ABC):
         return False
 
     @property
+    def sharper(self) -> Engine | None:
+        """The engine with the next better gradients that its options make, at a higher cost; ``None``: no such."""
+        return None
+
+    @property
     def forwards(self) -> Sequence[Forward]:
         """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
         return ()

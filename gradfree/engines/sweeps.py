@@ -149,6 +149,13 @@ class IteratedEngine(SweepEngine):
         return replace(report, problems=[*report.problems, *problems])
 
     @property
+    def sharper(self) -> Engine:
+        """Twice as many sweeps, or a tenth of the tolerance."""
+        if self.tolerance is not None:
+            return replace(self, tolerance=self.tolerance / 10)
+        return replace(self, iterations=max(1, 2 * self.sweeps))
+
+    @property
     def sweeps(self) -> int:
         """Return ``iterations``, or more than any chain takes."""
         return sys.maxsize if self.iterations is None else self.iterations

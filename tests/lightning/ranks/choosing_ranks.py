@@ -10,6 +10,7 @@ import torch
 from plain_modules import weights
 from rank_scripts import QUIET, Module, leave, loader
 
+import gradfree.lightning
 from gradfree.choosing.turns import Turns
 
 TIMES = [[4.0, 1.0, 3.0, 2.0], [4.0, 3.5, 3.0, 2.0]]
@@ -23,7 +24,12 @@ def main(folder):
     torch.manual_seed(0)
     module = Module("time").double()
     trainer = pl.Trainer(
-        strategy="auto_engine_ddp", devices=2, accelerator="cpu", precision="64-true", max_steps=52, **QUIET
+        strategy=gradfree.lightning.EngineDDPStrategy("auto"),
+        devices=2,
+        accelerator="cpu",
+        precision="64-true",
+        max_steps=52,
+        **QUIET,
     )
     trainer.fit(module, loader(2))
     handle = trainer.strategy.handle
