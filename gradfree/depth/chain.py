@@ -152,12 +152,14 @@ class DepthChain(Chain):
         found: list[LinkFindings] = []
         delta: Cotangent = None
         for i in reversed(range(len(self))):
-            link, delta, pulled = self.links[i], plus(direct[i], delta), None
+            link, delta = self.links[i], plus(direct[i], delta)
+            pulled: Cotangent = None
+            factor: Factor = 0.0
             if delta is not None and link.state is not None:
                 (pulled,) = self._pull_links([i], [delta])
-            keeps = pulled is not None and pulled.shape == link.out.shape
-            read = residual_factor(link.out, link.state) if keeps and self.declared is None else self.declared
-            found.append(LinkFindings.of_link(link.path, read if keeps else 0.0, delta, pulled))
+                if pulled is not None and pulled.shape == link.out.shape:
+                    factor = residual_factor(link.out, link.state) if self.declared is None else self.declared
+            found.append(LinkFindings.of_link(link.path, factor, delta, pulled))
             delta = pulled
         return found[::-1]
 
