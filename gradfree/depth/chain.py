@@ -94,7 +94,8 @@ class DepthChain(Chain):
 
     def _residuals(self) -> list[Factor]:
         pairs = zip([None, *self.links[:-1]], self.links, strict=True)
-        return [residual_of(before, link, self.declared) for before, link in pairs]
+        with walking(self.links[::-1], ()):
+            return [residual_of(before, link, self.declared) for before, link in pairs]
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
