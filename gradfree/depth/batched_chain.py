@@ -35,6 +35,7 @@ class Ran(NamedTuple):
         root: as a :class:`Link` has it, of which there is nothing here.
         aside: likewise.
         in_place: likewise.
+        aliased: likewise.
     """
 
     path: str
@@ -46,6 +47,7 @@ class Ran(NamedTuple):
     root: None = None
     aside: tuple[Tensor, ...] = ()
     in_place: bool = False
+    aliased: bool = False
 
 
 class Group:
