@@ -11,6 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
+from gradfree.chains.survey import LinkFindings
 from gradfree.depth.jacobians import Mixing, jacobians, vectors, width
 from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
@@ -148,6 +149,22 @@ class DepthChain(Chain):
         for n, v in zip(reversed(live), pulled, strict=True):
             result[n] = v
         return result
+
+    def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
+        """Return what each link carries of its own exact cotangent, those of later links taken exactly, too."""
+        found: list[LinkFindings] = []
+        delta: Cotangent = None
+        for i in reversed(range(len(self))):
+            link, delta = self.links[i], plus(direct[i], delta)
+            pulled: Cotangent = None
+            factor: Factor = 0.0
+            if delta is not None and link.state is not None:
+                (pulled,) = self._pull_links([i], [delta])
+                if pulled is not None and pulled.shape == link.out.shape:
+                    factor = residual_factor(link.out, link.state) if self.declared is None else self.declared
+            found.append(LinkFindings.of_link(link.path, factor, delta, pulled))
+            delta = pulled
+        return found[::-1]
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
         """Return the cotangents as row vectors, (L, B, H); the first dimension of a state is that of the samples."""
