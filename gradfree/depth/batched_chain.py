@@ -36,6 +36,7 @@ class Ran(NamedTuple):
         root: as a :class:`Link` has it, of which there is nothing here.
         aside: likewise.
         in_place: likewise.
+        aliased: likewise.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Ran(NamedTuple):
     root: None = None
     aside: tuple[Tensor, ...] = ()
     in_place: bool = False
+    aliased: bool = False
 
 
 class Group:

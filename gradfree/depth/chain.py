@@ -60,20 +60,22 @@ class DepthChain(Chain):
         return len(self.links)
 
     def constant(self, factor: Factor) -> list[Factor]:
-        """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state.
+        """Return the factors K_i = diag(``factor``), zero where a link does not depend on the state before it.
+
+        A tensor must broadcast to a state.
 
         Raises:
             ChainError: a state of another shape than the one before it, which only a factor of zero does not mind.
         """
         if not is_number(factor, 0.0):
             for before, link in pairwise(self.links):
-                if not _keeps_shape(before, link):
+                if link.state is not None and not _keeps_shape(before, link):
                     raise ChainError(
                         f"{link.path} turns a state of shape {tuple(before.out.shape)} into one of "
                         f"{tuple(link.out.shape)}: one diagonal for all links needs states of one shape. Attach one "
                         "chain for each shape, chains=[...], or use another engine."
                     )
-        return [factor] * len(self)
+        return [0.0 if link.state is None else factor for link in self.links]
 
     def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
@@ -120,7 +122,7 @@ class DepthChain(Chain):
         result = list(direct)
         for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
             known = times(delta[i], factors[i])
-            result[i - 1] = plus(result[i - 1], v if v is None or known is None else v - known)
+            result[i - 1] = plus(result[i - 1], plus(v, None if known is None else -known))
         return result
 
     def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
