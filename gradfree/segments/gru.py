@@ -54,7 +54,8 @@ class GRUSegments:
             fed = pieces(self.fed[: self.done], self.count)[-self.burn :]
             # Every step may overwrite what the one before it has left.
             room = fed.new_empty(*fed.shape[1:-1], 5 * self.width).expand(len(fed), *[-1] * (fed.dim() - 1))
-            end = self._steps(fed, *room.split([3 * self.width, self.width, self.width], -1), end)
+            gates, hidden, out = room.split([3 * self.width, self.width, self.width], -1)
+            end = self._steps(fed, gates, hidden, out, end)
         return [torch.cat([self.first[None], end[:-1]])]
 
     def run(self, entering: Sequence[Tensor]) -> Run:
@@ -62,8 +63,8 @@ class GRUSegments:
         # r, z and n take the places of what they are made of, so that another run needs that anew.
         self.gates, self.fed = self._fed() if self.fed is None else self.fed, None
         self.hidden, out = (self.gates.new_empty(*self.gates.shape[:-1], self.width) for _ in range(2))
-        parts = [pieces(whole[: self.done], self.count) for whole in (self.gates, self.hidden, out)]
-        leaving = self._steps(parts[0], *parts, entering[0])
+        gates, *others = (pieces(whole[: self.done], self.count) for whole in (self.gates, self.hidden, out))
+        leaving = self._steps(gates, gates, *others, start=entering[0])
         return Run(out, [leaving], [largest(out[: self.done])])
 
     def reach(self) -> Sequence[Factor]:
@@ -74,10 +75,10 @@ class GRUSegments:
     def whole(self, out: Tensor) -> Trajectory:
         """Return what all steps have given, those that no segment has run last."""
         if self.done < len(out):
-            parts = [part[self.done :].unsqueeze(1) for part in (self.gates, self.hidden, out)]
-            self._steps(parts[0], *parts, out[None, self.done - 1])
-        gates = Gates(*self.gates.split([2 * self.width, self.width], -1), self.hidden)
-        return Trajectory(out, [out[-1:].clone()], gates)
+            gates, *others = (part[self.done :].unsqueeze(1) for part in (self.gates, self.hidden, out))
+            self._steps(gates, gates, *others, start=out[None, self.done - 1])
+        reset_update, new = self.gates.split([2 * self.width, self.width], -1)
+        return Trajectory(out, [out[-1:].clone()], Gates(reset_update, new, self.hidden))
 
     def _fed(self) -> Tensor:
         """Return what comes from the inputs, (T, B, 3H)."""

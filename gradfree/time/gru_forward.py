@@ -47,7 +47,8 @@ def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor]) -> tuple[Ten
     fed = F.linear(x, w_ih, b_ih)
     out = x.new_empty(steps, batch, units)
     # r, z and n take the places of what they are made of.
-    gates = Gates(*fed.split([2 * units, units], -1), torch.empty_like(out))
+    reset_update, new = fed.split([2 * units, units], -1)
+    gates = Gates(reset_update, new, torch.empty_like(out))
     w, q = w_hh.t(), fed.new_empty(batch, 3 * units)
     q_rz, q_n = q.split([2 * units, units], -1)
     product = torch.empty_like(q_n, memory_format=torch.contiguous_format)
