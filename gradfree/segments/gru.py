@@ -63,8 +63,8 @@ class GRUSegments:
         # r, z and n take the places of what they are made of, so that another run needs that anew.
         self.gates, self.fed = self._fed() if self.fed is None else self.fed, None
         self.hidden, out = (self.gates.new_empty(*self.gates.shape[:-1], self.width) for _ in range(2))
-        gates, *others = (pieces(whole[: self.done], self.count) for whole in (self.gates, self.hidden, out))
-        leaving = self._steps(gates, gates, *others, start=entering[0])
+        gates, hidden, h = (pieces(whole[: self.done], self.count) for whole in (self.gates, self.hidden, out))
+        leaving = self._steps(gates, gates, hidden, h, entering[0])
         return Run(out, [leaving], [largest(out[: self.done])])
 
     def reach(self) -> Sequence[Factor]:
@@ -75,8 +75,8 @@ class GRUSegments:
     def whole(self, out: Tensor) -> Trajectory:
         """Return what all steps have given, those that no segment has run last."""
         if self.done < len(out):
-            gates, *others = (part[self.done :].unsqueeze(1) for part in (self.gates, self.hidden, out))
-            self._steps(gates, gates, *others, start=out[None, self.done - 1])
+            gates, hidden, h = (part[self.done :].unsqueeze(1) for part in (self.gates, self.hidden, out))
+            self._steps(gates, gates, hidden, h, out[None, self.done - 1])
         reset_update, new = self.gates.split([2 * self.width, self.width], -1)
         return Trajectory(out, [out[-1:].clone()], Gates(reset_update, new, self.hidden))
 
