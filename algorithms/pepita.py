@@ -83,9 +83,9 @@ class PEPITA(FeedbackEngine):
         unit, norms = normalised(error)
         feedback = self._feedback(chain, unit)
         total = chain.zero()
-        for link, x, shift, difference in chain.compared(feedback):
+        for link, second, again, difference in chain.compared(feedback):
             delta = error if difference is None else scaled(difference, norms)
-            chain.add(link, delta, total, at=(x - shift).to(x.dtype))
+            chain.add(again or chain.recording.run_again(link, second), delta, total)
         return total._replace(initial=scaled(feedback, norms))
 
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:

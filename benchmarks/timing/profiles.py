@@ -93,6 +93,20 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
     # torch counts no peak on a CPU, but its profiler records every allocation and release.
     with profiler.profile(profile_memory=True) as recorded:
         work()
+    return max(accumulate(_allocations(recorded), initial=0))
+
+
+def kept_memory(work: Callable[[], object]) -> int:
+    """Return how many bytes of tensors on the CPU are alive because of what ``work`` returns."""
+    gc.collect()
+    with profiler.profile(profile_memory=True) as recorded:
+        kept = work()
+    del kept
+    return sum(_allocations(recorded))
+
+
+def _allocations(recorded: profiler.profile) -> list[int]:
+    """Return the bytes of every allocation, and with a minus those of every release, in their order."""
+    assert recorded.kineto_results is not None
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events), initial=0))
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

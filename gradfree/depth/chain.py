@@ -128,7 +128,7 @@ class DepthChain(Chain):
             links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
             with walking(links, cotangents):
                 pulled = torch.autograd.grad(
-                    [link.out for link in links],
+                    [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
                     [link.given(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
                     retain_graph=True,
@@ -217,7 +217,7 @@ class DepthChain(Chain):
         with walking(links, delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
-                    [link.out for link in links],
+                    [link.source for link in links],  # type: ignore[arg-type]
                     [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
                     [link.given(d) for link, d in zip(links, delta, strict=True)],
                     retain_graph=self.keep_graph,

@@ -135,7 +135,8 @@ class Recording:
         return self._enter(entered, 0, [tensor for _, tensor in inputs])
 
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        without_history = (t.detach().requires_grad_() for t in tensors)
+        # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
+        without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
         return Entries.apply(self, entered, more, self._anchor, *without_history)
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:

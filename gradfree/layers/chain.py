@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
-from gradfree.layers.roles import Convolution, Role, adjoint, linear_part, role_of
+from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part, role_of
 
 TAIL = (Role.POINTWISE, Role.DROPOUT)
 """What may follow a layer with weights and still be its own activation."""
@@ -59,16 +59,16 @@ class Compared(NamedTuple):
 
     Attributes:
         link: the layer, as in :meth:`LayerChain.replay`.
-        x: what entered it in the first pass.
-        shift: how much less entered it in the second pass.
+        second: what entered it in the second pass.
+        again: the layer with the second pass's graph, where that has run it as it is.
         difference: how much less left its activation, the pointwise functions and dropout that follow it; ``None``
             for the chain's last layer with weights.
     """
 
     link: Link
-    x: Tensor
-    shift: Tensor
-    difference: Tensor | None
+    second: Tensor
+    again: Link | None = None
+    difference: Tensor | None = None
 
 
 class LayerChain(DepthChain):
@@ -131,13 +131,15 @@ class LayerChain(DepthChain):
     def replay(self) -> Iterator[tuple[Link, Tensor]]:
         """Yield every link with what entered it, in the order of the pass; what was not stored is run again.
 
+        Values inside a layer's own activation may have been let go of: these are on the meta device.
+
         Raises:
             ChainError: weights or input were changed in place since.
         """
         self.recording.check_versions()
         x = self.recording.initial
         for link in self.links:
-            live = self.recording.run_again(link, x) if link.out.is_meta else link
+            live = self.recording.run_again(link, x) if link.out.is_meta and link.end is None else link
             yield live, x
             x = live.out.detach()
 
@@ -160,64 +162,88 @@ class LayerChain(DepthChain):
     def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobian of ``link``."""
         assert link.state is not None
-        return torch.autograd.grad(link.out, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
+        source: Any = link.source
+        return torch.autograd.grad(source, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
 
     def compared(self, shift: Tensor, tangent: bool = False) -> Iterator[Compared]:
         """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
 
         Args:
             shift: shaped like the chain's input, of at least single precision.
-            tangent: as in :meth:`pushed`.
+            tangent: whether differences are those of the Jacobians' products with ``shift``.
 
         Raises:
             ChainError: as in :meth:`replay`.
         """
+        states = self.recording.initial, *(link.out for link in self.links)
+        low = any(state.dtype != shift.dtype for state in states)
+        return self._shifted(shift, tangent) if tangent or low else self._second_pass(shift)
+
+    def _second_pass(self, shift: Tensor) -> Iterator[Compared]:
+        """Run the layers on the second pass's own states."""
+        waiting = None
+        second = self.recording.initial - shift
+        for i, (link, x) in enumerate(self.replay()):
+            role = role_of(link.block)
+            if waiting is not None and role not in TAIL:
+                yield waiting._replace(difference=x - second)
+                waiting = None
+            if i == self.last:
+                yield Compared(link, second)
+                return
+            if role is Role.WEIGHTS:
+                again = None if keeps_state(link.block) else self.recording.run_again(link, second)
+                waiting = Compared(link, second, again)
+                second = link.out.detach() - linear_part(link.block, x - second) if again is None else again.out.detach()
+            elif role is Role.DROPOUT:
+                # Linear: its Jacobian has the mask.
+                second = self.pulled(link, second)
+            else:
+                second = link.block.forward(second)
+
+    def _shifted(self, shift: Tensor, tangent: bool) -> Iterator[Compared]:
+        """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
         for i, (link, x) in enumerate(self.replay()):
             role = role_of(link.block)
             if waiting is not None and role not in TAIL:
                 yield waiting._replace(difference=shift)
                 waiting = None
-            here = Compared(link, x, shift, None)
-            if i == self.last:
-                yield here
-                return
-            shift = self.pushed(link, x, shift, tangent)
             if role is Role.WEIGHTS:
-                waiting = here
+                waiting = Compared(link, (x - shift).to(x.dtype))
+            if i == self.last:
+                assert waiting is not None
+                yield waiting
+                return
+            if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
+                # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
+                shift = self.pulled(link, shift).to(shift.dtype)
+            elif role not in (Role.POINTWISE, Role.MAX):
+                shift = linear_part(link.block, shift)
+            else:
+                x = (self._entered(i) if x.is_meta else x).to(shift.dtype)
+                run = link.block.forward
+                shift = torch.func.jvp(run, (x,), (shift,))[1] if tangent else run(x) - run(x - shift)
 
-    def pushed(self, link: Link, x: Tensor, shift: Tensor, tangent: bool) -> Tensor:
-        """Return how much less ``link`` gives for ``x`` - ``shift`` than for ``x``, with the same dropout mask.
+    def _entered(self, index: int) -> Tensor:
+        """Return what entered link ``index``, of a stored pass, where its values have been let go of, too."""
+        if index == 0:
+            return self.recording.initial
+        link = self.links[index - 1]
+        if not link.out.is_meta:
+            return link.out.detach()
+        x = self._entered(index - 1)
+        # A dropout is linear: its Jacobian has the mask.
+        return self.pulled(link, x) if role_of(link.block) is Role.DROPOUT else self.recording.run_again(link, x).out
 
-        Args:
-            link: of :meth:`replay`.
-            x: what entered it.
-            shift: shaped like ``x``, of at least single precision.
-            tangent: whether to return the Jacobian's product with ``shift`` instead of a difference.
-        """
-        role = role_of(link.block)
-        if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
-            # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
-            return self.pulled(link, shift).to(shift.dtype)
-        if role not in (Role.POINTWISE, Role.MAX):
-            return linear_part(link.block, shift)
-        stored = link.out.detach() if x.dtype == shift.dtype else None
-        x = x.to(shift.dtype)
-        if tangent:
-            return torch.func.jvp(link.block.forward, (x,), (shift,))[1]
-        return (link.block.forward(x) if stored is None else stored) - link.block.forward(x - shift)
-
-    def add(self, link: Link, cotangent: Tensor, total: ChainGradients, at: Tensor | None = None) -> None:
+    def add(self, link: Link, cotangent: Tensor, total: ChainGradients) -> None:
         """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.
 
         Args:
-            link: of :meth:`replay`.
+            link: of :meth:`replay`, or run again.
             cotangent: shaped like its output.
             total: is changed.
-            at: another input than that of the pass to take them at.
         """
-        if at is not None:
-            link = self.recording.run_again(link, at)
         self._add_local([replace(link, state=None)], [cotangent.to(link.out.dtype)], total)
 
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
+from gradfree.depth.batched_chain import Ran
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
-from gradfree.layers.chain import LayerChain
-from gradfree.layers.roles import Role, role_of
+from gradfree.layers.chain import TAIL, LayerChain
+from gradfree.layers.roles import Role, keeps_state, role_of
 from gradfree.torchside.random_state import RandomState
 
 
@@ -47,6 +48,7 @@ class LayerRecording(Recording):
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
         self._version = 0
+        self._streamed = 0
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
@@ -86,7 +88,7 @@ class LayerRecording(Recording):
             self._random[path] = RandomState.of(self.initial.device)
 
     def add(self, link: Link) -> None:
-        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights.
+        """Keep ``link``.
 
         Raises:
             ChainError: a layer without weights, by its role, has used parameters, which would get no gradient.
@@ -97,14 +99,30 @@ class LayerRecording(Recording):
                 f"{link.path} is a {type(link.block).__name__}, registered as without weights, but trains parameters, "
                 "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
             )
-        if self.chain.attachment.engine.streams and role is Role.WEIGHTS:
-            self.links = [_released(link) for link in self.links]
-            self.given = [None] * len(self.given)
-            # What has been changed in place is refused when the next layer is given it.
-            nothing = torch.empty(0, device="meta")
-            self.handed = [handed._replace(seen=nothing, version=nothing._version) for handed in self.handed]
         super().add(link)
         self._version = link.out._version
+
+    def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Keep ``link``, and let go of what is not needed any more.
+
+        For an engine that streams, of all before the last layer with weights; for others, unless they read states, of
+        values inside a layer's own activation. Autograd keeps those that derivatives need.
+        """
+        left = super().leave(link, given, before)
+        engine, role, index = self.chain.attachment.engine, role_of(link.block), len(self.links) - 1
+        if engine.streams and role is Role.WEIGHTS:
+            for i in range(self._streamed, index):
+                self._let_go(i, _released(self.links[i]))
+            self._streamed = index
+        elif not engine.reads_states and role in TAIL and index and not keeps_state(self.links[index - 1].block):
+            self._let_go(index - 1, _valueless(self.links[index - 1]))
+        return left
+
+    def _let_go(self, index: int, link: Link) -> None:
+        # What has been changed in place is refused when the next layer is given it.
+        nothing = torch.empty(0, device="meta")
+        self.handed[index] = self.handed[index]._replace(seen=nothing, version=nothing._version)
+        self.links[index], self.given[index + 1] = link, None
 
     def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
         """Return the chain as engines see it."""
@@ -143,7 +161,7 @@ class LayerRecording(Recording):
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
-        return replace(link, out=out, state=get_gradient_edge(local))
+        return replace(link, out=out, state=get_gradient_edge(local), end=None)
 
 
 def _check_plain(path: str, layer: nn.Module) -> None:
@@ -160,9 +178,13 @@ def _check_plain(path: str, layer: nn.Module) -> None:
             )
 
 
+def _valueless(link: Link) -> Link:
+    """Return ``link`` without its values, but with its graph."""
+    if link.out.is_meta:
+        return link
+    return replace(link, out=torch.empty_like(link.out, device="meta"), root=None, end=get_gradient_edge(link.out))
+
+
 def _released(link: Link) -> Link:
-    return (
-        link
-        if link.out.is_meta
-        else replace(link, out=torch.empty_like(link.out, device="meta"), state=None, root=None, entries=())
-    )
+    """Return ``link`` without its values and its graph."""
+    return replace(_valueless(link), state=None, end=None, entries=())
