@@ -173,10 +173,14 @@ class DepthChain(Chain):
         """Return the exact gradients, each block's graph walked once and freed on the way."""
         total = self._zero()
         carried: Cotangent = None
-        for link, e in zip(reversed(self.links), reversed(direct), strict=True):
-            delta = plus(e, carried)
-            carried = None if delta is None else self._add_local([link], [delta], total)
+        for i in reversed(range(len(self))):
+            delta = plus(direct[i], carried)
+            carried = None if delta is None else self._add_local([self.links[i]], [delta], total)
+            self.walked(i)
         return total._replace(initial=carried)
+
+    def walked(self, index: int) -> None:
+        """Note that link ``index`` is not needed any more."""
 
     @phase("parameter gradients")
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:

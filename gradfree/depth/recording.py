@@ -236,12 +236,19 @@ class Recording:
         if last is not None:
             links = self.links[: last + 1]
             chain = self.linearise(links, keep or self.uncut)
+            paths = [link.path for link in links]
+            if not keep:
+                self._free()
             solved = self.chain.attachment.solve(chain, direct[: last + 1])
             total = _sum(solved, total) if aside or inside else solved
-            self.chain.attachment.solved.update(link.path for link in links)
+            self.chain.attachment.solved.update(paths)
         if not keep:
-            self.links, self.given, self.handed, self.freed = [], [], [], True
+            self._free()
         return total
+
+    def _free(self) -> None:
+        """Leave the graphs to the chain that is solved, which may let go of each as soon as it has walked it."""
+        self.links, self.given, self.handed, self.freed = [], [], [], True
 
     def _refuse(self) -> None:
         for link, handed in zip(self.links, self.handed, strict=True):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
@@ -30,11 +30,13 @@ class LayerReplay(Protocol):
         initial: what entered the chain.
         parameters: trainable ones, in the order of their gradients.
         inputs: other tensors that the layers were given.
+        goes_on: whether what lies before the chain needs a gradient.
     """
 
     initial: Tensor
     parameters: Sequence[Tensor]
     inputs: list[tuple[Tensor, GradientEdge]]
+    goes_on: bool
 
     @property
     def memory(self) -> Memory:
@@ -58,16 +60,12 @@ class Compared(NamedTuple):
     """What two passes have left of one layer with weights.
 
     Attributes:
-        link: the layer, as in :meth:`LayerChain.replay`.
-        second: what entered it in the second pass.
-        again: the layer with the second pass's graph, where that has run it as it is.
-        difference: how much less left its activation, the pointwise functions and dropout that follow it; ``None``
-            for the chain's last layer with weights.
+        link: the layer, as in :meth:`LayerChain.replay`, or with the second pass's graph.
+        difference: how much less left its activation, the pointwise functions and dropout that follow it, brought
+            back to the error's norm; ``None`` for the chain's last layer with weights.
     """
 
     link: Link
-    second: Tensor
-    again: Link | None = None
     difference: Tensor | None = None
 
 
@@ -80,9 +78,9 @@ class LayerChain(DepthChain):
         keep_graph: as in :class:`DepthChain`.
     """
 
-    links: Sequence[Link]
+    links: list[Link]
 
-    def __init__(self, recording: LayerReplay, links: Sequence[Link], keep_graph: bool):
+    def __init__(self, recording: LayerReplay, links: list[Link], keep_graph: bool):
         inputs = len(recording.inputs)
         super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
         self.recording = recording
@@ -117,8 +115,13 @@ class LayerChain(DepthChain):
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients; what was not stored is run again, and stored."""
-        self.links = [link for link, _ in self.replay()]
+        self.links[:] = [link for link, _ in self.replay()]
         return super().backpropagate(direct)
+
+    def walked(self, index: int) -> None:
+        """Let go of link ``index``, unless its graph must survive."""
+        if not self.keep_graph:
+            self.links[index] = released(self.links[index])
 
     def zero(self) -> ChainGradients:
         """Return gradients to add to."""
@@ -165,55 +168,74 @@ class LayerChain(DepthChain):
         source: Any = link.source
         return torch.autograd.grad(source, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
 
-    def compared(self, shift: Tensor, tangent: bool = False) -> Iterator[Compared]:
+    def compared(
+        self, shift: Tensor, norms: Tensor, *, tangent: bool = False, second: bool = False
+    ) -> Iterator[Compared]:
         """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
 
+        Links that it has passed are not needed any more.
+
         Args:
-            shift: shaped like the chain's input, of at least single precision.
+            shift: shaped like the chain's input, of at least single precision, for errors of norm one.
+            norms: of the errors, (N,).
             tangent: whether differences are those of the Jacobians' products with ``shift``.
+            second: whether the layers are to have the second pass's graphs, not the first one's.
 
         Raises:
             ChainError: as in :meth:`replay`.
         """
-        states = self.recording.initial, *(link.out for link in self.links)
-        low = any(state.dtype != shift.dtype for state in states)
-        return self._shifted(shift, tangent) if tangent or low else self._second_pass(shift)
+        low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
+        walk = self._shifted(shift, tangent, second) if tangent or low else self._second_pass(shift, second)
+        del shift
+        passed = 0
+        for i, found in walk:
+            yield found if found.difference is None else found._replace(difference=scaled(found.difference, norms))
+            del found
+            for j in range(passed, i):
+                self.walked(j)
+            passed = max(passed, i)
 
-    def _second_pass(self, shift: Tensor) -> Iterator[Compared]:
-        """Run the layers on the second pass's own states."""
-        waiting = None
+    def _second_pass(self, shift: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
+        """Run the layers on the second pass's own states; yield with each how many links are passed."""
+        run_again, waiting = self.recording.run_again, None
         second = self.recording.initial - shift
+        del shift
         for i, (link, x) in enumerate(self.replay()):
             role = role_of(link.block)
             if waiting is not None and role not in TAIL:
-                yield waiting._replace(difference=x - second)
+                yield i - 1, waiting._replace(difference=x - second)
                 waiting = None
             if i == self.last:
-                yield Compared(link, second)
+                yield i, Compared(run_again(link, second) if graphs else link)
                 return
             if role is Role.WEIGHTS:
-                again = None if keeps_state(link.block) else self.recording.run_again(link, second)
-                waiting = Compared(link, second, again)
-                second = link.out.detach() - linear_part(link.block, x - second) if again is None else again.out.detach()
+                waiting = Compared(link)
+                if graphs:
+                    waiting = Compared(run_again(link, second))
+                    second = waiting.link.out.detach()
+                elif keeps_state(link.block):
+                    second = link.out.detach() - linear_part(link.block, x - second)
+                else:
+                    second = link.block.forward(second)
             elif role is Role.DROPOUT:
                 # Linear: its Jacobian has the mask.
                 second = self.pulled(link, second)
             else:
                 second = link.block.forward(second)
 
-    def _shifted(self, shift: Tensor, tangent: bool) -> Iterator[Compared]:
+    def _shifted(self, shift: Tensor, tangent: bool, graphs: bool) -> Iterator[tuple[int, Compared]]:
         """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
         for i, (link, x) in enumerate(self.replay()):
             role = role_of(link.block)
             if waiting is not None and role not in TAIL:
-                yield waiting._replace(difference=shift)
+                yield i - 1, waiting._replace(difference=shift)
                 waiting = None
             if role is Role.WEIGHTS:
-                waiting = Compared(link, (x - shift).to(x.dtype))
+                waiting = Compared(self.recording.run_again(link, (x - shift).to(x.dtype)) if graphs else link)
             if i == self.last:
                 assert waiting is not None
-                yield waiting
+                yield i, waiting
                 return
             if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
                 # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
@@ -245,6 +267,18 @@ class LayerChain(DepthChain):
             total: is changed.
         """
         self._add_local([replace(link, state=None)], [cotangent.to(link.out.dtype)], total)
+
+
+def valueless(link: Link) -> Link:
+    """Return ``link`` without its values, but with its graph."""
+    if link.out.is_meta:
+        return link
+    return replace(link, out=torch.empty_like(link.out, device="meta"), root=None, end=get_gradient_edge(link.out))
+
+
+def released(link: Link) -> Link:
+    """Return ``link`` without its values and its graph."""
+    return replace(valueless(link), state=None, end=None, entries=())
 
 
 def _check_samples(link: Link, initial: Tensor) -> None:

@@ -18,7 +18,7 @@ from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
-from gradfree.layers.chain import TAIL, LayerChain
+from gradfree.layers.chain import TAIL, LayerChain, released, valueless
 from gradfree.layers.roles import Role, keeps_state, role_of
 from gradfree.torchside.random_state import RandomState
 
@@ -44,11 +44,12 @@ class LayerRecording(Recording):
 
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         super().__init__(chain, parameters, inputs)
-        self.initial = state.detach()
+        self.initial, self.goes_on = state.detach(), state.requires_grad
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
         self._version = 0
         self._streamed = 0
+        self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
@@ -112,10 +113,10 @@ class LayerRecording(Recording):
         engine, role, index = self.chain.attachment.engine, role_of(link.block), len(self.links) - 1
         if engine.streams and role is Role.WEIGHTS:
             for i in range(self._streamed, index):
-                self._let_go(i, _released(self.links[i]))
+                self._let_go(i, released(self.links[i]))
             self._streamed = index
         elif not engine.reads_states and role in TAIL and index and not keeps_state(self.links[index - 1].block):
-            self._let_go(index - 1, _valueless(self.links[index - 1]))
+            self._let_go(index - 1, valueless(self.links[index - 1]))
         return left
 
     def _let_go(self, index: int, link: Link) -> None:
@@ -132,7 +133,7 @@ class LayerRecording(Recording):
         """Refuse to go on with layers that have got other parameters since the pass."""
         if any(p is not known for p, known in zip_longest(self.chain.trainable(), self.parameters)):
             raise ChainError(
-                f"the layers from {self.links[0].path} on have other trainable parameters in the backward pass than in "
+                f"the layers from {self.first} on have other trainable parameters in the backward pass than in "
                 "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "
                 "weights in both. Load the parameters into the model, or use an engine for any blocks."
             )
@@ -142,7 +143,7 @@ class LayerRecording(Recording):
         self.check_parameters()
         if any(tensor._version != version for tensor, version in self._versions):
             raise ChainError(
-                f"a weight of the chain from {self.links[0].path}, or its input, was changed in place between the "
+                f"a weight of the chain from {self.first}, or its input, was changed in place between the "
                 "forward and the backward pass. Step the optimizer after the backward pass, or copy the input."
             )
 
@@ -176,15 +177,3 @@ def _check_plain(path: str, layer: nn.Module) -> None:
                 "layer and the engine and may change what the layer is given or returns. Register it first, then "
                 "attach."
             )
-
-
-def _valueless(link: Link) -> Link:
-    """Return ``link`` without its values, but with its graph."""
-    if link.out.is_meta:
-        return link
-    return replace(link, out=torch.empty_like(link.out, device="meta"), root=None, end=get_gradient_edge(link.out))
-
-
-def _released(link: Link) -> Link:
-    """Return ``link`` without its values and its graph."""
-    return replace(_valueless(link), state=None, end=None, entries=())
