@@ -107,6 +107,5 @@ def kept_memory(work: Callable[[], object]) -> int:
 
 def _allocations(recorded: profiler.profile) -> list[int]:
     """Return the bytes of every allocation, and with a minus those of every release, in their order."""
-    assert recorded.kineto_results is not None
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

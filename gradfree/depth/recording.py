@@ -340,7 +340,7 @@ class Recording:
                 "operation (h = h + x, not h += x)."
             )
 
-    def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
+    def linearise(self, links: list[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
         inputs, declared, alone = len(self.inputs), self.chain.declared, self.chain.alone

@@ -125,7 +125,7 @@ class LayerRecording(Recording):
         self.handed[index] = self.handed[index]._replace(seen=nothing, version=nothing._version)
         self.links[index], self.given[index + 1] = link, None
 
-    def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
+    def linearise(self, links: list[Link], keep_graph: bool) -> LayerChain:
         """Return the chain as engines see it."""
         return LayerChain(self, links, keep_graph)
 
