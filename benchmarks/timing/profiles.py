@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
@@ -105,7 +105,7 @@ def kept_memory(work: Callable[[], object]) -> int:
     return sum(_allocations(recorded))
 
 
-def _allocations(recorded: profiler.profile) -> list[int]:
+def _allocations(recorded: Any) -> list[int]:
     """Return the bytes of every allocation, and with a minus those of every release, in their order."""
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
