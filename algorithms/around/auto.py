@@ -17,6 +17,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.choosing.switching import SwitchingHandle, Way
 from gradfree.engines.discovery import Chains
+from gradfree.engines.dry_run import Batch
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
@@ -61,9 +62,16 @@ class Auto(Engine):
         """Return the most that one of them says."""
         return max(engine.outputs_within(dtype) for engine in self.engines)
 
-    def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
-        """Tell the chains of all engines that fit, or what stands in the way of the first."""
-        return self._joined({e: e.validate(model, chains, residual=residual) for e in self.engines})
+    def validate(
+        self,
+        model: nn.Module,
+        chains: Chains | None = None,
+        *,
+        residual: float | None = None,
+        batch: Batch | None = None,
+    ) -> Report:
+        """Tell the chains of all engines that fit, with a batch each in a dry run, or what stands in the first's way."""
+        return _joined({e: e.validate(model, chains, residual=residual, batch=batch) for e in self.engines})
 
     def attach(
         self,
@@ -77,7 +85,7 @@ class Auto(Engine):
         """Let engines take turns on ``model``, of those that :meth:`Engine.attach` would attach."""
         options: dict[str, Any] = {"lean": lean, "residual": residual, "batched": batched}
         reports = {engine: engine.fitting(model, chains, **options) for engine in self.engines}
-        joined = self._joined(reports)
+        joined = _joined(reports)
         if not joined.ok:
             problems = "\n".join(f"- {problem}" for problem in joined.problems)
             raise ChainError(f"Auto cannot be attached to {type(model).__name__}:\n{problems}")
@@ -93,12 +101,14 @@ class Auto(Engine):
     def _allowed(self, dtype: torch.dtype) -> float:
         return max(torch.finfo(dtype).eps ** 0.5, self.tolerance or 0.0)
 
-    def _joined(self, reports: dict[Engine, Report]) -> Report:
-        fit = _distinct(reports)
-        if not fit:
-            return next(iter(reports.values()))
-        chains = {path: site for engine in fit for path, site in reports[engine].chains.items()}
-        return Report(chains, notes=[f"these take turns over the first steps: {', '.join(map(_short, fit))}"])
+
+def _joined(reports: dict[Engine, Report]) -> Report:
+    fit = _distinct(reports)
+    if not fit:
+        return next(iter(reports.values()))
+    chains = {path: site for engine in reversed(fit) for path, site in reports[engine].chains.items()}
+    findings = {path: found for engine in reversed(fit) for path, found in reports[engine].findings.items()}
+    return Report(chains, (), [f"these take turns over the first steps: {', '.join(map(_short, fit))}"], findings)
 
 
 def _distinct(reports: dict[Engine, Report]) -> Sequence[Engine]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
+from gradfree.chains.survey import LinkFindings
 
 Figures = dict[str, dict[str, Tensor]]
 
@@ -33,6 +34,7 @@ class Attachment:
         differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
             backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
             pass is compared.
+        surveys: takes what there is to tell of each chain that is solved, where somebody asks.
 
     Args:
         engine: likewise.
@@ -57,6 +59,7 @@ class Attachment:
         self.memory = Memory()
         self.exactly = False
         self.differences: list[Tensor] | None = None
+        self.surveys: list[Sequence[LinkFindings]] | None = None
 
     @property
     def compares(self) -> bool:
@@ -80,6 +83,8 @@ class Attachment:
             return chain.backpropagate(direct)
         asking = tuple(_asking)
         chain.path, chain.figures = self.path if name is None else name, {} if asking else None
+        if self.surveys is not None:
+            self.surveys.append(chain.survey(direct))
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
             figures[chain.path] = dict(chain.figures or {})
