@@ -9,6 +9,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
+from gradfree.choosing.watching import GradientWatch
 from gradfree.depth.ports import Port, register_port
 from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
@@ -19,7 +20,6 @@ from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
-from gradfree.watching import GradientWatch
 
 checkout.map_subpackages()
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
-from gradfree.watching import GradientWatch
 
 _WATCH = "gradfree watch"
 

@@ -70,7 +70,7 @@ class Auto(Engine):
         residual: float | None = None,
         batch: Batch | None = None,
     ) -> Report:
-        """Tell the chains of all engines that fit, with a batch each in a dry run, or what stands in the first's way."""
+        """Tell the chains of all engines that fit, with a batch by dry runs, or what stands in the first's way."""
         return _joined({e: e.validate(model, chains, residual=residual, batch=batch) for e in self.engines})
 
     def attach(

@@ -1,1 +1,1 @@
-"""Choosing among ways to the same gradient by what they take in training itself."""
+"""Choosing how a gradient is computed while it trains: which way is the fastest, and which is good enough."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, distributed
 
 from gradfree.chains.solving import Figures, engine_figures
+from gradfree.choosing.watching import GradientWatch
 from gradfree.fidelity import Agreement, loss_fidelity
 from gradfree.lightning.carriers import TrainerCarrier
-from gradfree.watching import GradientWatch
 
 
 class _Observer(pl.Callback):

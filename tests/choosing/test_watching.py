@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gradfree
+from gradfree.choosing.watching import falling_to
 from gradfree.testing.cases import models
-from gradfree.watching import falling_to
 
 
 def plain_model():
@@ -111,7 +111,7 @@ def test_a_drift_is_noticed_before_the_bound_is_reached(monkeypatch, caplog):
     assert falling_to([0.95, 0.93, 0.96, 0.92, 0.95, 0.94, 0.93, 0.95]) == float("inf")
     assert falling_to([0.99 - 1e-4 * n for n in range(8)]) > 0.98
     looks = iter(falling)
-    monkeypatch.setattr("gradfree.watching._cosine", lambda seen: next(looks, 1.0))
+    monkeypatch.setattr("gradfree.choosing.watching._cosine", lambda seen: next(looks, 1.0))
     model, watch = plain_model(), gradfree.GradientWatch(every=1)
     train(model, wrapped(model, watch=watch, iterations=0), 9)
     (message,) = caplog.messages
