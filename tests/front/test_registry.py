@@ -47,7 +47,8 @@ def test_help_names_the_engines():
 
 
 def test_what_is_listed_of_the_package_is_for_users():
-    assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"}
+    rooms = {"algorithms", "benchmarks", "huggingface", "lightning", "models"}
+    assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", *rooms}
 
 
 @pytest.mark.parametrize("model", [None, torch.relu, torch.optim.SGD([torch.zeros(1)], lr=0.1)])
