@@ -53,6 +53,8 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
         append(self, record)
         signal.raise_signal(signal.SIGINT)
 
+    # A process that a shell started in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "append", append_and_press_ctrl_c)
         patch.setitem(SUITES, "tiny", (*SUITE, Comparison(replace(TASK, data=endless), (PLAIN,))))
