@@ -17,7 +17,13 @@ from gradfree.checkout import tomllib
 # What the core may import besides itself and the standard library. Triton comes with torch's builds for GPUs.
 ALLOWED = {"gradfree", "numpy", "tomli", "torch", "triton"}
 # The doors to what the extras bring.
-DOORS = ("gradfree/command_parser.py", "gradfree/lightning/", "gradfree/testing/", "benchmarks/")
+DOORS = (
+    "gradfree/command_parser.py",
+    "gradfree/huggingface/",
+    "gradfree/lightning/",
+    "gradfree/testing/",
+    "benchmarks/",
+)
 
 
 def modules():
@@ -71,7 +77,7 @@ def test_import_gradfree_is_quick():
     packages = loaded("gradfree")
     assert {"gradfree", "torch"} <= packages
     assert packages.isdisjoint(
-        ("lightning", "pytorch_lightning", "torchmetrics", "jsonargparse", "matplotlib", "scipy")
+        ("lightning", "pytorch_lightning", "torchmetrics", "transformers", "jsonargparse", "matplotlib", "scipy")
     )
 
 
