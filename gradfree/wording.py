@@ -15,7 +15,9 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the question, after a space, whether what is nearest to ``name`` was meant; nothing if nothing is near."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1) or [k for k in known if name and k.startswith(name)]
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1) or [
+        k for k in known if name and k.startswith(name)
+    ]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
