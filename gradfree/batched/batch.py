@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -83,8 +81,8 @@ class Batch:
 
 def matches(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what :func:`all_close` does, in a fraction of its time, and true where ``b`` has what is not finite."""
-    largest = partial(torch.linalg.vector_norm, ord=inf)
-    return (largest(a - b) <= _rounding(dtype) * largest(b)) | ~largest(b).isfinite()
+    largest = b.abs().amax()
+    return ((a - b).abs().amax() <= _rounding(dtype) * largest) | ~largest.isfinite()
 
 
 def all_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -277,12 +277,12 @@ class BatchedChain(DepthChain):
         return total._replace(initial=initial)
 
     def _hand_back(self, parameters: Sequence[Tensor], stacked: Tensor, total: ChainGradients) -> None:
-        for parameter, gradient in zip(parameters, stacked.unbind(0), strict=True):
-            n = self.numbers.get(id(parameter))
-            # Autograd passes over parameters that have been frozen since the forward pass.
-            if n is not None and parameter.requires_grad:
-                before = total.parameters[n]
-                total.parameters[n] = gradient if before is None else before + gradient
+        numbers, gradients = map(self.numbers.get, map(id, parameters)), total.parameters
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        needed = [parameter.requires_grad for parameter in parameters]
+        for n, need, gradient in zip(numbers, needed, stacked.unbind(0), strict=True):
+            if n is not None and need:
+                gradients[n] = gradient if gradients[n] is None else gradients[n] + gradient
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients, each block run again."""

@@ -43,12 +43,14 @@ class BatchPlan:
         reasons: why others cannot be, by path.
         residual: what the residual paths of blocks that are batched carry, by path.
         settled: whether a pass has shown which are.
+        whole: whether all of the chain's are.
     """
 
     groups: list[list[str]]
     reasons: dict[str, str]
     residual: dict[str, float] = field(default_factory=dict)
     settled: bool = False
+    whole: bool = False
 
 
 class Setting:
@@ -126,6 +128,11 @@ class Batching:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans: a copy makes its own."""
         return {**self.__dict__, "_plans": {}}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether in passes of some kind all blocks go without a graph."""
+        return any(plan.whole for plan in self._plans.values())
 
     def begin(self, state: Tensor, path: str) -> Setting | None:
         """Return how a pass that starts from ``state`` at ``path`` is to run; ``None``: all blocks with graphs."""
@@ -232,10 +239,10 @@ class Batching:
                     plan.residual[link.path] = _number(link)
             else:
                 reasons.update((link.path, why) for link in mine.values())
-        plan.settled = True
+        plan.settled, plan.whole = True, plan.residual.keys() == self.blocks.keys()
         left = {link.path: reasons[link.path] for link in links if link.path not in plan.residual}
         if self.batched is True and left:
-            plan.settled, plan.residual = False, {}
+            plan.settled, plan.whole, plan.residual = False, False, {}
             raise _not_batched(left)
         self.told = f"{len(plan.residual)} in batches" + "".join(
             f"; {path}{' and others' if len(left) > 1 else ''} not: {why}" for path, why in list(left.items())[:1]

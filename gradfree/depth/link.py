@@ -104,6 +104,14 @@ IN_PLACE = (
     "{path} modifies its input in place: other uses of that state would get a wrong gradient. Use the out-of-place "
     "operation (nn.ReLU(inplace=False), x = x + y)."
 )
+REPLICA = (
+    "{path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
+    "DistributedDataParallel."
+)
+CHANGED = (
+    "{path} changes its state in place, or returns more than its state, which it did not in an earlier pass. Attach "
+    "with batched=False."
+)
 NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
 BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
 HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."

@@ -9,7 +9,8 @@ backward.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -58,6 +59,25 @@ class _Handed(NamedTuple):
     version: int
 
 
+class Trained(NamedTuple):
+    """What may be trained in a pass.
+
+    Attributes:
+        parameters: each once.
+        numbers: their places, by their ids.
+    """
+
+    parameters: Sequence[Tensor]
+    numbers: dict[int, int]
+
+    @classmethod
+    def of(cls, parameters: Iterable[Tensor]) -> Trained:
+        """Return ``parameters``, each once."""
+        # By identity: the hash of a tensor is computed in Python.
+        once = list({id(p): p for p in parameters}.values())
+        return cls(once, {id(p): n for n, p in enumerate(once)})
+
+
 class Recording:
     """What one forward pass through a chain leaves behind for its backward pass.
 
@@ -76,10 +96,9 @@ class Recording:
     ahead = True
     """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
 
-    def __init__(self, chain: Attached, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+    def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
         self.chain = chain
-        self.parameters = parameters
-        self.numbers = {id(p): n for n, p in enumerate(parameters)}
+        self.parameters, self.numbers = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
         self.setting: Setting | None = None
@@ -90,7 +109,6 @@ class Recording:
         self.uncut = False
         self.solving = False
         self.freed = False
-        self._anchor = Anchor.apply(*parameters)
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
         self._backward = -1
@@ -101,8 +119,12 @@ class Recording:
 
     def begin(self, path: str, state: Tensor) -> Tensor:
         """Put the Start node behind ``state``, which ``path`` is given; return what the nodes to come are to follow."""
-        if self.chain.batching is not None and not self.inputs:
-            self.setting = self.chain.batching.begin(state, path)
+        batching = None if self.inputs else self.chain.batching
+        return self.begin_as(state, None if batching is None else batching.begin(state, path))
+
+    def begin_as(self, state: Tensor, setting: Setting | None) -> Tensor:
+        """Do the same for a pass of which is known how its blocks may be batched."""
+        self.setting = setting
         return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
@@ -115,6 +137,10 @@ class Recording:
     def more(self) -> int:
         """Return for how many blocks to come a node is to serve: as many again, so that few nodes serve many blocks."""
         return max(0, min(len(self.links), len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
+
+    @cached_property
+    def _anchor(self) -> Tensor:
+        return Anchor.apply(*self.parameters)
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
@@ -137,6 +163,12 @@ class Recording:
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         without_history = (t.detach().requires_grad_() for t in tensors)
         return Entries.apply(self, entered, more, self._anchor, *without_history)
+
+    def pass_by(self, link: Ran, given: Tensor, state: Tensor) -> None:
+        """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
+        self.add(link)
+        self.given.append(given)
+        self.handed.append(_Handed(weakref.ref(state), state, state._version))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""

@@ -15,7 +15,7 @@ from gradfree.chains.memory import Memory
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
-from gradfree.depth.recording import Recording
+from gradfree.depth.recording import Recording, Trained
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.roles import Role, role_of
@@ -42,7 +42,7 @@ class LayerRecording(Recording):
     ahead = False
 
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
-        super().__init__(chain, parameters, inputs)
+        super().__init__(chain, Trained.of(parameters), inputs)
         self.initial = state.detach()
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
