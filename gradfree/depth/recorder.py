@@ -24,10 +24,11 @@ from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
+from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.depth.recording import ALIASED, Recording, Trained, has_hooks
+from gradfree.depth.recording import ALIASED, Recording, has_hooks
 from gradfree.depth.without_graph import WithoutGraph
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk

@@ -169,7 +169,7 @@ class Row:
                 after = self._step(path, forward, given)
                 link = Ran(path, block, after, x)
                 x = after
-                # It needs a gradient, as states do: a hook that a block puts on it is found, and refused.
+                # As states do; what a block does with one that needs no gradient may be something else.
                 handed = after.detach().requires_grad_()
                 recording.pass_by(link, given, handed)
                 given = handed
@@ -177,6 +177,9 @@ class Row:
             link = Ran(path, block, self._step(path, forward, given), x)
         finally:
             torch._C._set_grad_enabled(True)
+        hooked = next((i for i, handed in enumerate(recording.handed, 1) if handed.seen._backward_hooks), None)
+        if hooked is not None:
+            raise ChainError(why.HOOKED_INSIDE.format(path=[*self._recorded.blocks][hooked]))
         return recording.leave(link, given, before)[0]
 
     def _step(self, path: str, forward: Callable[[Tensor], Any], given: Tensor) -> Tensor:

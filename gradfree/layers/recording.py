@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
+from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
-from gradfree.depth.recording import Recording, Trained
+from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.roles import Role, role_of

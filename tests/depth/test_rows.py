@@ -233,3 +233,23 @@ def test_replicas_are_refused():
     model = Net(BLOCKS["alike"]())
     with attach(model), pytest.raises(ChainError, match=r"replicas of nn\.DataParallel"):
         model.blocks._replicate_for_data_parallel()
+
+
+def test_a_hook_that_a_block_puts_on_its_state_later_is_refused():
+    """It would see nothing: the states inside of a row have no gradient of their own."""
+
+    class Hooking(Plain):
+        now = False
+
+        def forward(self, x):
+            if Hooking.now:
+                x.register_hook(print)
+            return super().forward(x)
+
+    model, x = Net([Hooking() for _ in range(L)]), torch.randn(4, 6, dtype=torch.float64)
+    with attach(model):
+        for _ in range(2):
+            gradients(model, lambda: model(x))
+        Hooking.now = True
+        with pytest.raises(ChainError, match=r"blocks\.1 puts a gradient hook on the state"):
+            model(x)
