@@ -113,8 +113,8 @@ CHANGED = (
     "with batched=False."
 )
 HOOKED_INSIDE = (
-    "{path} puts a gradient hook on the state that it is given: it would see nothing, as the block runs in a batch. Attach "
-    "with batched=False."
+    "{path} puts a gradient hook on the state that it is given: it would see nothing, as the block runs in a batch. "
+    "Attach with batched=False."
 )
 NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
 BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
