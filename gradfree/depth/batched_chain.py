@@ -290,7 +290,8 @@ class BatchedChain(DepthChain):
         needed = [parameter.requires_grad for parameter in parameters]
         for n, need, gradient in zip(numbers, needed, stacked.unbind(0), strict=True):
             if n is not None and need:
-                gradients[n] = gradient if gradients[n] is None else gradients[n] + gradient
+                before = gradients[n]
+                gradients[n] = gradient if before is None else before + gradient
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients, each block run again."""

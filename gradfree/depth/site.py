@@ -89,7 +89,7 @@ class Blocks(Site):
         chain = RecordedChain(attachment, self)
         self.batching = chain.batching
         parts = chain.record()
-        if self._container is not None and Row.fits(self._container, chain):
+        if isinstance(self._container, nn.Sequential) and Row.fits(self._container, chain):
             parts += [Row(chain, self._container, self.path), Unsaved(self._container, {*Row.KEYS})]
         return parts
 

@@ -105,7 +105,7 @@ class Row:
     """What is put on the container."""
 
     @classmethod
-    def fits(cls, container: nn.Module, recorded: Recorded) -> bool:
+    def fits(cls, container: nn.Sequential, recorded: Recorded) -> bool:
         """Tell whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
         kind, blocks = type(container), list(recorded.blocks.values())
         return (
