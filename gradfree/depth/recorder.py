@@ -309,6 +309,8 @@ class BlockRecorder:
     ) -> tuple[str, str] | None:
         """Return why the block cannot be the next link of ``recording``, and what to do; ``None`` if it can."""
         last = recording.links[index].path if index < len(recording.links) else ""
+        if recording.columns is not None:
+            return why.WHOLE
         if index != len(recording.links) - 1:
             return f"the output of {last} has been used by another block: the blocks branch", why.BRANCHING
         if has_hooks(state):

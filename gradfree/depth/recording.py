@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, increment_version
 
 from gradfree.algebra.cotangents import Cotangent, plus
+from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
-from gradfree.depth.aside import add_inside, pull_aside
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link, shares_memory
+from gradfree.depth.link import Link, add_inside, pull_aside, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
@@ -66,8 +66,6 @@ class _Handed(NamedTuple):
 
 
 _none: OrderedDict[int, Any] = OrderedDict()
-_NO_HOOKS = weakref.ref(_none)
-"""Of a state that the model does not have."""
 
 
 class Recording:
@@ -162,7 +160,7 @@ class Recording:
         """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
         self.add(link)
         self.given.append(given)
-        self.handed.append(_Handed(weakref.ref(state), _NO_HOOKS, state, state._version, []))
+        self.handed.append(_Handed(weakref.ref(state), weakref.ref(_none), state, state._version, []))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
@@ -258,6 +256,15 @@ class Recording:
             self.solving = False
         self._solved = True
         return gradients.initial, *gradients.inputs, *gradients.parameters
+
+    @property
+    def columns(self) -> Stacks | None:
+        """What the parameters are, where all blocks have run at once."""
+        return None if self.setting is None else self.setting.columns
+
+    def leaves(self) -> Iterable[Sequence[Tensor]]:
+        """Return what each parameter leads to: itself, or those that are stacked in it."""
+        return ([p] for p in self.parameters) if self.columns is None else self.columns.rows
 
     def _gradients(self, keep: bool) -> ChainGradients:
         direct, aside, inside = self._direct, self._aside, self._inside

@@ -14,7 +14,7 @@ from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.batching import Batching
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
-from gradfree.depth.without_graph import Row
+from gradfree.depth.without_graph import WholeRow
 from gradfree.torchside.sharding import own_class, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -89,8 +89,8 @@ class Blocks(Site):
         chain = RecordedChain(attachment, self)
         self.batching = chain.batching
         parts = chain.record()
-        if isinstance(self._container, nn.Sequential) and Row.fits(self._container, chain):
-            parts += [Row(chain, self._container, self.path), Unsaved(self._container, {*Row.KEYS})]
+        if isinstance(self._container, nn.Sequential) and WholeRow.fits(self._container, chain):
+            parts += [WholeRow(chain, self._container, self.path), Unsaved(self._container, {*WholeRow.KEYS})]
         return parts
 
     def __str__(self) -> str:

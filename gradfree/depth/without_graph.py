@@ -6,18 +6,20 @@ ours: what these cost is as much as small blocks take to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from gradfree.batched.stacks import Stacks
 from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
-from gradfree.depth.batching import Batching, Setting
+from gradfree.depth.batching import Setting
 from gradfree.depth.borders import BORDERS
-from gradfree.depth.recording import Recording
+from gradfree.depth.chain import Trained
+from gradfree.depth.recording import Attached, Recording
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import recomputed
 
@@ -38,14 +40,8 @@ class Recorder(Protocol):
         """The one that is running, if it is recorded."""
 
 
-class Recorded(Protocol):
+class AttachedChain(Attached, Protocol):
     """A chain with an engine attached."""
-
-    blocks: dict[str, nn.Module]
-    batching: Batching | None
-
-    def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
-        """Return the recording of a pass that starts from ``state``."""
 
     def check(self) -> None:
         """Refuse what may have come since the engine was attached."""
@@ -81,7 +77,7 @@ class WithoutGraph:
         del self._block.forward
 
 
-class Row:
+class WholeRow:
     """Runs a container whose blocks are all batched, in place of its ``forward``; else that runs.
 
     Args:
@@ -90,7 +86,7 @@ class Row:
         path: of the container.
     """
 
-    def __init__(self, recorded: Recorded, container: nn.Sequential, path: str):
+    def __init__(self, recorded: AttachedChain, container: nn.Sequential, path: str):
         self._recorded, self._container, self._path = recorded, container, path
         self._blocks = list(recorded.blocks.values())
         self._hooks = [hooks for b in self._blocks for hooks in (b._forward_hooks, b._forward_pre_hooks)]
@@ -105,7 +101,7 @@ class Row:
     """What is put on the container."""
 
     @classmethod
-    def fits(cls, container: nn.Sequential, recorded: Recorded) -> bool:
+    def fits(cls, container: nn.Sequential, recorded: AttachedChain) -> bool:
         """Tell whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
         kind, blocks = type(container), list(recorded.blocks.values())
         return (
@@ -127,25 +123,25 @@ class Row:
 
     def forward(self, input: Tensor) -> Tensor:
         """Run the blocks."""
-        setting = self._setting(input)
-        return self._forward(input) if setting is None else self._run(input, setting)
-
-    def _setting(self, state: Tensor) -> Setting | None:
-        """Return how the pass is to run if all blocks go without a graph and nobody would notice; ``None`` else."""
         batching = self._recorded.batching
-        if (
-            torch.compiler.is_dynamo_compiling()
-            or not torch.is_grad_enabled()
-            or batching is None
-            or not batching.is_whole
-            or recomputed()
-            or type(state) is not Tensor
-            or isinstance(state.grad_fn, BORDERS)
-            or not self._is_bare()
-        ):
-            return None
-        setting = batching.begin(state, next(iter(self._recorded.blocks)))
-        return setting if setting is not None and setting.plan.whole else None
+        if batching is None or not batching.is_whole or not self._can_run(input):
+            return self._forward(input)
+        setting = batching.begin(input, next(iter(self._recorded.blocks)))
+        if setting is None or not setting.plan.whole:
+            return self._forward(input)
+        self._recorded.check()
+        return self._run(input, setting, batching.stack(setting))
+
+    def _can_run(self, state: Tensor) -> bool:
+        """Tell whether nobody would notice that the blocks run without hooks."""
+        return (
+            not torch.compiler.is_dynamo_compiling()
+            and torch.is_grad_enabled()
+            and not recomputed()
+            and type(state) is Tensor
+            and not isinstance(state.grad_fn, BORDERS)
+            and self._is_bare()
+        )
 
     def _is_bare(self) -> bool:
         """Tell whether the container has the blocks that it had, and these no hooks but the engine's."""
@@ -158,9 +154,8 @@ class Row:
             and not _has_any_global_hook()
         )
 
-    def _run(self, state: Tensor, setting: Setting) -> Tensor:
-        self._recorded.check()
-        recording = self._recorded.begin(state, ())
+    def _run(self, state: Tensor, setting: Setting, columns: Stacks) -> Tensor:
+        recording = Recording(self._recorded, Trained(columns.stacks, {}), ())
         before = recording.begin_as(state, setting)
         given, x = state, state.detach()
         torch._C._set_grad_enabled(False)
