@@ -94,6 +94,16 @@ _FREED = (
 )
 
 
+def refuse_changed(link: Link) -> None:
+    """Refuse that the output of ``link`` is not what its graph has computed."""
+    if link.out.grad_fn is not link.root:
+        raise ChainError(
+            f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
+            "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
+            "(y = y + x, not y += x)."
+        )
+
+
 def shares_memory(tensor: Tensor, state: Tensor) -> bool:
     """Tell whether a change to one is a change to the other."""
     return tensor is state or tensor.untyped_storage()._cdata == state.untyped_storage()._cdata
@@ -197,6 +207,10 @@ INPUT = "inputs that need a gradient must be the same for every block. Detach th
 OUTSIDER = (
     "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
     "attached. Pass it as an argument, or register it on the block and then attach."
+)
+ALIASED = (
+    "the output of {path} has a gradient hook or retain_grad(), but shares memory with another tensor that the block "
+    "returned: the gradient of that would be missing there. Remove it."
 )
 ALIASED_OUTSIDER = (
     "{path} uses {what} and so is left to autograd, and it returned another tensor that shares memory with its state: "

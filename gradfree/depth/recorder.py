@@ -28,7 +28,7 @@ from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.depth.recording import ALIASED, Recording, has_hooks
+from gradfree.depth.recording import Recording, has_hooks
 from gradfree.depth.without_graph import WithoutGraph
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk
@@ -315,7 +315,7 @@ class BlockRecorder:
             return f"the output of {last} has been used by another block: the blocks branch", why.BRANCHING
         if has_hooks(state):
             if recording.links[index].aliased:
-                raise ChainError(ALIASED.format(path=last))
+                raise ChainError(why.ALIASED.format(path=last))
             recording.hooked.add(index)
             return (
                 f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient",

@@ -22,12 +22,13 @@ from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
+from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link, add_inside, pull_aside, shares_memory
+from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
@@ -299,7 +300,7 @@ class Recording:
             if not handed.hooks() and (state is None or not state.retains_grad):
                 continue
             if link.aliased:
-                raise ChainError(ALIASED.format(path=link.path))
+                raise ChainError(why.ALIASED.format(path=link.path))
             if link is not self.links[-1]:
                 raise ChainError(
                     f"the output of {link.path} has got a gradient hook or retain_grad() after the next block has used "
@@ -314,7 +315,7 @@ class Recording:
                     "gradient. Remove it, or return the tensor as a copy of its own."
                 )
         for link in self.links:
-            _refuse_changed(link)
+            refuse_changed(link)
         for index, link in enumerate(self.links[1:]):
             if link.in_place and self._direct[index] is not None:
                 raise ChainError(
@@ -374,12 +375,6 @@ class Recording:
         return self.chain.batching.chain(self.setting, self, chain)
 
 
-ALIASED = (
-    "the output of {path} has a gradient hook or retain_grad(), but shares memory with another tensor that the block "
-    "returned: the gradient of that would be missing there. Remove it."
-)
-
-
 def has_hooks(state: Tensor) -> bool:
     """Tell whether anybody looks at the gradient of ``state``."""
     return bool(state._backward_hooks) or state.retains_grad
@@ -391,15 +386,6 @@ def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
         [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
         [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
     )
-
-
-def _refuse_changed(link: Link) -> None:
-    if link.out.grad_fn is not link.root:
-        raise ChainError(
-            f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
-            "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
-            "(y = y + x, not y += x)."
-        )
 
 
 def _keep_graph() -> bool:
