@@ -36,6 +36,7 @@ class Backprop(Engine):
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
+<<<<<<< HEAD
     def problems_across(self, count: int) -> Iterator[str]:
         """Yield nothing: what lies on ranks is solved link by link, whatever ``plain`` says."""
         return iter(())
@@ -46,8 +47,12 @@ class Backprop(Engine):
 
     def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
         """Tell what the engine attaches to; what it leaves to autograd is one only with another engine on it."""
+=======
+    def find(self, model: nn.Module, chains: Chains | None) -> Report:
+        """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""
+>>>>>>> main
         if self.plain is False:
-            return super().validate(model, chains, residual=residual)
+            return super().find(model, chains)
         left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]
         report = validate(model, chains, [kind for kind in self.kinds if kind not in left], left)
         notes = [] if report.chains or report.problems else ["nothing is attached: autograd computes all gradients"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor
+from gradfree.chains.survey import LinkFindings
 
 
 class ChainGradients(NamedTuple):
@@ -113,6 +114,14 @@ class Chain(ABC):
             delta: their cotangents.
         """
         raise NotImplementedError
+
+    def survey(self, direct: Any) -> Sequence[LinkFindings]:
+        """Return what there is to tell of the links to who asks before training; leaves the chain as it is.
+
+        Args:
+            direct: the direct cotangents of its states.
+        """
+        return [LinkFindings(self.path, steps=len(self))]
 
     @abstractmethod
     def vectors(self, cotangents: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
+from gradfree.chains.survey import LinkFindings
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
@@ -114,6 +115,10 @@ class LayerChain(DepthChain):
         for link in reversed(self.links[self.last + 1 :]):
             cotangent = self.pulled(link, cotangent)
         return cotangent
+
+    def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
+        """Return the layers: nobody asks them for a residual path."""
+        return [LinkFindings(link.path) for link in self.links]
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients; what was not stored is run again, and stored."""

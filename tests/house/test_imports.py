@@ -17,7 +17,13 @@ from gradfree.checkout import tomllib
 # What the core may import besides itself and the standard library. Triton comes with torch's builds for GPUs.
 ALLOWED = {"gradfree", "numpy", "tomli", "torch", "triton"}
 # The doors to what the extras bring.
-DOORS = ("gradfree/command_parser.py", "gradfree/lightning/", "gradfree/testing/", "benchmarks/")
+DOORS = (
+    "gradfree/command_parser.py",
+    "gradfree/huggingface/",
+    "gradfree/lightning/",
+    "gradfree/testing/",
+    "benchmarks/",
+)
 
 
 def modules():
@@ -65,7 +71,9 @@ def test_import_gradfree_is_quick():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert {"gradfree", "torch"} <= loaded
-    assert loaded.isdisjoint(("lightning", "pytorch_lightning", "torchmetrics", "jsonargparse", "matplotlib", "scipy"))
+    assert loaded.isdisjoint(
+        ("lightning", "pytorch_lightning", "torchmetrics", "transformers", "jsonargparse", "matplotlib", "scipy")
+    )
 
 
 def test_every_room_is_installed():
