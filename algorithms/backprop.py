@@ -36,7 +36,6 @@ class Backprop(Engine):
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
-<<<<<<< HEAD
     def problems_across(self, count: int) -> Iterator[str]:
         """Yield nothing: what lies on ranks is solved link by link, whatever ``plain`` says."""
         return iter(())
@@ -45,12 +44,8 @@ class Backprop(Engine):
         """Return the exact gradients, rank after rank; each sends cotangents on before it makes its own gradients."""
         return Run(chain, direct, line).exactly()
 
-    def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
-        """Tell what the engine attaches to; what it leaves to autograd is one only with another engine on it."""
-=======
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
         """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""
->>>>>>> main
         if self.plain is False:
             return super().find(model, chains)
         left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]
