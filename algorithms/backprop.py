@@ -11,7 +11,7 @@ from torch import nn
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
 from gradfree.chains.report import Report
-from gradfree.engines.across import Run
+from gradfree.engines.across import OwnSegment
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 
@@ -47,7 +47,7 @@ class Backprop(Engine):
 
     def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
         """Return the exact gradients, rank after rank; each sends cotangents on before it makes its own gradients."""
-        return Run(chain, direct, line).exactly()
+        return OwnSegment(chain, direct, line).exactly()
 
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
         """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""

@@ -12,7 +12,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
 
 
-class Run:
+class OwnSegment:
     """This rank's run of a chain's links, solved together with the runs of the ranks beside it.
 
     The same iteration as :class:`~gradfree.engines.segmented.Segments`, of which every rank has one: all ranks pull at

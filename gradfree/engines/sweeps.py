@@ -15,7 +15,7 @@ from gradfree.algebra.cotangents import relative_change
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
 from gradfree.chains.report import Report
-from gradfree.engines.across import Run
+from gradfree.engines.across import OwnSegment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, refuse_unresolved
 from gradfree.engines.segmented import Segments
@@ -154,7 +154,7 @@ class IteratedEngine(SweepEngine):
 
     def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
         """Return the gradients with one segment a rank, the same as one process's with as many ``segments``."""
-        run = Run(chain, direct, line)
+        run = OwnSegment(chain, direct, line)
         sweeps = min(self.sweeps, line.count - 1)
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
         return run.exactly() if sweeps == line.count - 1 else run.swept(self.split(chain), sweeps)

@@ -14,7 +14,7 @@ from gradfree.chains.site import Site
 from gradfree.depth.chain import DepthChain
 from gradfree.engines.engine import Engine
 from gradfree.ranks.messages import Messages
-from gradfree.ranks.passes import Pass
+from gradfree.ranks.rank_pass import RankPass
 
 
 class Host(Protocol):
@@ -22,7 +22,7 @@ class Host(Protocol):
 
     messages: Messages
 
-    def pass_of(self, chain: DepthChain) -> Pass:
+    def pass_of(self, chain: DepthChain) -> RankPass:
         """Return the pass that ``chain`` was recorded in."""
 
     def summed(self, chain: DepthChain, gradients: ChainGradients, number: int) -> ChainGradients:

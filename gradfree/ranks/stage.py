@@ -22,7 +22,7 @@ from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.passes import Pass
+from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.shared import shared_weights
 from gradfree.registry import resolve_engine
@@ -120,7 +120,7 @@ class Stage:
         self.gone = vacate(model, held, everywhere - here)
         self._new: set[object] = set()
         self._passes = WeakTensorKeyDictionary()
-        self._pass: Pass | None = None
+        self._pass: RankPass | None = None
         self._number = 0
         name = f"{own[0]} to {own[-1]}, of rank {messages.position}"
         self.handle = OnRank(engine=engine, name=name, host=self).attach(model, [own], residual=residual)
@@ -143,7 +143,7 @@ class Stage:
         """Run the model's own forward as far as this rank goes, and return the outputs of the last rank."""
         self.messages.settle()
         self._number += 1
-        self._pass = through = Pass(self, self._number)
+        self._pass = through = RankPass(self, self._number)
         try:
             with self._shared.in_place(through.number):
                 try:
@@ -164,13 +164,13 @@ class Stage:
         self._new.add(what)
         return new
 
-    def keep(self, first: Tensor, of: Pass) -> None:
+    def keep(self, first: Tensor, of: RankPass) -> None:
         """Keep a pass for its backward pass."""
         self._passes[first] = of
 
-    def pass_of(self, chain: DepthChain) -> Pass:
+    def pass_of(self, chain: DepthChain) -> RankPass:
         """Return the pass that ``chain`` was recorded in."""
-        found: Pass = self._passes[chain.links[0].out]
+        found: RankPass = self._passes[chain.links[0].out]
         return found
 
     def summed(self, chain: DepthChain, gradients: ChainGradients, number: int) -> ChainGradients:

@@ -38,7 +38,7 @@ class Staged(Protocol):
     def is_new(self, what: object) -> bool:
         """Tell whether ``what`` has not been asked for before."""
 
-    def keep(self, first: Tensor, of: Pass) -> None:
+    def keep(self, first: Tensor, of: RankPass) -> None:
         """Keep a pass for its backward pass, as that whose first block has returned ``first``."""
 
 
@@ -57,7 +57,7 @@ def _like(state: Tensor) -> _Like:
     return _Like(state.shape, state.dtype, state.device)
 
 
-class Pass:
+class RankPass:
     """What a rank goes through: its blocks and their stand-ins tell of themselves, the stage of how it ends.
 
     For engines it is the :class:`~gradfree.chains.line.Line` of its backward pass.
