@@ -22,8 +22,8 @@ from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.placement import Placement, place
+from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import recomputed
