@@ -14,7 +14,7 @@ from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.speed import Errors, Step, Timing, Turn, Turns
+from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
 
 PLAIN, COMPILED, GRAPHED = "backprop", "compiled backprop", "graphed backprop"
 _WARM_UP = 3
@@ -102,7 +102,7 @@ class Graphed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepStep(Timing[Step]):
+class DeepStep(Timing[Callable[[], Any]]):
     """Time, peak memory and closeness of the gradients of forward and backward pass.
 
     Attributes:
@@ -130,16 +130,16 @@ class DeepStep(Timing[Step]):
         rows = {row.label: partial(Passes, self, row) for row in self.rows}
         return {PLAIN: partial(Passes, self), **others, **rows}
 
-    def costs(self, step: Step, turns: Sequence[Turn]) -> dict[str, Any]:
+    def costs(self, step: Callable[[], Any], turns: Sequence[Turn]) -> dict[str, Any]:
         """Return the peak memory in bytes."""
         return {"peak_memory": peak_memory(step, self.device)}
 
-    def results(self, steps: Mapping[str, Step], turns: Turns, errors: Errors) -> dict[str, Any]:
+    def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
         """Return the costs, and how close each row's gradients are to the exact ones."""
         found = super().results(steps, turns, errors)
-        exact = steps[PLAIN].gradient()  # type: ignore[attr-defined]
+        exact = steps[PLAIN].gradient()
         for cost in found["rows"]:
-            step: Any = steps.get(cost["label"])
+            step = steps.get(cost["label"])
             if isinstance(step, Passes):
                 cost["cosine"] = torch.cosine_similarity(step.gradient(), exact, 0).item()
         return found

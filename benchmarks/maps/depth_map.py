@@ -35,7 +35,7 @@ class DepthMap(Timings[DeepNet]):
     title: str = "deep nets"
     compiled_up_to: int = 0
 
-    def case(self, net: DeepNet, /, **where: Any) -> DeepStep[Any]:
+    def case(self, net: DeepNet, /, **where: Any) -> DeepStep:
         """Return the case that times a net."""
         return DeepStep(net=net, compiled=net.depth <= self.compiled_up_to, **where)
 
