@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.wording import plain
 
 SCHEMA: dict[str, pl.DataType] = {
     "task": pl.String(),
@@ -53,7 +54,7 @@ Fact = dict[str, Any]
 """A row of the table; what is left out is null."""
 
 
-def fact(metric: str, unit: str, told: Estimate | float = nan, **context: Any) -> Fact:
+def fact(metric: str, unit: str, told: Estimate | float = nan, note: str | None = None, **context: Any) -> Fact:
     """Return the fact that ``metric`` is ``told``; of estimates without ``n``, the interval is of a median."""
     if not isinstance(told, Estimate):
         told = Estimate(told)
@@ -67,6 +68,7 @@ def fact(metric: str, unit: str, told: Estimate | float = nan, **context: Any) -
         "interval": "" if isnan(told.low) else MEAN if told.n else MEDIAN,
         "n": told.n,
         **context,
+        "note": note and plain(note),
     }
 
 

@@ -22,6 +22,7 @@ from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depth_summary import ALIGNMENT, DRIFT, DepthSummary
 from gradfree.benchmarks.training.layerwise import LayerwiseTraining
 from gradfree.benchmarks.training.outcomes import run_facts, scored
+from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
 
 
 class _Layerwise(Comparison):
@@ -86,11 +87,11 @@ class DepthSweep(Experiment):
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores, gradients and drift of each row at each depth, and differences to its reference."""
         known: list[Fact] = []
-        anything = False
+        runs: list[Record] = []
         for depth, comparison in self.comparisons.items():
             for row, case in zip(self.rows, comparison.training(0, device, records), strict=True):
                 found = list(outcomes(records, case)) if case else []
-                anything |= bool(found)
+                runs += found
                 who = {
                     "task": self.task.name,
                     "device": device,
@@ -101,9 +102,11 @@ class DepthSweep(Experiment):
                 rate = case.task.learning_rate if case else nan
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
+                    *defaults_facts(row, found, **who),
                     *_layer_facts(found, depth == max(self.depths), who),
                 ]
-        single = table(known if anything else [])
+        about = setup_facts(self.task, self.learning_rates, runs, task=self.task.name, device=device)
+        single = table([*about, *known] if runs else [])
         return pl.concat([single, means(single), differences(single, scored(self.task), self.references)])
 
     @property
