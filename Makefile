@@ -8,7 +8,7 @@ DEVICE ?= cuda
 GPU_MINUTES ?= 25
 OUT ?= results/gpu
 # What an image with torch, Lightning and pytest may yet lack; the platforms are those that manylinux wheels name.
-LACKING ?= datasets dill docstring_parser jsonargparse multiprocess orthogonium typeshed_client
+LACKING ?= datasets dill docstring_parser hypothesis jsonargparse multiprocess orthogonium sortedcontainers typeshed_client
 MANYLINUX := 2_28 2_27 2_17 2014 1
 
 .PHONY: help demo test docs gpu wheels lint types layout wheel-test format clean

@@ -29,14 +29,19 @@ class Backprop(Engine):
         if self.plain is not None and not isinstance(self.plain, bool):
             raise TypeError(f"Backprop: plain must be None, True or False, not {self.plain!r}.")
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether it asks for the values of states: never."""
+        return False
+
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
-    def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
-        """Tell what the engine attaches to; what it leaves to autograd is one only with another engine on it."""
+    def find(self, model: nn.Module, chains: Chains | None) -> Report:
+        """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""
         if self.plain is False:
-            return super().validate(model, chains, residual=residual)
+            return super().find(model, chains)
         left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]
         report = validate(model, chains, [kind for kind in self.kinds if kind not in left], left)
         notes = [] if report.chains or report.problems else ["nothing is attached: autograd computes all gradients"]

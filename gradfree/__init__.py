@@ -25,14 +25,14 @@ checkout.map_subpackages()
 
 def __getattr__(name: str) -> ModuleType:
     """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
-    if name in ("algorithms", "models", "benchmarks", "lightning"):
+    if name in ("algorithms", "models", "benchmarks", "huggingface", "lightning"):
         return import_module(f"gradfree.{name}")
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Return what is meant for users."""
-    return [*__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"]
+    return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 
 __version__ = "0.1.0"

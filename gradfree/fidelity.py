@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
+from gradfree.engines.intact import left_intact
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
 from gradfree.wording import one
@@ -94,7 +94,7 @@ def gradient_fidelity(
     loss_of, inputs = _loss_of(model, loss_fn, batch)
 
     def gradients() -> tuple[Tensor | None, ...]:
-        with _unchanged(model, inputs), torch.enable_grad():
+        with left_intact(model, inputs), torch.enable_grad():
             loss = loss_of()
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
@@ -210,22 +210,3 @@ def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
 def _vector(grad: Tensor) -> Tensor:
     grad = grad.to_dense() if grad.is_sparse else grad
     return (torch.view_as_real(grad) if grad.is_complex() else grad).flatten().double()
-
-
-@contextmanager
-def _unchanged(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
-    """Restore the model's buffers, also those that it replaces, and the random state of every device in use."""
-    tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, torch.Tensor))]
-    devices = {t.device for t in tensors if t.device.type != "cpu"}
-    kind = next(iter(devices)).type if devices else "cuda"
-    modules = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [(b, b.detach().clone()) for _, buffers in modules for b in buffers.values() if b is not None]
-    with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind):
-        try:
-            yield
-        finally:
-            for module, buffers in modules:
-                module._buffers.update(buffers)
-            with torch.no_grad():
-                for buffer, value in values:
-                    buffer.copy_(value)

@@ -9,6 +9,11 @@ pytest_plugins = ["gradfree.testing.device"]
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the number of random programs that the slow tests try (``tests/depth/programs``)."""
+    parser.addoption("--programs", type=int, default=300, help="how many random programs to try against autograd")
+
+
 @pytest.fixture(autouse=True)
 def float64(device: str) -> Iterator[None]:
     """Every test starts from the same random numbers, and computes in float64 unless it says otherwise.

@@ -43,7 +43,15 @@ class Layout:
 
     def lift(self, factor: Factor) -> Factor:
         """Return a factor of the tensor's elements as one of the output's."""
-        return self.back(factor) if self.back is not None and isinstance(factor, Tensor) else factor
+        if not isinstance(factor, Tensor):
+            return factor
+        if self.chosen is not None:
+            dim, start, length = self.chosen
+            dim -= self.places.dim()
+            # Of all elements, unless it broadcasts there.
+            if factor.dim() >= -dim and factor.shape[dim] > 1:
+                factor = factor.narrow(dim, start, length)
+        return factor if self.back is None else self.back(factor)
 
     def end(self) -> Factor:
         """Return the factor of a tensor that is the state, or a part of it: 1 where its elements have come back."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor
+from gradfree.chains.survey import LinkFindings
 
 
 class ChainGradients(NamedTuple):
@@ -114,6 +115,14 @@ class Chain(ABC):
         """
         raise NotImplementedError
 
+    def survey(self, direct: Any) -> Sequence[LinkFindings]:
+        """Return what there is to tell of the links to who asks before training; leaves the chain as it is.
+
+        Args:
+            direct: the direct cotangents of its states.
+        """
+        return [LinkFindings(self.path, steps=len(self))]
+
     @abstractmethod
     def vectors(self, cotangents: Any) -> Tensor:
         """Return the cotangents of all states as row vectors, (L, B, H), in single precision at least.
@@ -152,6 +161,10 @@ class Solver(Protocol):
     @property
     def streams(self) -> bool:
         """Whether a chain of layers is run again, rather than have its activations stored."""
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it asks for the values of all states of a chain of layers, and not for their graphs alone."""
 
     @property
     def needs_residual(self) -> bool:

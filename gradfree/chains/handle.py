@@ -12,6 +12,7 @@ from gradfree.chains.bypass import Watch
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.chains.survey import LinkFindings
 
 
 class Handle:
@@ -72,6 +73,18 @@ class Handle:
         finally:
             for attachment, exactly in before.items():
                 attachment.exactly = exactly
+
+    @contextmanager
+    def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
+        """Have the chains that the engine solves inside the block looked at: what it yields fills, by path, in turn."""
+        found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}
+        for path, attachment in self._attachments.items():
+            attachment.surveys = found[path]
+        try:
+            yield found
+        finally:
+            for attachment in self._attachments.values():
+                attachment.surveys = None
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradfree.chains.site import Site
+from gradfree.chains.survey import ChainFindings
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,13 @@ class Report:
         chains: the chains by module path.
         problems: what must be changed first, each with the module path and the remedy.
         notes: what to expect, though the engine can be attached.
+        findings: what a dry run on a batch has found out about each chain, by path; empty without one.
     """
 
     chains: Mapping[str, Site] = field(default_factory=dict)
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
+    findings: Mapping[str, ChainFindings] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -28,7 +31,10 @@ class Report:
         return not self.problems
 
     def __str__(self) -> str:
-        lines = [f"chain {path_name(path)}: {site}" for path, site in self.chains.items()]
+        lines = []
+        for path, site in self.chains.items():
+            found = self.findings.get(path, ChainFindings())
+            lines += [f"chain {path_name(path)}: {site}", *(f"  {line}" for line in found.lines())]
         lines += [f"problem: {problem}" for problem in self.problems]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines) or "no chain is touched"

@@ -91,8 +91,13 @@ class Site(ABC):
 
     @classmethod
     @abstractmethod
+    def attachment_on(cls, module: nn.Module) -> Attachment | None:
+        """Return the engine that is on ``module``, as such a chain or as a block of one."""
+
+    @classmethod
     def holds_engine(cls, module: nn.Module) -> bool:
-        """Tell whether an engine is on ``module``, as such a chain or as a block of one."""
+        """Tell whether an engine is on ``module``."""
+        return cls.attachment_on(module) is not None
 
     @classmethod
     def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:

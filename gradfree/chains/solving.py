@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
+from gradfree.chains.survey import LinkFindings
 
 Figures = dict[str, dict[str, Tensor]]
 
@@ -28,6 +29,7 @@ class Attachment:
         lean: whether nothing of a forward pass is kept but the states.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
+        surveys: takes what there is to tell of each chain that is solved, where somebody asks.
 
     Args:
         engine: likewise.
@@ -51,6 +53,7 @@ class Attachment:
         self._outside = outside
         self.memory = Memory()
         self.exactly = False
+        self.surveys: list[Sequence[LinkFindings]] | None = None
 
     def around(self) -> Iterator[Tensor]:
         """Yield the parameters that the model has outside of its chains."""
@@ -69,6 +72,8 @@ class Attachment:
             return chain.backpropagate(direct)
         asking = tuple(_asking)
         chain.path, chain.figures = self.path if name is None else name, {} if asking else None
+        if self.surveys is not None:
+            self.surveys.append(chain.survey(direct))
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
             figures[chain.path] = dict(chain.figures or {})

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number
 from gradfree.batched.batch import Autocast, Bare, Batch, matches
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.survey import LinkFindings
 from gradfree.depth.borders import edge
 from gradfree.depth.chain import DepthChain, residual_of
 from gradfree.depth.link import Link, walking
@@ -35,6 +36,7 @@ class Ran(NamedTuple):
         root: as a :class:`Link` has it, of which there is nothing here.
         aside: likewise.
         in_place: likewise.
+        aliased: likewise.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Ran(NamedTuple):
     root: None = None
     aside: tuple[Tensor, ...] = ()
     in_place: bool = False
+    aliased: bool = False
 
 
 class Group:
@@ -218,6 +221,11 @@ class BatchedChain(DepthChain):
             if e is not None:
                 row += e
         return terms
+
+    def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
+        """Return what each link carries, run again by itself."""
+        found = self.with_graphs.survey(direct)
+        return [replace(link, batched=i in self._ran) for i, link in enumerate(found)]
 
     def in_step(self, ends: Sequence[int]) -> BatchedChain:
         """Return the chain with its groups cut by how far their links are from the ends of their segments."""

@@ -97,7 +97,7 @@ class Start(torch.autograd.Function):
         recording = ctx.recording
         initial, *gradients = recording.solve()
         given = *(tensor for tensor, _ in recording.inputs), *recording.parameters
-        spare_hooks(tensor for tensor, g in zip(given, gradients, strict=True) if g is None)
+        spare_hooks(tensor._backward_hooks for tensor, g in zip(given, gradients, strict=True) if g is None)
         return None, initial, *gradients
 
 

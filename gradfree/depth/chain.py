@@ -11,6 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
+from gradfree.chains.survey import LinkFindings
 from gradfree.depth.jacobians import Mixing, jacobians, vectors, width
 from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
@@ -59,20 +60,22 @@ class DepthChain(Chain):
         return len(self.links)
 
     def constant(self, factor: Factor) -> list[Factor]:
-        """Return the factors K_i = diag(``factor``); a tensor must broadcast to a state.
+        """Return the factors K_i = diag(``factor``), zero where a link does not depend on the state before it.
+
+        A tensor must broadcast to a state.
 
         Raises:
             ChainError: a state of another shape than the one before it, which only a factor of zero does not mind.
         """
         if not is_number(factor, 0.0):
             for before, link in pairwise(self.links):
-                if not _keeps_shape(before, link):
+                if link.state is not None and not _keeps_shape(before, link):
                     raise ChainError(
                         f"{link.path} turns a state of shape {tuple(before.out.shape)} into one of "
                         f"{tuple(link.out.shape)}: one diagonal for all links needs states of one shape. Attach one "
                         "chain for each shape, chains=[...], or use another engine."
                     )
-        return [factor] * len(self)
+        return [0.0 if link.state is None else factor for link in self.links]
 
     def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
@@ -93,7 +96,8 @@ class DepthChain(Chain):
 
     def _residuals(self) -> list[Factor]:
         pairs = zip([None, *self.links[:-1]], self.links, strict=True)
-        return [residual_of(before, link, self.declared) for before, link in pairs]
+        with walking(self.links[::-1], ()):
+            return [residual_of(before, link, self.declared) for before, link in pairs]
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
@@ -118,7 +122,7 @@ class DepthChain(Chain):
         result = list(direct)
         for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
             known = times(delta[i], factors[i])
-            result[i - 1] = plus(result[i - 1], v if v is None or known is None else v - known)
+            result[i - 1] = plus(result[i - 1], plus(v, None if known is None else -known))
         return result
 
     def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
@@ -128,7 +132,7 @@ class DepthChain(Chain):
             links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
             with walking(links, cotangents):
                 pulled = torch.autograd.grad(
-                    [link.out for link in links],
+                    [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
                     [link.given(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
                     retain_graph=True,
@@ -145,6 +149,22 @@ class DepthChain(Chain):
         for n, v in zip(reversed(live), pulled, strict=True):
             result[n] = v
         return result
+
+    def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
+        """Return what each link carries of its own exact cotangent, those of later links taken exactly, too."""
+        found: list[LinkFindings] = []
+        delta: Cotangent = None
+        for i in reversed(range(len(self))):
+            link, delta = self.links[i], plus(direct[i], delta)
+            pulled: Cotangent = None
+            factor: Factor = 0.0
+            if delta is not None and link.state is not None:
+                (pulled,) = self._pull_links([i], [delta])
+                if pulled is not None and pulled.shape == link.out.shape:
+                    factor = residual_factor(link.out, link.state) if self.declared is None else self.declared
+            found.append(LinkFindings.of_link(link.path, factor, delta, pulled))
+            delta = pulled
+        return found[::-1]
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
         """Return the cotangents as row vectors, (L, B, H); the first dimension of a state is that of the samples."""
@@ -173,10 +193,14 @@ class DepthChain(Chain):
         """Return the exact gradients, each block's graph walked once and freed on the way."""
         total = self._zero()
         carried: Cotangent = None
-        for link, e in zip(reversed(self.links), reversed(direct), strict=True):
-            delta = plus(e, carried)
-            carried = None if delta is None else self._add_local([link], [delta], total)
+        for i in reversed(range(len(self))):
+            delta = plus(direct[i], carried)
+            carried = None if delta is None else self._add_local([self.links[i]], [delta], total)
+            self.walked(i)
         return total._replace(initial=carried)
+
+    def walked(self, index: int) -> None:
+        """Note that link ``index`` is not needed any more."""
 
     @phase("parameter gradients")
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
@@ -217,7 +241,7 @@ class DepthChain(Chain):
         with walking(links, delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
-                    [link.out for link in links],
+                    [link.source for link in links],  # type: ignore[arg-type]
                     [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
                     [link.given(d) for link, d in zip(links, delta, strict=True)],
                     retain_graph=self.keep_graph,

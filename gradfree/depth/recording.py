@@ -9,7 +9,9 @@ backward.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,9 +27,10 @@ from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link
+from gradfree.depth.link import Link, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
+from gradfree.torchside.hooks import spare_hooks
 
 
 class Attached(Protocol):
@@ -49,13 +52,17 @@ class _Handed(NamedTuple):
 
     Attributes:
         state: as the model has it.
+        hooks: its gradient hooks; the graph has them as long as itself, also where the model keeps no such tensor.
         seen: the same values, with the model's count of changes in place.
         version: that count, at first.
+        apart: tensors of these values in the graphs of the blocks that do not share this count.
     """
 
     state: weakref.ref[Tensor]
+    hooks: weakref.ref[OrderedDict[int, Any]]
     seen: Tensor
     version: int
+    apart: list[Tensor]
 
 
 class Recording:
@@ -124,6 +131,8 @@ class Recording:
             self._entered = []
             local, *rest = self._enter(self._entered, self.more(), [state])
             self._entries = Outputs(rest)
+        elif self.handed:
+            self.handed[-1].apart.append(local)
         self._entered.append(entered)
         return local
 
@@ -135,7 +144,8 @@ class Recording:
         return self._enter(entered, 0, [tensor for _, tensor in inputs])
 
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        without_history = (t.detach().requires_grad_() for t in tensors)
+        # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
+        without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
         return Entries.apply(self, entered, more, self._anchor, *without_history)
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -143,19 +153,28 @@ class Recording:
         more = self.more()
         self.add(link)
         self.given.append(given)
-        out = link.out.detach()
-        state = self._exits.fill(out)
-        if state is None:
-            guard, state, *rest = Exits.apply(self, len(self.links) - 1, before, out, more)
-            # Of all hooks, those on tensors run even where the node itself will not.
-            guard.register_hook(self._check_start)
-            self._exits = Outputs(rest)
-        self.handed.append(_Handed(weakref.ref(state), state.detach() if self.ahead else out, state._version))
         index = len(self.links) - 1
+        out = link.out.detach()
+        state, apart = self._exits.fill(out), [link.out]
+        if state is None:
+            guard, state, *rest = Exits.apply(self, index, before, out, more)
+            # Of all hooks, those on tensors run even where the node itself will not, and this one before the others.
+            guard.register_hook(partial(self._check_start, index, index + 1 + more))
+            self._exits, apart = Outputs(rest), []
+        hooks: OrderedDict[int, Any] = OrderedDict()
+        # As Tensor.register_hook does for the first hook.
+        node: Any = state.grad_fn
+        state._backward_hooks = hooks
+        node._register_hook_dict(state)
+        seen = state.detach() if self.ahead else out
+        self.handed.append(_Handed(weakref.ref(state), weakref.ref(hooks), seen, state._version, apart))
         return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
 
-    def _check_start(self, _: Cotangent) -> None:
-        """Refuse a backward pass that will not reach the chain's start."""
+    def _check_start(self, first: int, end: int, _: Cotangent) -> None:
+        """Refuse a backward pass that will not reach the chain's start; spare hooks on states that it does not reach.
+
+        One node serves the states from ``first`` to ``end``: for autograd it reaches all of them.
+        """
         start = self.start()
         assert start is not None  # The graph that is walked leads to it.
         if not torch._C._will_engine_execute_node(start):
@@ -164,6 +183,7 @@ class Recording:
                 f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
                 "for gradients of parameters or of what lies before the chain."
             )
+        spare_hooks(handed.hooks() for handed in self.handed[first:end])
 
     def begin_backward(self) -> None:
         """Forget what another backward pass has left; refuse one through graphs that are freed."""
@@ -235,17 +255,24 @@ class Recording:
         if last is not None:
             links = self.links[: last + 1]
             chain = self.linearise(links, keep or self.uncut)
+            paths = [link.path for link in links]
+            if not keep:
+                self._free()
             solved = self.chain.attachment.solve(chain, direct[: last + 1])
             total = _sum(solved, total) if aside or inside else solved
-            self.chain.attachment.solved.update(link.path for link in links)
+            self.chain.attachment.solved.update(paths)
         if not keep:
-            self.links, self.given, self.handed, self.freed = [], [], [], True
+            self._free()
         return total
+
+    def _free(self) -> None:
+        """Leave the graphs to the chain that is solved, which may let go of each as soon as it has walked it."""
+        self.links, self.given, self.handed, self.freed = [], [], [], True
 
     def _refuse(self) -> None:
         for link, handed in zip(self.links, self.handed, strict=True):
             state = handed.state()
-            if state is None or not has_hooks(state):
+            if not handed.hooks() and (state is None or not state.retains_grad):
                 continue
             if link.aliased:
                 raise ChainError(ALIASED.format(path=link.path))
@@ -274,7 +301,7 @@ class Recording:
 
     def _is_hooked(self, index: int) -> bool:
         state = self.handed[index].state()
-        return index in self.hooked or (state is not None and has_hooks(state))
+        return index in self.hooked or bool(self.handed[index].hooks()) or (state is not None and state.retains_grad)
 
     def follow_block(self, versions: Sequence[tuple[Tensor, int]]) -> None:
         """Let graphs that have the last state know that the block behind it has changed it in place.
@@ -289,17 +316,31 @@ class Recording:
 
     def _follow_changes(self) -> None:
         """Let the blocks' graphs know of states that the model has changed in place: autograd refuses what it needs."""
-        for i, (_, seen, version) in enumerate(self.handed):
+        for i, handed in enumerate(self.handed):
+            seen, version = handed.seen, handed.version
             if seen._version != version:
                 if i + 1 < len(self.links) and isinstance(self.links[i + 1], Ran):
                     raise ChainError(
                         f"the state that {self.links[i + 1].path} was given has been modified by an inplace operation "
                         "since, but the backward pass needs it. Use the out-of-place operation (h = h + x, not h += x)."
                     )
-                same = (self.links[i].out, *self.given[i + 1 : i + 2])
-                increment_version([tensor for tensor in same if tensor is not None])
+                self._refuse_change_of_views(i)
+                increment_version(handed.apart)
+                self.handed[i] = handed._replace(version=seen._version)
 
-    def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
+    def _refuse_change_of_views(self, last: int) -> None:
+        """Refuse that state ``last`` was changed where it is a view of an older one that the model uses elsewhere."""
+        changed = self.handed[last].seen
+        used = [h.seen for h, e in zip(self.handed[:last], self._direct, strict=False) if e is not None]
+        first = self.given[0]
+        if any(shares_memory(changed, older) for older in (*used, *([] if first is None else [first]))):
+            raise ChainError(
+                f"the output of {self.links[last].path} shares memory with an older state, and was changed in place "
+                "behind the chain: what else has used that state would get a wrong gradient. Use the out-of-place "
+                "operation (h = h + x, not h += x)."
+            )
+
+    def linearise(self, links: list[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
         inputs, declared, alone = len(self.inputs), self.chain.declared, self.chain.alone

@@ -52,9 +52,10 @@ class Blocks(Site):
         """Return the blocks of ``module`` in the order in which they run, by their paths inside it."""
 
     @classmethod
-    def holds_engine(cls, module: nn.Module) -> bool:
-        """Tell whether ``module`` is a block with recording hooks."""
-        return any(isinstance(getattr(h, "__self__", None), BlockRecorder) for h in module._forward_hooks.values())
+    def attachment_on(cls, module: nn.Module) -> Attachment | None:
+        """Return the engine of the recording hooks on ``module``."""
+        owners = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
+        return next((owner.chain.attachment for owner in owners if isinstance(owner, BlockRecorder)), None)
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the blocks."""

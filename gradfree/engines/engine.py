@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +22,7 @@ from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
+from gradfree.engines.dry_run import Batch, dry_run
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
@@ -80,6 +82,11 @@ class Engine(ABC):
         return False
 
     @property
+    def reads_states(self) -> bool:
+        """Whether the engine asks for the values of all states of a chain of layers, and not for their graphs alone."""
+        return True
+
+    @property
     def forwards(self) -> Sequence[Forward]:
         """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
         return ()
@@ -102,8 +109,21 @@ class Engine(ABC):
         the device.
         """
 
-    def validate(self, model: nn.Module, chains: Chains | None = None, *, residual: float | None = None) -> Report:
+    def validate(
+        self,
+        model: nn.Module,
+        chains: Chains | None = None,
+        *,
+        residual: float | None = None,
+        batch: Batch | None = None,
+    ) -> Report:
         """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
+
+        With a batch the model runs forward and backward once, with the engine on it: then the report also tells of
+        every block what its residual path is read as and how much of the gradient that carries, which pieces a chain is
+        split into, what is done in batches, and what the first training step would be refused for. Weights, gradients,
+        buffers, attributes, random states and what other engines remember are afterwards as before; what hooks of yours
+        do, they do once more.
 
         Args:
             model: any module.
@@ -112,19 +132,34 @@ class Engine(ABC):
                 these modules, in this order. By default all recurrent layers and all containers that look like chains.
             residual: the residual path of chains in depth, K = residual · I, where a block keeps the state's shape: for
                 blocks that hide it, as compiled ones do. Left out, it is read off their graphs.
+            batch: what the model is given: a tensor, a tuple of its arguments, or a mapping of those by keyword. The
+                loss is the one that it returns, as models of Hugging Face do, or a fixed sum over what it returns.
 
         Raises:
             TypeError: ``model`` is no module, or ``residual`` no number.
+            Exception: whatever the model itself raises on the batch.
         """
         if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
             raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, not {model!r}.")
-        report = validate(model, chains, self.kinds)
+        report = self.find(model, chains)
         for site in report.chains.values():
             site.declared = residual
             site.alone = chains is not None or len(report.chains) == 1
-        return self.judge(model, report)
+        report = self.judge(model, report)
+        if batch is None or not report.ok or not report.chains:
+            return report
+        return dry_run(partial(self.attach, model, chains, residual=residual), model, batch, report.notes)
+
+    def find(self, model: nn.Module, chains: Chains | None) -> Report:
+        """Return the chains of ``model`` that the engine would be attached to, and what stands in the way.
+
+        Args:
+            model: as in :meth:`validate`.
+            chains: likewise.
+        """
+        return validate(model, chains, self.kinds)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Return ``report`` with what this engine, of all that solve such chains, has to say about them.

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
-from gradfree.algebra.cotangents import Factor, is_number
+from gradfree.algebra.cotangents import Factor, is_number, plus
 from gradfree.algebra.time_scan import scan
 from gradfree.chains.chain import Chain
 from gradfree.chains.memory import Memory, running_mean
+from gradfree.chains.survey import LinkFindings, share
 from gradfree.errors import ChainError
 from gradfree.time.closed_forms import State
 from gradfree.torchside.phases import phase
@@ -38,8 +39,13 @@ class SplitJacobian:
 class Links(Protocol):
     """The links of any number of steps and sequences, ready to be gone through one step behind the other."""
 
-    def unroll(self, direct: State) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first steps, as many as ``direct`` has."""
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first steps, as many as ``direct`` has.
+
+        Args:
+            direct: e, part by part.
+            entering: what the last of those steps gets from the next one, part by part, (B, H); ``None``: nothing.
+        """
 
     def leaving(self, delta: State) -> Sequence[Tensor]:
         """Return δ_1 F_1, part by part, (B, H)."""
@@ -122,6 +128,18 @@ class TimeChain(Chain):
     def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
+
+    def survey(self, direct: State) -> list[LinkFindings]:
+        """Return what the gates of all steps carry of the exact cotangents."""
+        gates = [self._mean(d).mean() for d in self.diagonal if isinstance(d, Tensor)]
+        delta = self.regrouped(lambda x: x).unroll(direct)
+        pulled, rest = (
+            self.crossed(delta, self.constant(0.0)),
+            self.crossed(delta, self.residual() if gates else self.constant(0.0)),
+        )
+        carried = [plus(p, None if r is None else -r) for p, r in zip(pulled, rest, strict=True)]
+        mean = torch.stack(gates).mean().item() if gates else 0.0
+        return [LinkFindings(self.path, mean, not gates, share(carried, pulled), steps=len(self))]
 
     def vectors(self, cotangents: State) -> Tensor:
         """Return the cotangents as row vectors, the parts of a state side by side, (T, B, H)."""

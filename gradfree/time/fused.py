@@ -45,9 +45,10 @@ class Recurrent(Site):
         return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
 
     @classmethod
-    def holds_engine(cls, module: nn.Module) -> bool:
-        """Tell whether the module's forward is a recorder's."""
-        return isinstance(getattr(vars(module).get("forward"), "__self__", None), RecurrentRecorder)
+    def attachment_on(cls, module: nn.Module) -> Attachment | None:
+        """Return the engine of the recorder whose forward the module's is."""
+        recorder = getattr(vars(module).get("forward"), "__self__", None)
+        return recorder.attachment if isinstance(recorder, RecurrentRecorder) else None
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the module."""

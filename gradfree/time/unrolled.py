@@ -49,9 +49,10 @@ class Unrolled(Site):
         return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc]
 
     @classmethod
-    def holds_engine(cls, module: nn.Module) -> bool:
-        """Tell whether the layer's loop over steps is replaced."""
-        return isinstance(module, CellLayer) and "unroll" in vars(module)
+    def attachment_on(cls, module: nn.Module) -> Attachment | None:
+        """Return the engine of the recorder that stands in for the layer's loop over steps."""
+        recorder = getattr(vars(module).get("unroll"), "__self__", None)
+        return recorder.attachment if isinstance(recorder, CellRecorder) else None
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the cell."""

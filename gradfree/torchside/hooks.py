@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,19 +24,19 @@ def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
             hooks.update(saved)
 
 
-def spare_hooks(tensors: Iterable[Tensor]) -> None:
-    """Until the running backward pass ends, keep hooks on ``tensors`` from being called with no gradient.
+def spare_hooks(hooks: Iterable[dict[int, Any] | None]) -> None:
+    """Until the running backward pass ends, keep tensors' ``hooks`` from being called with no gradient.
 
     Autograd calls a hook with ``None`` where a function returns that; a tensor that it does not reach has no call.
     """
-    hooked = [(hooks, dict(hooks)) for tensor in tensors if (hooks := tensor._backward_hooks)]
+    hooked = [(own, dict(own)) for own in hooks if own]
 
     def restore() -> None:
-        for hooks, saved in hooked:
-            hooks.update({key: hook for key, hook in saved.items() if key in hooks})
+        for own, saved in hooked:
+            own.update({key: hook for key, hook in saved.items() if key in own})
 
-    for hooks, saved in hooked:
-        hooks.update({key: partial(_unless_none, hook) for key, hook in saved.items()})
+    for own, saved in hooked:
+        own.update({key: partial(_unless_none, hook) for key, hook in saved.items()})
     if hooked:
         torch.autograd.Variable._execution_engine.queue_callback(restore)
 

@@ -24,7 +24,8 @@ def _layer_norm_scale(node: Any) -> list[Factor]:
 
 def _batch_norm_scale(node: Any) -> list[Factor]:
     shape = [1, -1] + [1] * (node._saved_input.dim() - 2)
-    weight = 1.0 if node._saved_weight is None else node._saved_weight.detach().view(shape)
+    weight = node._saved_weight
+    weight = 1.0 if weight is None else weight.detach().view(shape)
     if node._saved_training:
         return [node._saved_result2.view(shape) * weight]
     return [(node._saved_running_var + node._saved_eps).rsqrt().view(shape) * weight]
@@ -34,7 +35,8 @@ def _group_norm_scale(node: Any) -> list[Factor]:
     x, groups = node._saved_input, node._saved_group
     ones = [1] * (x.dim() - 2)
     scale = node._saved_result2.repeat_interleave(x.shape[1] // groups, 1).view(*x.shape[:2], *ones)
-    return [scale if node._saved_weight is None else scale * node._saved_weight.detach().view(1, -1, *ones)]
+    weight = node._saved_weight
+    return [scale if weight is None else scale * weight.detach().view(1, -1, *ones)]
 
 
 def _product(node: Any) -> list[Factor]:
@@ -60,6 +62,11 @@ def _mix(weight: Factor) -> list[Factor]:
     return [1.0 - weight, weight]
 
 
+def _choice(node: Any) -> list[Factor]:
+    mask = node._saved_condition
+    return [mask, ~mask]
+
+
 _DIAGONAL: dict[str, Callable[[Any], list[Factor]]] = {
     "SubBackward0": lambda node: [1.0, -float(node._saved_alpha)],
     "NegBackward0": lambda node: [-1.0],
@@ -79,9 +86,11 @@ _DIAGONAL: dict[str, Callable[[Any], list[Factor]]] = {
     "NativeLayerNormBackward0": _layer_norm_scale,
     "ReluBackward0": _relu_mask,
     "ToCopyBackward0": lambda node: [1.0],
-    "WhereBackward0": lambda node: [node._saved_condition, ~node._saved_condition],
+    "WhereBackward0": _choice,
 }
 """∂output/∂input of the operations that act on each element of the state by itself, one factor an input.
+
+Each reads what autograd has saved once: a checkpoint gives it out once.
 
 Of norms the mean and the variance are the rest, J; so is all that is not listed, and inputs past the last factor.
 """
@@ -106,7 +115,7 @@ def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
         return _factor(out.grad_fn, out.output_nr, Layout.of(out.shape), state, {})
 
 
-_Known = dict[tuple[Node, int, Any], Factor]
+_Known = dict[tuple[Any, ...], Any]
 
 
 def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
@@ -117,7 +126,7 @@ def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, k
         slot: which of its outputs.
         layout: where its elements are in the block's output.
         state: where to stop.
-        known: what has been found before.
+        known: what has been found before: the diagonals, and of nodes by themselves what they are made of.
     """
     if node is None:
         return 0.0
@@ -132,7 +141,9 @@ def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, k
 def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
     total: Factor = 0.0
     if node.name() in _DIAGONAL:
-        for local, (before, n) in zip(_DIAGONAL[node.name()](node), node.next_functions, strict=False):
+        if (node,) not in known:
+            known[node,] = _DIAGONAL[node.name()](node)
+        for local, (before, n) in zip(known[node,], node.next_functions, strict=False):
             if not is_number(local, 0.0):
                 factor = _factor(before, n, layout, state, known)
                 total = _sum(total, 0.0 if is_number(factor, 0.0) else _product_of(layout.lift(local), factor))

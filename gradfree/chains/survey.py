@@ -1,0 +1,116 @@
+"""What a dry run finds out about a chain: its pieces, how residual paths are read, and how much they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import isnan, nan
+
+import torch
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Cotangent, Factor, times
+
+
+@dataclass(frozen=True)
+class LinkFindings:
+    """What a dry run has found out about one link, or about all steps of a layer.
+
+    Attributes:
+        path: of the block; of a chain in time that of the layer.
+        residual: the mean of the diagonal of K, what the residual path is read as; ``None``: nobody asks, or nothing
+            is pulled back to the state before.
+        uniform: whether all of that diagonal is one number.
+        share: ⟨δK, δF⟩ / ‖δF‖², how much of what the link exactly pulls back K carries; NaN where nothing is pulled.
+        batched: whether the block is pulled through in a batch.
+        steps: how many links these are.
+    """
+
+    path: str
+    residual: float | None = None
+    uniform: bool = True
+    share: float = nan
+    batched: bool = False
+    steps: int = 1
+
+    @property
+    def words(self) -> str:
+        """What K is, in words."""
+        if self.residual is None:
+            return ""
+        return f"K = {self.residual:.3g}{'' if self.uniform else ' on average'}"
+
+    @classmethod
+    def of_link(cls, path: str, factor: Factor, delta: Cotangent, pulled: Cotangent) -> LinkFindings:
+        """Return those of a block whose exact pull of ``delta`` is ``pulled``, and whose K is ``factor``."""
+        if delta is None or pulled is None:
+            return cls(path)
+        if pulled.shape != delta.shape:
+            return cls(path, 0.0)
+        known = _wide(torch.as_tensor(factor)).flatten()
+        return cls(path, known.mean().item(), bool((known == known[0]).all()), share([times(delta, factor)], [pulled]))
+
+
+@dataclass(frozen=True)
+class ChainFindings:
+    """What a dry run has found out about one chain.
+
+    Attributes:
+        pieces: the links that the engine solves together, piece by piece in the order of the forward pass.
+        splits: why blocks did not go on the chain of the block before them, by path.
+        left: the blocks that autograd went through, or that the loss did not reach.
+    """
+
+    pieces: Sequence[Sequence[LinkFindings]] = ()
+    splits: Mapping[str, str] = field(default_factory=dict)
+    left: Sequence[str] = ()
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to tell people."""
+        if len(self.pieces) > 1 and all(link.steps == 1 for piece in self.pieces for link in piece):
+            yield f"{len(self.pieces)} pieces: {', '.join(_span(piece) for piece in self.pieces)}"
+        for reason, paths in _by_value(self.splits).items():
+            yield f"split at {_listed(paths)}: {reason}"
+        if rest := [path for path in self.left if path not in self.splits]:
+            yield f"not run by the engine: {_listed(rest)}"
+        for piece in self.pieces:
+            for (words, batched), links in groupby(piece, key=lambda link: (link.words, link.batched)):
+                if words:
+                    yield _described(words, batched, list(links))
+
+
+def share(carried: Sequence[Cotangent], pulled: Sequence[Cotangent]) -> float:
+    """Return ⟨carried, pulled⟩ / ‖pulled‖², all parts as one vector."""
+    pairs = [(c, p) for c, p in zip(carried, pulled, strict=True) if p is not None]
+    of_all = sum(float(_wide(p).pow(2).sum()) for _, p in pairs)
+    of_known = sum(float((_wide(c) * _wide(p)).sum()) for c, p in pairs if c is not None)
+    return of_known / of_all if of_all else nan
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _described(words: str, batched: bool, links: Sequence[LinkFindings]) -> str:
+    shares = sorted(link.share for link in links if not isnan(link.share))
+    told = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (*shares[:1], *shares[-1:])))
+    told = told and f", residual share {told}"
+    steps = f", {links[0].steps} steps" if links[0].steps > 1 else ""
+    return f"{_span(links)}{steps}: {words}{told}{', in batches' if batched else ''}"
+
+
+def _span(links: Sequence[LinkFindings]) -> str:
+    first, last = links[0].path, links[-1].path
+    return first if len(links) == 1 else f"{first} to {last}"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _by_value(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        found.setdefault(reason, []).append(path)
+    return found

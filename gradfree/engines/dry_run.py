@@ -1,0 +1,137 @@
+"""One pass of a model on a batch of the user's, with an engine on it, that leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from gradfree.chains.bypass import bypassed, told
+from gradfree.chains.handle import Handle
+from gradfree.chains.kinds import known_kinds
+from gradfree.chains.memory import Memory
+from gradfree.chains.report import Report
+from gradfree.chains.survey import ChainFindings
+from gradfree.depth.ports import tensors_in
+from gradfree.engines.intact import left_intact
+from gradfree.errors import ChainError
+from gradfree.torchside.graph import walk
+from gradfree.torchside.hooks import without_hooks
+
+Batch = Tensor | Sequence[Any] | Mapping[str, Any]
+"""The arguments of a model's ``forward``: the only one, those by position, or those by keyword."""
+
+_REENTRANT: type = CheckpointFunction._backward_cls
+
+
+def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes: Sequence[str] = ()) -> Report:
+    """Run ``model`` forward and backward once; return what is found out about its chains.
+
+    The loss is the one that the model returns, or else a sum over what it returns with fixed factors of all sizes.
+
+    Args:
+        attach: puts the engine on the model.
+        model: as it is to be trained.
+        batch: its arguments.
+        notes: what is known already.
+    """
+    args, kwargs = _arguments(batch)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    problems: list[str] = []
+    given: set[int] = set()
+    pairs = product(model.modules(), known_kinds())
+    memories = [on.memory for module, kind in pairs if (on := kind.attachment_on(module)) is not None]
+    with left_intact(model, [*args, *kwargs.values()]), _remembered(memories), attach() as handle:
+        with handle.surveying() as surveys, torch.enable_grad(), without_hooks(trained):
+            try:
+                given = _reached(trained, model(*args, **kwargs))
+            except ChainError as error:
+                problems.append(str(error))
+        chains = handle.chains
+        notes = [
+            *notes,
+            *(
+                told(site, paths)
+                for site in chains.values()
+                if not problems and (paths := bypassed(model, site, lambda p: id(p) in given))
+            ),
+        ]
+    findings = {
+        path: ChainFindings(surveys[path][::-1], dict(site.splits), [b for b in site.blocks if b not in site.solved])
+        for path, site in chains.items()
+    }
+    if not model.training:
+        notes.append("the model is in evaluation mode, and so was its dry run: call train() before training.")
+    return Report(chains, problems, notes, findings)
+
+
+def _arguments(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), batch
+    return (batch,) if isinstance(batch, Tensor) or not isinstance(batch, Sequence) else batch, {}
+
+
+def _reached(trained: Sequence[Tensor], out: Any) -> set[int]:
+    """Go backward from what the model returned; return the ids of the parameters that get a gradient."""
+    roots = _roots(out)
+    if not roots:
+        raise ChainError("the model returned no tensor that needs a gradient: there is nothing to go backward from.")
+    probes = [_probe(root) for root in roots]
+    if _REENTRANT not in walk(roots).kinds:
+        grads = torch.autograd.grad(roots, trained, probes, allow_unused=True)
+        return {id(p) for p, grad in zip(trained, grads, strict=True) if grad is not None}
+    with _without_gradients(trained):
+        torch.autograd.backward(roots, probes)  # A reentrant checkpoint runs by no other way.
+        return {id(p) for p in trained if p.grad is not None}
+
+
+def _roots(out: Any) -> list[Tensor]:
+    """Return the model's own loss; if it has none, what it returned, or what that contains."""
+    loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        return [loss]
+    entries = out if isinstance(out, list | tuple) else out.values() if isinstance(out, Mapping) else [out]
+    first = [entry for entry in entries if isinstance(entry, Tensor) and entry.requires_grad]
+    return first or [tensor for tensor in tensors_in(out) if tensor.requires_grad]
+
+
+def _probe(root: Tensor) -> Tensor:
+    """Return a cotangent whose numbers no symmetry makes vanish; nothing is drawn."""
+    if root.dim() == 0:
+        return torch.ones_like(root)
+    count = torch.arange(1.0, root.numel() + 1, dtype=torch.float64, device=root.device)
+    return (count * count).sin().div(root.numel()).reshape(root.shape).to(root.dtype)
+
+
+@contextmanager
+def _without_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Put aside the gradients that ``parameters`` have, and what runs when they get one."""
+    grads = [p.grad for p in parameters]
+    hooked = [(hooks, dict(hooks)) for p in parameters if (hooks := p._post_accumulate_grad_hooks)]
+    for hooks, _ in hooked:
+        hooks.clear()
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad
+        for hooks, kept in hooked:
+            hooks.update(kept)
+
+
+@contextmanager
+def _remembered(memories: Sequence[Memory]) -> Iterator[None]:
+    """Restore what engines remember that are on the model already, on other chains."""
+    kept = [memory.state_dict() for memory in memories]
+    try:
+        yield
+    finally:
+        for memory, state in zip(memories, kept, strict=True):
+            memory.load_state_dict(state)

@@ -1,0 +1,63 @@
+"""Running a model without leaving a trace in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+_INNER = "_parameters", "_buffers", "_modules"
+
+
+@contextmanager
+def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
+    """Restore what passes inside the block change of ``model``, and all random states.
+
+    These are the values of buffers, also of those that are replaced, the attributes of modules, and the random states
+    of Python, numpy and torch, on every device in use. What attributes hold is not looked into: a list that is appended
+    to stays longer. What hooks of others do is theirs.
+
+    Args:
+        model: any module.
+        inputs: what it is given.
+    """
+    tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, Tensor))]
+    devices = {t.device for t in tensors if t.device.type != "cpu"}
+    kind = next(iter(devices)).type if devices else "cuda"
+    modules = [
+        (module, dict(vars(module)), [dict(vars(module)[name]) for name in _INNER]) for module in model.modules()
+    ]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind), _python_and_numpy():
+        try:
+            yield
+        finally:
+            for module, attributes, inner in modules:
+                if not _same(vars(module), attributes):
+                    vars(module).clear()
+                    vars(module).update(attributes)
+                for name, entries in zip(_INNER, inner, strict=True):
+                    vars(module)[name].clear()
+                    vars(module)[name].update(entries)
+            with torch.no_grad():
+                for buffer, value in values:
+                    buffer.copy_(value)
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(a[name] is b[name] for name in a)
+
+
+@contextmanager
+def _python_and_numpy() -> Iterator[None]:
+    own, of_numpy = random.getstate(), numpy.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        numpy.random.set_state(of_numpy)  # noqa: NPY002

@@ -1,0 +1,97 @@
+"""Programs that were wrong once, made small."""
+
+from dataclasses import replace
+
+from random_programs import BETWEEN, ENGINES, Block, Program
+
+BLOCK = Block(("tanh",), "x + g", "state", keeps=False, frozen="no")
+PLAIN = Program(
+    blocks=(BLOCK, BLOCK),
+    more=(),
+    alike=False,
+    order=None,
+    tied=False,
+    sides="none",
+    between=("nothing",) * 9,
+    around="nothing",
+    taps=(False,) * 9,
+    rest=False,
+    kept=False,
+    loss="last state",
+    end="nothing",
+    stem=True,
+    input=False,
+    backward="backward",
+    steps=1,
+    training=True,
+    engine=0,
+    batched=False,
+    seed=0,
+)
+
+
+def engine(name):
+    """Return the number of the first engine of that name."""
+    return next(n for n, (known, _) in enumerate(ENGINES) if known == name)
+
+
+def behind(step, what):
+    """Return ``what`` the model does behind a block."""
+    assert what in BETWEEN
+    return tuple(what if n == step else "nothing" for n in range(9))
+
+
+def tapped(step):
+    """Return which state is in the loss itself."""
+    return tuple(n == step for n in range(9))
+
+
+def blocks(*changes):
+    """Return a plain block and one that is not."""
+    return (BLOCK, replace(BLOCK, **dict(changes)))
+
+
+FOUND = {
+    "a constant K over a block that cuts the chain": (
+        {"blocks": blocks(("operations", ("cut",)), ("form", "g")), "engine": engine("dsf"), "taps": tapped(0)},
+        "exact",
+    ),
+    "a hook that came late, on a state that is gone": (
+        {"between": behind(1, "late hook"), "taps": tapped(1)},
+        "refused: the output of … has got a gradient hook",
+    ),
+    "a hook on a last state that the loss does not use": (
+        {"blocks": (BLOCK,) * 3, "end": "hook", "loss": "no last state", "taps": tapped(1)},
+        "exact",
+    ),
+    "a hook on a last state of which the block has returned a view": (
+        {"blocks": blocks(("returns", "view")), "end": "hook", "rest": True},
+        "refused: the output of … has a gradient hook",
+    ),
+    "a view of an older state, changed behind the chain": (
+        {"blocks": (replace(BLOCK, form="view of x"),) * 3, "taps": tapped(1), "end": "add_"},
+        "refused: the output of … shares memory with an older state",
+    ),
+    "two backward passes behind a change in place": ({"end": "add_", "backward": "twice"}, "exact"),
+    "a mask read under a checkpoint": (
+        {"blocks": blocks(("operations", ("where",))), "around": "checkpoint", "engine": engine("highway_bp")},
+        "exact",
+    ),
+    "a norm before a chunk of the state": (
+        {"blocks": blocks(("operations", ("norm", "chunk"))), "engine": engine("highway_bp")},
+        "exact",
+    ),
+    "a loss inside that has freed what the residual path is read from": (
+        {
+            "blocks": (BLOCK, replace(BLOCK, operations=("norm",), keeps=True)),
+            "kept": True,
+            "engine": engine("highway_bp"),
+        },
+        "refused: the backward pass inside … to … failed: its graph is freed",
+    ),
+    "a hook on the last state of a batch": (
+        {"end": "hook", "steps": 2, "engine": engine("dsf"), "batched": True},
+        "exact",
+    ),
+}
+PROGRAM = {name: replace(PLAIN, **changes) for name, (changes, _) in FOUND.items()}

@@ -1,0 +1,141 @@
+"""Random models of what third-party models do: every engine that is exact gives autograd's gradients, or refuses.
+
+``pytest -m slow -n 0 -s tests/depth/programs --programs 20000`` counts what came of so many, refusals by reason.
+"""
+
+import re
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from found_programs import FOUND, PROGRAM
+from hypothesis import HealthCheck, event, given, settings
+from random_networks import SAMPLES, WIDTH, RandomNetwork
+from random_programs import ENGINES, PROGRAMS, Program
+
+import gradfree
+
+EXACTLY = 1e-9
+
+
+def outcome(network, program):
+    """Return the losses and the gradients of everything in all steps, and of states that somebody has looked at."""
+    found, retain = [], program.backward in ("retained", "twice")
+    network.seen = []
+    trained = [p for p in network.parameters() if p.requires_grad]
+    for step in range(program.steps):
+        network.zero_grad()
+        torch.manual_seed(program.seed + step)
+        x = torch.randn(SAMPLES, WIDTH).requires_grad_(program.input)
+        loss = network(x * 1.0)
+        if program.backward == "two passes, one loss":
+            loss = loss + network(x * 0.9)
+        elif program.backward == "two losses":
+            network(x * 0.9).backward()
+        given = [*trained, *([x] if program.input else [])]
+        if program.backward.startswith("grad"):
+            asked = given if program.backward == "grad of all" else trained
+            gradients = torch.autograd.grad(loss, asked, allow_unused=True)
+        else:
+            loss.backward(retain_graph=retain)
+            if program.backward in ("twice", "freed"):
+                loss.backward()
+            gradients = [p.grad for p in given]
+        found += [loss, *gradients, *network.watched()]
+    return [None if g is None else g.detach().clone() for g in found]
+
+
+def verdict(program: Program) -> str:
+    """Run ``program`` with and without its engine; return what came of it, if that is right."""
+    network = RandomNetwork(program)
+    expected, failure = attempted(network, program)
+    name, options = ENGINES[program.engine]
+    try:
+        with gradfree.create_engine(name, **options).attach(network, network.chains, batched=batched(program)):
+            actual, error = attempted(network, program)
+    except gradfree.ChainError as refused:
+        error = refused
+    if isinstance(error, gradfree.ChainError):
+        return "refused: " + reason(error)
+    if error is not None:
+        # Where a reentrant checkpoint's inputs are not asked for, torch.autograd.grad leaves it out.
+        incompatible = "use_reentrant=True" in str(error) and program.backward.startswith("grad")
+        assert failure is not None or incompatible, f"torch's error, which is none without the engine: {error}"
+        return "torch refuses"
+    assert failure is None, f"no error, but without the engine: {failure}"
+    assert_same(actual, expected, 1e-4 if single(program) else EXACTLY)
+    return "exact"
+
+
+def attempted(network, program):
+    """Return the outcome, or the error in its place."""
+    try:
+        return outcome(network, program), None
+    except RuntimeError as error:
+        return None, error
+
+
+def batched(program):
+    """Return the option as the engine takes it."""
+    return (
+        program.batched if ENGINES[program.engine][0] in ("highway_bp", "fixed_point", "dsf", "truncated") else "auto"
+    )
+
+
+def single(program):
+    """Tell whether anything is computed in single precision."""
+    blocks = [*program.blocks, *program.more]
+    return "single" in program.between or any("float" in block.operations for block in blocks)
+
+
+def reason(error):
+    """Return a message without what is the model's own."""
+    return re.sub(r"(blocks|more)(\.\d+)?|\(\d[\d, ]*\)", "…", str(error))[:100]
+
+
+def assert_same(actual, expected, within):
+    """Assert that all gradients are the same, and missing where they are missing."""
+    assert [a is None for a in actual] == [e is None for e in expected]
+    largest = max((e.abs().max().item() for e in expected if e is not None), default=0.0)
+    for a, e in zip(actual, expected, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, e, rtol=0, atol=within * max(largest, 1e-9), equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+FIXED = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_programs_that_were_wrong_once(name):
+    """They give autograd's gradients now, or the engine says why not."""
+    _, expected = FOUND[name]
+    assert verdict(PROGRAM[name]).startswith(expected)
+
+
+@given(PROGRAMS)
+@settings(FIXED, max_examples=40)
+def test_random_programs(program):
+    """Gradients of everything are autograd's, or the engine refuses; what torch refuses is refused here, too."""
+    event(verdict(program))
+
+
+@pytest.mark.slow
+def test_many_random_programs(pytestconfig):
+    """The same of as many programs as ``--programs`` says; prints what came of them."""
+    verdicts = Counter()
+
+    @given(PROGRAMS)
+    @settings(FIXED, max_examples=pytestconfig.getoption("--programs"))
+    def run(program):
+        verdicts[verdict(program)] += 1
+
+    run()
+    print(verdicts.total(), "programs", *(f"{count:6} {what}" for what, count in verdicts.most_common()), sep="\n")

@@ -1,0 +1,322 @@
+"""``validate(model, batch=...)`` tells before training what an engine would do, and leaves no trace in the model."""
+
+import random
+from math import isnan
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from unchanged import assert_unchanged, snapshot
+
+import gradfree
+from gradfree import ChainError
+
+
+class Residual(nn.Module):
+    """``form`` of a state x and a branch g(x)."""
+
+    def __init__(self, form=torch.add, width=4):
+        super().__init__()
+        self.form, self.inner = form, nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.form(x, torch.tanh(self.inner(x)))
+
+
+class Stateful(Residual):
+    """Draws random numbers of all kinds, counts, replaces a buffer and makes a module while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.calls, self.cache = nn.BatchNorm1d(4), 0, None
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x):
+        self.calls += 1
+        self.cache = x.detach()
+        self.made = nn.Identity()
+        self.last = x.detach().mean(0)
+        noise = torch.rand(()) + random.random() + np.random.rand()  # noqa: NPY002
+        return x + noise * nn.functional.dropout(self.norm(self.inner(x)))
+
+
+def blocks(*forms):
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(*map(Residual, forms)), nn.Linear(4, 2))
+
+
+def looked_at(model, batch, engine="highway_bp", **options):
+    return gradfree.create_engine(engine).validate(model, batch=batch, **options)
+
+
+def links(report, path="1"):
+    (piece,) = report.findings[path].pieces
+    return piece
+
+
+def test_a_dry_run_changes_nothing():
+    model = nn.Sequential(*[Stateful() for _ in range(3)])
+    x = torch.randn(5, 4)
+    model(x).sum().backward()
+    attributes = [dict(vars(block)) for block in model]
+    before, grads = snapshot(model), [p.grad.clone() for p in model.parameters()]
+    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    report = looked_at(model, x)
+    assert report.ok
+    assert_unchanged(model, before)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
+    assert random.getstate() == states[0]
+    assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), states[2])
+    for block, known in zip(model, attributes, strict=True):
+        assert vars(block).keys() == known.keys()
+        assert all(vars(block)[name] is value for name, value in known.items())
+
+
+def test_hooks_on_parameters_and_what_other_engines_remember_are_left_alone():
+    """An optimizer may step in a hook, and a running mean of another chain would move."""
+    model = nn.Sequential(blocks(*[torch.add] * 3), blocks(*[torch.add] * 3), nn.Linear(2, 2))
+    model[1][0] = nn.Linear(2, 4)
+    called = []
+    for p in model.parameters():
+        p.register_hook(called.append)
+        p.register_post_accumulate_grad_hook(called.append)
+    gate = gradfree.create_engine("dsf", feedback="gate")
+    with gate.attach(model, ["0.1"]) as handle:
+        model(torch.randn(5, 4)).sum().backward()
+        kept, seen = handle.state_dict(), len(called)
+        assert kept
+        assert looked_at(model, torch.randn(5, 4), chains=["1.1"]).ok
+        assert handle.state_dict() == kept
+        assert not looked_at(model, torch.randn(5, 4), chains=["0.1"]).ok
+    assert len(called) == seen
+
+
+class Checkpointed(Residual):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+def test_reentrant_checkpoints_are_gone_through_without_a_gradient_left():
+    """They run by ``backward()`` alone, which would write gradients and step optimizers that live in hooks."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[Checkpointed() for _ in range(3)]))
+    called = []
+    model[0].weight.register_post_accumulate_grad_hook(called.append)
+    model[0].weight.grad = torch.ones(4, 4)
+    report = looked_at(model, torch.randn(5, 4))
+    assert report.ok
+    assert "use_reentrant=True" in str(report)
+    assert model[0].bias.grad is None
+    assert torch.equal(model[0].weight.grad, torch.ones(4, 4))
+    assert not called
+
+
+FORMS = {
+    "sum": (torch.add, 1.0),
+    "half": (lambda x, g: 0.5 * x + g, 0.5),
+    "difference": (lambda x, g: g - x, -1.0),
+    "none": (lambda x, g: torch.sin(x) + g, 0.0),
+}
+
+
+def test_residual_paths_and_their_shares_are_those_of_dense_jacobians():
+    """⟨δK, δF⟩ / ‖δF‖² of each block, the exact δ from the Jacobians of the blocks alone."""
+    chosen = [*FORMS.values(), FORMS["sum"]]
+    model, x = blocks(*[form for form, _ in chosen]), torch.randn(1, 4)
+    found = links(looked_at(model, x))
+    states = [model[0](x)]
+    for block in model[1]:
+        states.append(block(states[-1]))
+    delta = torch.tensor([1.0, 4.0]).sin().div(2) @ model[2].weight.detach()
+    for i in reversed(range(5)):
+        jacobian = torch.autograd.functional.jacobian(model[1][i], states[i]).reshape(4, 4)
+        pulled, factor = delta @ jacobian, chosen[i][1]
+        assert found[i].residual == factor
+        assert found[i].uniform
+        assert found[i].share == pytest.approx(float(factor * delta @ pulled / (pulled @ pulled)))
+        delta = pulled
+
+
+def test_the_mean_of_a_mask_is_told_as_such():
+    model = blocks(*[lambda x, g: torch.relu(x + g)] * 3)
+    for link in links(looked_at(model, torch.randn(64, 4))):
+        assert not link.uniform
+        assert 0.1 < link.residual < 0.9
+        assert f"K = {link.residual:.3g} on average" in link.words
+
+
+def test_gates_of_a_recurrent_layer_and_their_share_of_the_cotangents():
+    """δK and δF of a GRU by autograd, step by step."""
+    layer, x = nn.GRU(3, 4), torch.randn(6, 2, 3)
+    (link,) = links(looked_at(layer, x), "")
+    cell = nn.GRUCell(3, 4)
+    cell.load_state_dict({name.removesuffix("_l0"): p for name, p in layer.named_parameters()})
+    states, gates = [torch.zeros(2, 4, requires_grad=True)], []
+    for step in x:
+        before = states[-1].detach().requires_grad_()
+        states[-1:] = [states[-1], before] if len(states) > 1 else [before]
+        states.append(cell(step, before))
+        fed, hidden = step @ cell.weight_ih.T + cell.bias_ih, before @ cell.weight_hh.T + cell.bias_hh
+        gates.append(torch.sigmoid(fed + hidden)[:, 4:8].detach())
+    befores, outs = states[0::2], states[1::2]
+    count = torch.arange(1.0, 49.0)
+    direct = list((count * count).sin().div(48).reshape(6, 2, 4))
+    direct[-1] = direct[-1] + (count * count)[:8].sin().div(8).reshape(2, 4)  # The layer returns its last state, too.
+    delta, products, squares = direct[-1], 0.0, 0.0
+    for t in reversed(range(1, 6)):
+        (pulled,) = torch.autograd.grad(outs[t], befores[t], delta)
+        products, squares = products + (delta * gates[t] * pulled).sum(), squares + pulled.pow(2).sum()
+        delta = direct[t - 1] + pulled
+    assert link.steps == 6
+    assert link.residual == pytest.approx(float(torch.stack(gates).mean()))
+    assert link.share == pytest.approx(float(products / squares))
+
+
+class Dropping(nn.Module):
+    """Computes something between its second and third block."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Residual() for _ in range(4))
+
+    def forward(self, x):
+        for n, layer in enumerate(self.layers):
+            x = layer(2 * x if n == 2 else x)
+        return x
+
+
+def test_pieces_are_those_of_the_first_step():
+    model = Dropping()
+    x = torch.randn(5, 4, requires_grad=True)
+    report = looked_at(model, x)
+    engine = gradfree.create_engine("highway_bp")
+    with engine.attach(model) as handle:
+        model(x).sum().backward()
+        assert report.findings["layers"].splits == handle.chains["layers"].splits
+    pieces = [[link.path for link in piece] for piece in report.findings["layers"].pieces]
+    assert pieces == [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
+    assert "2 pieces: layers.0 to layers.1, layers.2 to layers.3" in str(report)
+    assert "split at layers.2: it was given what the model" in str(report)
+
+
+def test_what_goes_in_batches_is_told_as_the_first_step_has_it():
+    model = nn.Sequential(*[Residual(width=8) for _ in range(5)])
+    model[2].inner = nn.Linear(8, 8, bias=False)
+    x = torch.randn(3, 8, requires_grad=True)
+    report = looked_at(model, x)
+    with gradfree.create_engine("highway_bp").attach(model) as handle:
+        model(x).sum().backward()
+        assert str(handle.chains[""]) == str(report.chains[""])
+    assert [link.batched for link in links(report, "")] == [True, True, False, True, True]
+    assert "4 in batches; 2 not: no other block is like it" in str(report)
+    assert "0 to 1: K = 1, residual share " in str(report)
+
+
+class Bypassing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+
+class Mixing(Residual):
+    def forward(self, x):
+        return super().forward(x) + x.mean(0)
+
+
+class InPlace(Residual):
+    def forward(self, x):
+        return super().forward(x.add_(1.0))
+
+
+def in_place():
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[InPlace() for _ in range(3)]))
+
+
+REFUSED = {
+    "no residual path": ("highway_bp", lambda: blocks(*[lambda x, g: torch.sin(x) + g] * 3), ["1"]),
+    "samples that mix": ("deeppcr", lambda: nn.Sequential(*[Mixing() for _ in range(3)]), None),
+    "a state changed in place": ("highway_bp", in_place, ["1"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_first_step_would_refuse_is_a_problem(case):
+    """In the very words of the refusal."""
+    name, build, chains = REFUSED[case]
+    model, engine, x = build(), gradfree.create_engine(name), torch.randn(5, 4)
+    assert engine.validate(model, chains).ok
+    report = engine.validate(model, chains, batch=x)
+    with engine.attach(model, chains), pytest.raises(ChainError) as refused:
+        model(x).sum().backward()
+    assert report.problems == [str(refused.value)]
+    assert f"problem: {refused.value}" in str(report)
+
+
+def test_blocks_that_the_engine_never_runs_for_are_told():
+    report = looked_at(Bypassing(), torch.randn(5, 4))
+    assert report.ok
+    assert "block.forward(x)" in report.notes[0]
+    assert "not run by the engine: layers.0 and 2 more" in str(report)
+
+
+class Keyword(nn.Module):
+    """Returns its loss beside its output, as models of Hugging Face do, and takes arguments by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[Residual() for _ in range(3)])
+
+    def forward(self, x, *, scale, label):
+        out = self.layers(scale * x)
+        return {"loss": (out - label).pow(2).mean(), "logits": out}
+
+
+def test_arguments_are_given_as_the_model_takes_them_and_its_own_loss_counts():
+    model, x = Keyword(), torch.randn(5, 4)
+    batch = {"x": x, "scale": torch.tensor(2.0), "label": torch.ones(5, 4)}
+    (found,) = [looked_at(model, batch).findings["layers"].pieces[0][-1]]
+    out = model.layers[:-1](2 * x).detach().requires_grad_()
+    delta = 2 * (model.layers[-1](out).detach() - 1) / 20
+    (pulled,) = torch.autograd.grad(model.layers[-1](out), out, delta)
+    assert found.share == pytest.approx(float((delta * pulled).sum() / pulled.pow(2).sum()))
+    for arguments in (x, (x,), [x]):
+        assert looked_at(model.layers, arguments).findings[""].pieces
+
+
+def test_what_the_model_itself_raises_is_raised_and_leaves_it_as_it_was():
+    model = nn.Sequential(*[Stateful() for _ in range(3)], nn.Linear(5, 5))
+    before, calls = snapshot(model), model[0].calls
+    with pytest.raises(RuntimeError, match="shapes"):
+        looked_at(model, torch.randn(5, 4), chains=[["0", "1", "2"]])
+    assert_unchanged(model, before)
+    assert model[0].calls == calls
+
+
+def test_an_output_without_a_gradient_is_a_problem():
+    model = nn.Sequential(blocks(*[torch.add] * 3), nn.Softmax(-1))
+    model.forward = lambda x: model[0](x).argmax(-1)
+    assert "no tensor that needs a gradient" in looked_at(model, torch.randn(5, 4)).problems[0]
+
+
+def test_evaluation_mode_is_noted():
+    assert "evaluation mode" in looked_at(blocks(*[torch.add] * 3).eval(), torch.randn(5, 4)).notes[0]
+
+
+def test_without_a_batch_and_where_nothing_is_attached_nothing_runs():
+    model = blocks(*[torch.add] * 3)
+    model.forward = None
+    assert gradfree.create_engine("highway_bp").validate(model).findings == {}
+    assert looked_at(model, torch.randn(5, 4), "backprop").findings == {}
+
+
+def test_layers_taken_apart_have_no_residual_path_to_tell_of():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    assert all(
+        link.residual is None and isnan(link.share) for link in links(looked_at(model, torch.randn(5, 4), "dfa"), "")
+    )
