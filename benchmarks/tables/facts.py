@@ -54,7 +54,7 @@ Fact = dict[str, Any]
 """A row of the table; what is left out is null."""
 
 
-def fact(metric: str, unit: str, told: Estimate | float = nan, note: str | None = None, **context: Any) -> Fact:
+def fact(metric: str, unit: str, told: Estimate | float = nan, **context: Any) -> Fact:
     """Return the fact that ``metric`` is ``told``; of estimates without ``n``, the interval is of a median."""
     if not isinstance(told, Estimate):
         told = Estimate(told)
@@ -68,7 +68,7 @@ def fact(metric: str, unit: str, told: Estimate | float = nan, note: str | None 
         "interval": "" if isnan(told.low) else MEAN if told.n else MEDIAN,
         "n": told.n,
         **context,
-        "note": note and plain(note),
+        "note": plain(context.get("note") or "") or None,
     }
 
 

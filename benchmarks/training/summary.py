@@ -218,9 +218,8 @@ class Summary:
             engines = inexact.with_columns(label="row")
             yield Chart(f"{where}: gradients by engine", engines, Axis("engine", "names"), _DISTANCE)
         losses = runs(self.facts, LOSS)
-        if not losses.is_empty():
-            # A tenth of the least loss is as much to see as ten times the greatest.
-            far = 0.0 < _FAR * losses["y"].min() < losses["y"].max()
+        if known := losses["y"].to_list():
+            far = 0.0 < _FAR * min(known) < max(known)
             axis = Axis("training loss (mean of a batch)", "log" if far else "linear")
             yield Chart(f"{where}: training loss, a line a run", losses, Axis("step (number)"), axis, "solid")
 
