@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
+from torch import nn
 
+from gradfree import Fidelity
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
@@ -20,9 +22,28 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depth_summary import ALIGNMENT, DRIFT, DepthSummary
-from gradfree.benchmarks.training.layerwise import LayerwiseTraining
 from gradfree.benchmarks.training.outcomes import run_facts, scored
 from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
+from gradfree.benchmarks.training.training import Training
+from gradfree.orthogonal.weights import drift, is_matrix, weights_of
+
+_DIGITS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerwiseTraining(Training):
+    """A training run that keeps each layer's alignment with its true gradient, and how orthogonal the weights stay."""
+
+    kind: ClassVar[str] = "layerwise training"
+
+    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return the whole gradient's fidelity and the cosine of each layer's, in their order."""
+        layers = [round(agreement.cosine, _DIGITS) for agreement in fidelity.layers.values()]
+        return {**super().probed(fidelity), "layers": layers}
+
+    def watched(self, model: nn.Module) -> dict[str, Any]:
+        """Return the largest ‖W Wᵀ - I‖ of the weights."""
+        return {"drift": drift(weights_of(filter(is_matrix, model.modules()))).max().item()}
 
 
 class _Layerwise(Comparison):
@@ -135,8 +156,8 @@ def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) 
     """Yield the largest drift seen and, of the deepest network, each layer's mean cosine, by training step."""
     results = [record["results"] for record in runs if not error_of(record)]
     if results:
-        drift = max((loss["drift"] for result in results for loss in result["losses"]), default=nan)
-        yield fact(DRIFT, "1", drift, **who)
+        largest = max((loss["drift"] for result in results for loss in result["losses"]), default=nan)
+        yield fact(DRIFT, "1", largest, **who)
         if not deepest:
             return
         probes = [[probe["layers"] for probe in result["fidelity"]] for result in results]
