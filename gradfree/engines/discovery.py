@@ -33,7 +33,7 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     if not _are_paths(chains):
         return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {chains!r}."])
     if isinstance(model, torch.jit.ScriptModule):
-        return Report(problems=["the model is scripted or traced by torch.jit, so that no engine sees its blocks run."])
+        return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
         named = [""]
