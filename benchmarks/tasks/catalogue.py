@@ -42,6 +42,17 @@ class RecallAccuracy(MulticlassAccuracy):
         super().update(preds.flatten(0, 1), target.flatten())
 
 
+class LastAccuracy(MulticlassAccuracy):
+    """The share of last tokens that are right."""
+
+    def __init__(self) -> None:
+        super().__init__(2, average="micro")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add logits (B, T, 2) and targets (B, T)."""
+        super().update(preds[:, -1], target[:, -1])
+
+
 def parity_accuracy() -> Metric:
     """Return the share of parities that are right."""
     return MulticlassAccuracy(num_classes=2, average="micro")
