@@ -79,7 +79,7 @@ PARITY_LONG = replace(
 )
 
 
-def _running(cell: str) -> Task:
+def _running(cell: str, steps: int) -> Task:
     return Task(
         name=f"running_parity_{cell}",
         data=Synthetic(running_parity, length=32, train=20000, held_out=500),
@@ -90,12 +90,12 @@ def _running(cell: str) -> Task:
         score=Score("accuracy", "%", LastAccuracy, factor=100.0),
         learning_rate=5e-3,  # not tuned
         batch_size=32,
-        steps=300,
+        steps=steps,
         evaluations=2,
     )
 
 
-RUNNING_PARITY = (_running("para_gru"), _running("para_lstm"))
+RUNNING_PARITY = (_running("para_gru", 300), _running("para_lstm", 600))
 
 
 def _pixels(name: str, column: str, channels: int, train: int) -> Task:
