@@ -17,10 +17,9 @@ from gradfree.benchmarks.tasks.catalogue import (
     PARITY,
     PYDOC_GRU,
     TINYSHAKESPEARE,
-    LastAccuracy,
     cross_entropy,
-    digit_accuracy,
 )
+from gradfree.benchmarks.tasks.metrics import digit_accuracy, last_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
 from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
 from gradfree.benchmarks.training.comparison import Comparison
@@ -87,7 +86,7 @@ def _running(cell: str, steps: int) -> Task:
         # Without a clip, as the paper's on parity.
         options={"vocab_size": 2, "cell": cell, "layers": 1, "width": 32, "clip": None},
         loss=cross_entropy,
-        score=Score("accuracy", "%", LastAccuracy, factor=100.0),
+        score=Score("accuracy", "%", last_accuracy, factor=100.0),
         learning_rate=5e-3,  # not tuned
         batch_size=32,
         steps=steps,

@@ -20,7 +20,8 @@ from gradfree.benchmarks.data.synthetic import (
 )
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.long_sequences import RUNNING_PARITY
-from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY, LastAccuracy, RecallAccuracy
+from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY
+from gradfree.benchmarks.tasks.metrics import last_accuracy, recall_accuracy
 from gradfree.benchmarks.training.training import Training
 
 
@@ -93,7 +94,7 @@ def test_the_running_parity_is_that_of_every_beginning():
     logits = F.one_hot(targets, 2).double()
     logits[:, :-1] = 0.0  # Whatever is said before the last.
     logits[:2, -1] = logits[:2, -1].flip(-1)
-    metric = LastAccuracy()
+    metric = last_accuracy()
     metric.update(logits, targets)
     assert metric.compute().item() == pytest.approx(0.75)
 
@@ -138,7 +139,7 @@ def test_recall_counts_the_symbols_alone():
     logits = F.one_hot(targets, COPYING_VOCABULARY).double()
     logits[:, :-10] = 0.0  # Whatever is said in place of the blanks.
     logits[:8, -5:] = F.one_hot(torch.tensor(BLANK), COPYING_VOCABULARY).double()
-    metric = RecallAccuracy()
+    metric = recall_accuracy()
     metric.update(logits, targets)
     assert metric.compute().item() == pytest.approx(0.75)
 
