@@ -355,7 +355,7 @@ class WithoutGraph:
     Not by a switch in the hooks: an exception would leave that as it is.
     """
 
-    def __init__(self, recorder: BlockRecorder, block: nn.Module):
+    def __init__(self, recorder: Any, block: nn.Module):
         self._recorder, self._block, self._forward = recorder, block, block.forward
         block.forward = self.forward
 

@@ -29,6 +29,7 @@ from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, shares_memory
 from gradfree.errors import ChainError
+from gradfree.torchside.graph import keeps_graph
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
 
@@ -236,7 +237,7 @@ class Recording:
         self._follow_changes()
         self.solving = True
         try:
-            gradients = self._gradients(_keep_graph())
+            gradients = self._gradients(keeps_graph())
         finally:
             self.solving = False
         self._solved = True
@@ -368,9 +369,3 @@ def _refuse_changed(link: Link) -> None:
             "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
             "(y = y + x, not y += x)."
         )
-
-
-def _keep_graph() -> bool:
-    """Tell whether the running backward pass was called with ``retain_graph=True``."""
-    query = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if query is None else query()
