@@ -9,6 +9,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
+from gradfree.choosing.watching import GradientWatch
 from gradfree.depth.ports import Port, register_port
 from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
@@ -17,6 +18,7 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
+from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
@@ -25,14 +27,14 @@ checkout.map_subpackages()
 
 def __getattr__(name: str) -> ModuleType:
     """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
-    if name in ("algorithms", "models", "benchmarks", "lightning"):
+    if name in ("algorithms", "models", "benchmarks", "huggingface", "lightning"):
         return import_module(f"gradfree.{name}")
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Return what is meant for users."""
-    return [*__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"]
+    return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 
 __version__ = "0.1.0"
@@ -45,14 +47,17 @@ __all__ = [
     "Engine",
     "EngineOptimizer",
     "Fidelity",
+    "GradientWatch",
     "Handle",
     "Port",
     "Report",
+    "Stage",
     "SweepEngine",
     "create_engine",
     "create_model",
     "engine_figures",
     "gradient_fidelity",
+    "layer_parallel",
     "list_engines",
     "list_models",
     "orthogonalize",

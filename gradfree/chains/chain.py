@@ -163,12 +163,20 @@ class Solver(Protocol):
         """Whether a chain of layers is run again, rather than have its activations stored."""
 
     @property
+    def reads_states(self) -> bool:
+        """Whether it asks for the values of all states of a chain of layers, and not for their graphs alone."""
+
+    @property
     def needs_residual(self) -> bool:
         """Whether it asks for a chain's residual path."""
 
     @property
     def pulls_at_once(self) -> bool:
         """Whether it asks for the pulls of all links at once."""
+
+    @property
+    def sharper(self) -> Solver | None:
+        """It with its next better options, ``None`` if there are none."""
 
     @property
     def forwards(self) -> Sequence[Any]:

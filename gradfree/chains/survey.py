@@ -19,7 +19,8 @@ class LinkFindings:
 
     Attributes:
         path: of the block; of a chain in time that of the layer.
-        residual: the mean of the diagonal of K, what the residual path is read as; ``None``: nobody asks for it.
+        residual: the mean of the diagonal of K, what the residual path is read as; ``None``: nobody asks, or nothing
+            is pulled back to the state before.
         uniform: whether all of that diagonal is one number.
         share: ⟨δK, δF⟩ / ‖δF‖², how much of what the link exactly pulls back K carries; NaN where nothing is pulled.
         batched: whether the block is pulled through in a batch.
@@ -43,7 +44,9 @@ class LinkFindings:
     @classmethod
     def of_link(cls, path: str, factor: Factor, delta: Cotangent, pulled: Cotangent) -> LinkFindings:
         """Return those of a block whose exact pull of ``delta`` is ``pulled``, and whose K is ``factor``."""
-        if delta is None or pulled is None or pulled.shape != delta.shape:
+        if delta is None or pulled is None:
+            return cls(path)
+        if pulled.shape != delta.shape:
             return cls(path, 0.0)
         known = _wide(torch.as_tensor(factor)).flatten()
         return cls(path, known.mean().item(), bool((known == known[0]).all()), share([times(delta, factor)], [pulled]))

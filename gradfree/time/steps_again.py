@@ -88,6 +88,7 @@ class StepsAgain:
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(taken.first, taken.states, strict=True)]
         memory = self.attachment.memory
         chain = UnrolledChain(self.cell, taken.x, before, taken.parameters, taken.wanted, memory, self.where)
+        chain.keep_graph = self.attachment.compares
         # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
         # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
         now = held_marks(self.cell)

@@ -1,0 +1,122 @@
+"""An engine as a callback of the Trainer."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from gradfree.chains.handle import Handle
+from gradfree.chains.solving import Figures, engine_figures
+from gradfree.engines.discovery import Chains
+from gradfree.engines.engine import Engine
+from gradfree.registry import engine_class, list_engines, resolve_engine
+
+
+class EngineCallback(TrainerCallback, ExportableState):
+    """Trains with an engine: it is on the model from the beginning of ``Trainer.train()`` to its end.
+
+    Accumulation, clipping, mixed precision, gradient checkpointing, PEFT and DDP stay the Trainer's. At the steps that
+    the Trainer logs, the engine's figures (:func:`gradfree.engine_figures`) are added to the logs as
+    ``engine/<figure>/<chain>``, in ``state.log_history`` and for callbacks that come behind this one. What the engine
+    keeps from step to step goes into checkpoints, and comes back with ``resume_from_checkpoint``.
+
+    Args:
+        engine: an engine's name, or an engine.
+        chains: as in :meth:`gradfree.Engine.attach`.
+        residual: likewise.
+        **options: the engine's options, if it is given by name.
+
+    Attributes:
+        engine: the engine.
+        handle: of the engine while it is on the model, and behind a training that an exception has ended.
+
+    Raises:
+        ValueError: an engine that there is not.
+        TypeError: an option that it does not have.
+    """
+
+    def __init__(
+        self,
+        engine: str | Engine = "highway_bp",
+        chains: Chains | None = None,
+        residual: float | None = None,
+        **options: Any,
+    ):
+        self.engine, self.chains, self.residual = resolve_engine(engine, options), chains, residual
+        self.handle = Handle()
+        self._asking = ExitStack()
+        self._figures: Figures = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Attach the engine.
+
+        Raises:
+            ChainError: the engine cannot be attached.
+        """
+        self._asking.close()
+        self.handle.detach()
+        self.handle = self.engine.attach(model, self.chains, residual=self.residual)
+        # A checkpoint of a training without the engine has none: the Trainer would miss it when it saves the next one.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        self._load(saved if isinstance(saved, list) else [saved])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for figures, if the step is one to be logged."""
+        step = state.global_step + 1
+        every = state.logging_steps if args.logging_strategy == "steps" else 0
+        if (step == 1 and args.logging_first_step) or (every and step % every == 0):
+            self._figures = self._asking.enter_context(engine_figures())
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look behind a step: see :meth:`Handle.watch` and :meth:`Handle.average_over_ranks`."""
+        self._asking.close()
+        self.handle.watch()
+        if distributed.is_available() and distributed.is_initialized():
+            self.handle.average_over_ranks()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Add the figures to what is logged of a step."""
+        figures, self._figures = self._figures, {}
+        told = {
+            f"engine/{name}/{path}".rstrip("/"): f.item() for path, own in figures.items() for name, f in own.items()
+        }
+        if logs is not None and told:
+            logs.update(told)
+            state.log_history[-1].update(told)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the engine off."""
+        self._asking.close()
+        self.handle.detach()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: how the callback was made, and what the engine has kept, as lists."""
+        name = next((n for n in list_engines() if engine_class(n) is type(self.engine)), type(self.engine).__name__)
+        options = {f.name: _plain(getattr(self.engine, f.name)) for f in fields(self.engine)}
+        where = {"chains": self.chains, "residual": self.residual}
+        kept = {
+            path: {key: {"dtype": str(t.dtype).removeprefix("torch."), "values": t.tolist()} for key, t in own.items()}
+            for path, own in self.handle.state_dict().items()
+        }
+        return {"args": {"engine": name, **where, **options}, "attributes": {"kept": kept}}
+
+    def _load(self, saved: list[dict[str, Any]]) -> None:
+        """Take up what engines have kept of this one's chains: there may be one on others."""
+        kept = {path: own for each in saved for path, own in each["attributes"]["kept"].items()}
+        self.handle.load_state_dict(
+            {
+                path: {key: torch.tensor(t["values"], dtype=getattr(torch, t["dtype"])) for key, t in own.items()}
+                for path, own in kept.items()
+                if path in self.handle.chains
+            }
+        )
+
+
+def _plain(option: Any) -> Any:
+    return option.tolist() if isinstance(option, Tensor) else option

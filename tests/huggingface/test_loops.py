@@ -1,0 +1,120 @@
+"""Training loops with accelerate, and adapters of peft: the engine is one line, all else is theirs."""
+
+import pytest
+import torch
+
+import gradfree
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import accelerate
+from tiny_hugging_face import Examples, bert, gpt2, train, weights
+
+STEPS = 6
+
+
+def batches(model, size=4):
+    return torch.utils.data.DataLoader(Examples(model), batch_size=size)
+
+
+def trained(options=None, way="optimizer", folder=None, stop=None):
+    """Return the weights after an accelerate loop, with accumulation and clipping; save or load its state."""
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if options and way == "optimizer":
+        optimizer = gradfree.EngineOptimizer(optimizer, model, **options)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, batches(model), scheduler)
+    handle = gradfree.create_engine(**options).attach(model) if options and way == "attach" else None
+    if folder and stop is None:
+        accelerator.load_state(folder)
+    for step, batch in enumerate(loader):
+        if step >= 2 * STEPS or (folder and stop is None and step < STEPS):
+            continue
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if step + 1 == stop:
+            accelerator.save_state(folder)
+    if handle:
+        handle.detach()
+    return weights(accelerator.unwrap_model(model))
+
+
+@pytest.mark.parametrize("way", ["optimizer", "attach"])
+def test_a_loop_of_accelerate_is_the_plain_one(way):
+    plain = trained()
+    assert torch.equal(trained({"engine" if way == "optimizer" else "name": "backprop"}, way), plain)
+    exact = {"engine" if way == "optimizer" else "name": "highway_bp", "iterations": 3}
+    torch.testing.assert_close(trained(exact, way), plain, rtol=1e-5, atol=1e-5)
+    rough = trained(exact | {"iterations": 0}, way)
+    assert not torch.allclose(rough, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_accelerate_saves_and_loads_the_optimizer_with_its_engine(tmp_path):
+    """``dsf``, whose running mean goes with the optimizer's state."""
+    options = {"engine": "dsf", "feedback": "gate"}
+    whole = trained(options, folder=tmp_path, stop=STEPS)
+    assert torch.equal(trained(options, folder=tmp_path), whole)
+
+
+@pytest.fixture
+def adapted():
+    peft = pytest.importorskip("peft")
+
+    def build():
+        config = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+        return peft.get_peft_model(gpt2(), config)
+
+    return build
+
+
+def gradients(model):
+    batch = next(iter(batches(model.get_base_model())))
+    torch.manual_seed(1)
+    model(**batch).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_adapters_alone_are_trained_and_exactly(adapted):
+    """LoRA freezes all else, also what lies before the chain."""
+    expected = gradients(adapted())
+    assert all("lora" in name for name in expected)
+    model = adapted()
+    engine = gradfree.create_engine("highway_bp", iterations=3)
+    with engine.attach(model) as handle:
+        actual = gradients(model)
+    assert list(handle.chains) == ["base_model.model.transformer.h"]
+    assert actual.keys() == expected.keys()
+    for name, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_adapters_are_saved_merged_and_loaded_as_without_the_engine(adapted, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = adapted()
+    with gradfree.create_engine("highway_bp").attach(model):
+        gradients(model)
+        model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(gpt2(), tmp_path)
+    model.eval()
+    x = torch.arange(12)[None]
+    assert torch.equal(loaded(x).logits, model(x).logits)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(merged(x).logits, loaded(x).logits)
+
+
+@pytest.mark.slow
+def test_adapters_train_in_the_trainer(adapted, tmp_path):
+    from gradfree.huggingface import EngineCallback
+
+    plain = train(adapted(), tmp_path, steps=20)
+    for callback, apart in (EngineCallback("backprop"), 0.0), (EngineCallback("highway_bp", iterations=3), 1e-5):
+        trainer = train(adapted(), tmp_path, [callback], steps=20)
+        torch.testing.assert_close(weights(trainer.model), weights(plain.model), rtol=apart, atol=apart)

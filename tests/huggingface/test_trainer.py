@@ -1,0 +1,179 @@
+"""An engine in the Trainer: backprop changes no bit, k = L next to nothing, and a training that is resumed goes on."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from tiny_hugging_face import Examples, bart, bert, gpt2, train, vit, weights
+
+import gradfree
+from gradfree.huggingface import EngineCallback
+
+MODELS = {"gpt2": gpt2, "vit": vit}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 3}
+SETTINGS = {
+    "accumulation, evaluation in between": {"gradient_accumulation_steps": 2, **EVALUATED},
+    "checkpoints": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "reentrant checkpoints": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    "bf16": {"bf16": True},
+}
+ENGINES = {
+    "backprop": (lambda: EngineCallback("backprop"), 0.0),
+    "link by link": (lambda: EngineCallback("backprop", plain=False), 1e-5),
+    "k = L": (lambda: EngineCallback("highway_bp", iterations=3), 1e-5),
+}
+
+
+def losses(trainer):
+    names = ("loss", "eval_loss")
+    return torch.tensor([entry[name] for entry in trainer.state.log_history for name in names if name in entry])
+
+
+def compared(build, folder, settings, steps):
+    """Assert that each engine's training is the plain one.
+
+    By SGD: of a gradient that is zero but for its rounding, as that of keys' biases is, Adam makes steps of full size.
+    """
+    settings = {"optim": "sgd", "learning_rate": 0.1, **settings}
+    plain = train(build(), folder, steps=steps, **settings)
+    for name, (make, apart) in ENGINES.items():
+        callback = make()
+        apart = max(apart, 2.0**-8) if apart and settings.get("bf16") else apart  # Its own rounding.
+        trainer = train(build(), folder, [callback], steps=steps, **settings)
+        assert not callback.handle.attached
+        assert len(losses(trainer)) == len(losses(plain)) >= steps // 2
+        assert (losses(trainer) - losses(plain)).abs().max() <= apart, name
+        assert (weights(trainer.model) - weights(plain.model)).abs().max() <= apart, name
+
+
+def test_a_short_training_is_the_plain_one(tmp_path):
+    """Six steps of two batches each, evaluated in between."""
+    compared(gpt2, tmp_path, SETTINGS["accumulation, evaluation in between"], 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("model", MODELS)
+def test_fifty_steps_are_those_of_the_plain_training(model, setting, tmp_path):
+    compared(MODELS[model], tmp_path, SETTINGS[setting], 50)
+
+
+def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(tmp_path):
+    """With what the engine remembers: without the running mean the steps behind would be others."""
+
+    def callback():
+        return EngineCallback("dsf", feedback="gate")
+
+    whole = train(bert(), tmp_path, [callback()], save_strategy="steps", save_steps=3)
+    checkpoint = tmp_path / "checkpoint-3"
+    resumed = train(bert(), tmp_path, [callback()], resume=str(checkpoint))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    state = checkpoint / "trainer_state.json"
+    text = state.read_text()
+    assert '"mean of residual"' in text
+    state.write_text(text.replace('"mean of residual"', '"mean of something else"'))
+    forgotten = train(bert(), tmp_path, [callback()], resume=str(checkpoint))
+    assert not torch.equal(weights(forgotten.model), weights(whole.model))
+
+
+@pytest.mark.slow
+def test_a_training_that_was_begun_without_the_engine_goes_on_with_it(tmp_path):
+    """And the other way round; its checkpoints are the Trainer's."""
+    every = {"save_strategy": "steps", "save_steps": 3}
+    train(gpt2(), tmp_path / "plain", **every)
+    trainer = train(
+        gpt2(), tmp_path / "plain", [EngineCallback()], resume=str(tmp_path / "plain" / "checkpoint-3"), **every
+    )
+    assert trainer.state.global_step == 6
+    train(gpt2(), tmp_path / "plain", resume=str(tmp_path / "plain" / "checkpoint-6"), steps=7)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_the_trainer_restore_the_callback_itself_if_asked_to(tmp_path):
+    """From how it was made, which may differ from how it is made now."""
+    train(gpt2(), tmp_path, [EngineCallback("highway_bp", iterations=1)], save_strategy="steps", save_steps=3)
+    trainer = train(
+        gpt2(),
+        tmp_path,
+        [EngineCallback("fixed_point")],
+        resume=str(tmp_path / "checkpoint-3"),
+        restore_callback_states_from_checkpoint=True,
+    )
+    (callback,) = [c for c in trainer.callback_handler.callbacks if isinstance(c, EngineCallback)]
+    assert callback.engine == gradfree.create_engine("highway_bp", iterations=1)
+
+
+def test_figures_stand_in_the_logs_of_the_steps_that_are_logged(tmp_path):
+    trainer = train(gpt2(), tmp_path, [EngineCallback("highway_bp", iterations=1)], logging_first_step=True)
+    told = {e["step"]: e["engine/residual/transformer.h"] for e in trainer.state.log_history if "loss" in e}
+    assert list(told) == [1, 2, 4, 6]
+    assert all(0 < residual < 1 for residual in told.values())
+
+
+@pytest.mark.slow
+def test_figures_change_no_bit_and_are_asked_for_at_no_other_step(tmp_path):
+    logged = train(gpt2(), tmp_path, [EngineCallback("highway_bp", iterations=1)])
+    silent = train(gpt2(), tmp_path, [EngineCallback("highway_bp", iterations=1)], logging_strategy="no")
+    assert torch.equal(weights(logged.model), weights(silent.model))
+    assert not any("engine/residual/transformer.h" in entry for entry in silent.state.log_history)
+
+
+@pytest.mark.slow
+def test_two_engines_on_chains_of_their_own_remember_each_its_own(tmp_path):
+    def callbacks():
+        paths = (f"model.{part}.layers" for part in ("encoder", "decoder"))
+        return [EngineCallback("dsf", chains=[path], feedback="gate") for path in paths]
+
+    whole = train(bart(), tmp_path, callbacks(), save_strategy="steps", save_steps=3)
+    resumed = train(bart(), tmp_path, callbacks(), resume=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert len((tmp_path / "checkpoint-3" / "trainer_state.json").read_text().split('"mean of residual"')) == 3
+
+
+def test_an_engine_that_cannot_be_attached_is_refused_before_the_first_step(tmp_path):
+    model = gpt2()
+    before = weights(model)
+    with pytest.raises(gradfree.ChainError, match="FOTON cannot be attached to GPT2LMHeadModel"):
+        train(model, tmp_path, [EngineCallback("foton")])
+    assert torch.equal(weights(model), before)
+
+
+@pytest.mark.slow
+def test_an_engine_that_an_exception_has_left_on_is_taken_off_by_the_next_training(tmp_path):
+    class Stop(type(EngineCallback()).__mro__[1]):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    callback, model = EngineCallback("highway_bp"), gpt2()
+    with pytest.raises(KeyboardInterrupt):
+        train(model, tmp_path, [callback, Stop()])
+    assert callback.handle.attached
+    train(model, tmp_path, [callback])
+    assert not callback.handle.attached
+
+
+def test_what_is_saved_while_the_engine_is_on_is_the_users_own(tmp_path):
+    """``save_pretrained``, ``torch.save(model)`` and checkpoints of the Trainer."""
+    model, data = gpt2(), Examples(gpt2())
+    plain = copy.deepcopy(model)
+    files = {}
+    for name, one in (("plain", plain), ("attached", model)):
+        folder = tmp_path / name
+        with gradfree.create_engine("highway_bp").attach(one) if name == "attached" else torch.enable_grad():
+            batch = {key: torch.as_tensor(value)[None] for key, value in data[0].items()}
+            one(**batch).loss.backward()
+            one.zero_grad()
+            one.save_pretrained(folder)
+            torch.save(one, folder / "whole.pt")
+        files[name] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert files["plain"].keys() == files["attached"].keys()
+    for name in files["plain"].keys() - {"whole.pt"}:
+        assert files["plain"][name] == files["attached"][name]
+    assert b"gradfree" not in files["attached"]["whole.pt"]
+    loaded = torch.load(tmp_path / "attached" / "whole.pt", weights_only=False)
+    assert torch.equal(weights(loaded), weights(model))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.modules())

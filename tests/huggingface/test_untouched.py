@@ -1,0 +1,138 @@
+"""What else a model of Hugging Face returns and does is the same while an engine is on it."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tiny_hugging_face import LENGTH, bart, bert, gpt2, vit
+
+import gradfree
+
+TOKENS = torch.arange(2 * LENGTH).reshape(2, LENGTH) % 50
+IMAGES = torch.linspace(-9, 9, 2 * 3 * 8 * 8).sin().reshape(2, 3, 8, 8)
+MODELS = {
+    "gpt2": (lambda: gpt2(attn_implementation="eager"), {"input_ids": TOKENS, "labels": TOKENS}),
+    "bert": (bert, {"input_ids": TOKENS, "labels": TOKENS}),
+    "bart": (bart, {"input_ids": TOKENS, "labels": TOKENS}),
+    "vit": (vit, {"pixel_values": IMAGES, "labels": torch.tensor([1, 2])}),
+}
+
+
+def both(build, use):
+    """Return what ``use`` makes of the model alone, and with an engine on it."""
+    results = []
+    for attached in (False, True):
+        model = build()
+        handle = gradfree.create_engine("highway_bp", iterations=4).attach(model) if attached else None
+        torch.manual_seed(1)
+        results.append(use(model))
+        if handle:
+            handle.detach()
+    return results
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for entry in entries for tensor in tensors(entry)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_and_attentions_are_the_same_to_the_last_bit(name, training):
+    build, batch = MODELS[name]
+
+    def run(model):
+        model.train(training)
+        model.set_attn_implementation("eager")
+        return model(**batch, output_hidden_states=True, output_attentions=True)
+
+    plain, attached = both(build, run)
+    assert type(plain) is type(attached)
+    assert plain.keys() == attached.keys()
+    assert any("hidden_states" in key for key in plain)
+    assert any("attentions" in key for key in plain)
+    pairs = list(zip(tensors(dict(plain)), tensors(dict(attached)), strict=True))
+    assert len(pairs) > 6
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert all(a.requires_grad == b.requires_grad for a, b in pairs)
+
+
+def loss_inside(model, batch):
+    """A loss on all that the model returns, hidden states and attentions included."""
+    model.set_attn_implementation("eager")
+    out = model(**batch, output_hidden_states=True, output_attentions=True)
+    return sum((t * torch.cos(t.detach())).mean() for t in tensors(dict(out)) if t.requires_grad)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loss_on_hidden_states_and_attentions_has_the_same_gradients(name):
+    """Hooks of the library keep attentions from inside blocks, whose graphs must outlive the loss's own way there."""
+    build, batch = MODELS[name]
+
+    def run(model):
+        loss_inside(model, batch).backward(retain_graph=True)
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    plain, attached = both(build, run)
+    assert plain.keys() == attached.keys()
+    for key in plain:
+        torch.testing.assert_close(attached[key], plain[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loss_on_attentions_says_that_it_needs_the_graph(name):
+    build, batch = MODELS[name]
+    model = build()
+    with gradfree.create_engine("highway_bp").attach(model), pytest.raises(gradfree.ChainError, match="retain_graph"):
+        loss_inside(model, batch).backward()
+
+
+def test_caches_are_the_same():
+    """Whole, and going on from one, in training and without gradients."""
+
+    def run(model):
+        first = model(TOKENS[:, :6], use_cache=True)
+        second = model(TOKENS[:, 6:], past_key_values=first.past_key_values)
+        with torch.no_grad():
+            third = model.eval()(TOKENS[:, :6], use_cache=True).past_key_values
+        caches = [(layer.keys, layer.values) for cache in (second.past_key_values, third) for layer in cache.layers]
+        return [second.logits, *tensors(caches)]
+
+    plain, attached = both(gpt2, run)
+    assert len(plain) == 13
+    assert all(torch.equal(a, b) for a, b in zip(plain, attached, strict=True))
+
+
+GENERATION = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "top_k": 5},
+    "beams": {"num_beams": 3},
+    "no cache": {"use_cache": False},
+}
+
+
+@pytest.mark.parametrize("build", [gpt2, bart])
+@pytest.mark.parametrize("how", GENERATION)
+def test_what_is_generated_is_the_same(build, how):
+    def run(model):
+        return model.eval().generate(TOKENS[:, :4], max_new_tokens=6, **GENERATION[how])
+
+    plain, attached = both(build, run)
+    assert torch.equal(plain, attached)
+
+
+def test_generation_between_two_training_steps_changes_no_gradient():
+    def run(model):
+        model(TOKENS, labels=TOKENS).loss.backward()
+        with torch.no_grad():
+            model.eval().generate(TOKENS[:, :4], max_new_tokens=3)
+        torch.manual_seed(2)
+        model.train()(TOKENS, labels=TOKENS).loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain, attached = both(gpt2, run)
+    for a, b in zip(plain, attached, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
