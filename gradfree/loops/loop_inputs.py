@@ -163,7 +163,7 @@ class LoopInputs:
             elif x.requires_grad:
                 assert taken.seen is not None, n
                 behind.append((taken, gradient))
-        of_leaves = self._through(behind) if behind else [None] * len(self.leaves)
+        of_leaves: list[Cotangent] = self._through(behind) if behind else [None] * len(self.leaves)
         return of_leaves if self.root is None else [root, *of_leaves]
 
     def _through(self, behind: Sequence[tuple[_Taken, Tensor]]) -> list[Cotangent]:

@@ -16,7 +16,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError
 from gradfree.loops.loop_inputs import LoopInputs
 from gradfree.loops.loop_nodes import LoopExit, LoopStart
-from gradfree.time.steps_again import StepsAgain, StepsTaken, autocast_now
+from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now
 from gradfree.torchside.graph import keeps_graph
 from gradfree.torchside.guards import check_finite, check_made_finite, saved
 from gradfree.torchside.hooks import spare_hooks

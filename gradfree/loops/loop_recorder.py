@@ -19,7 +19,7 @@ from gradfree.errors import ChainError, refuse
 from gradfree.loops.loop_inputs import computed_from
 from gradfree.loops.loop_nodes import LOOP_EXIT
 from gradfree.loops.loop_pass import LoopPass
-from gradfree.time.steps_again import StepsAgain, closed_form
+from gradfree.time.unrolled_chain import StepsAgain, closed_form
 from gradfree.torchside.marks import Marks, marks_of, unchanged
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
@@ -144,7 +144,8 @@ class LoopRecorder:
         if not isinstance(x, Tensor) or x.dim() < 2:
             return "its input is no batch, (B, I)"
         if state is None and self.mode is not None:
-            zeros = x.new_zeros(len(x), self.cell.hidden_size)  # type: ignore[arg-type]
+            hidden: Any = self.cell.hidden_size
+            zeros = x.new_zeros(len(x), hidden)
             return x, [zeros] * (2 if self.mode == "LSTM" else 1)
         parts = state if type(state) is tuple else (state,)
         if not parts or not all(isinstance(part, Tensor) and part.dim() > 1 for part in parts):

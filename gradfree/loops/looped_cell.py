@@ -11,11 +11,11 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.loops.loop_recorder import LoopRecorder
 from gradfree.time.cell_layer import ElementwiseCell
-from gradfree.time.steps_again import cell_problems, closed_form
+from gradfree.time.unrolled_chain import cell_problems, closed_form
 from gradfree.torchside.sharding import sharded
 
 
-class CellLoop(Site):
+class LoopedCell(Site):
     """A cell, by name: torch's, or any module with a ``hidden_size`` that takes an input and a state and no more.
 
     Calls of which each is given the state behind the one before make one chain, as the steps of a
@@ -51,7 +51,7 @@ class CellLoop(Site):
         cell = self._cell
         part = int(closed_form(cell) == "LSTM")
         parts = range(cell.parts) if isinstance(cell, ElementwiseCell) else (part,)
-        return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc, dict-item]
+        return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc]
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
