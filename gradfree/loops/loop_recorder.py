@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.depth.recorder import WithoutGraph
+from gradfree.depth.without_graph import WithoutGraph
 from gradfree.errors import ChainError, refuse
 from gradfree.loops.loop_inputs import computed_from
 from gradfree.loops.loop_nodes import LOOP_EXIT
