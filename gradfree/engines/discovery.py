@@ -30,6 +30,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
+    if not _are_paths(chains):
+        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {chains!r}."])
     if isinstance(model, torch.jit.ScriptModule):
         return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -62,6 +64,11 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
             if where in around and is_compiled(module):
                 return path_name(where)
     return None
+
+
+def _are_paths(chains: object) -> bool:
+    rows = [] if chains is None else chains
+    return isinstance(rows, Sequence) and all(isinstance(row, str | Sequence) for row in rows)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
