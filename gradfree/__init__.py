@@ -9,6 +9,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
+from gradfree.choosing.watching import GradientWatch
 from gradfree.depth.ports import Port, register_port
 from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
@@ -17,6 +18,7 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
+from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
@@ -45,14 +47,17 @@ __all__ = [
     "Engine",
     "EngineOptimizer",
     "Fidelity",
+    "GradientWatch",
     "Handle",
     "Port",
     "Report",
+    "Stage",
     "SweepEngine",
     "create_engine",
     "create_model",
     "engine_figures",
     "gradient_fidelity",
+    "layer_parallel",
     "list_engines",
     "list_models",
     "orthogonalize",

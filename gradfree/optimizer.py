@@ -8,9 +8,13 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
+from gradfree.wording import one
+
+_WATCH = "gradfree watch"
 
 
 class EngineOptimizer(Optimizer):
@@ -26,7 +30,13 @@ class EngineOptimizer(Optimizer):
         chains: as in :meth:`gradfree.Engine.attach`.
         lean: as in :meth:`gradfree.Engine.attach`.
         batched: likewise.
+        watch: looks now and then at how close the engine's gradients are to exact ones, and acts where they are not.
         **options: the engine's options, if it is given by name.
+
+    Attributes:
+        optimizer: the wrapped one.
+        engine: the engine.
+        handle: of the engine on the model.
 
     Raises:
         ChainError: the engine cannot be attached.
@@ -42,21 +52,29 @@ class EngineOptimizer(Optimizer):
         chains: Chains | None = None,
         lean: bool = False,
         batched: Literal["auto"] | bool = "auto",
+        watch: GradientWatch | None = None,
         **options: Any,
     ):
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r}.")
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {one(type(optimizer).__name__)}.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, not {one(type(model).__name__)}.")
+        if watch is not None and not isinstance(watch, GradientWatch):
+            raise TypeError(f"watch must be a gradfree.GradientWatch(every=100), not {watch!r}.")
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if own.isdisjoint(map(id, model.parameters())):
             raise ValueError(f"the optimizer holds none of the parameters of {type(model).__name__}.")
         # Optimizer.__init__ would build groups of its own.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self._handle = self.engine.attach(model, chains, lean=lean, batched=batched)
+        self.handle = self.engine.attach(model, chains, lean=lean, batched=batched)
+        self.gradient_watch = watch
+        if watch is not None:
+            watch.start(self.handle)
 
     def detach(self) -> None:
         """Take the engine off the model; the optimizer goes on with plain gradients."""
-        self._handle.detach()
+        self.handle.detach()
 
     def __getstate__(self) -> Any:
         """Refuse to be copied or pickled: the copy's engine would be attached to nothing."""
@@ -89,7 +107,9 @@ class EngineOptimizer(Optimizer):
         Warns, once, if gradients have come past the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
         """
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._handle.watch()
+        self.handle.watch()
+        if self.gradient_watch is not None:
+            self.gradient_watch.after_step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -102,9 +122,12 @@ class EngineOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, which loads without gradfree too, and what the engine keeps."""
-        return self.optimizer.state_dict() | {"gradfree": self._handle.state_dict()}
+        watched = {} if self.gradient_watch is None else {_WATCH: self.gradient_watch.state_dict()}
+        return self.optimizer.state_dict() | {"gradfree": self.handle.state_dict()} | watched
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a wrapped or a plain optimizer's state."""
-        self._handle.load_state_dict(state_dict.get("gradfree", {}))
+        self.handle.load_state_dict(state_dict.get("gradfree", {}))
+        if self.gradient_watch is not None and _WATCH in state_dict:
+            self.gradient_watch.load_state_dict(state_dict[_WATCH])
         self.optimizer.load_state_dict(state_dict)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+
+
+def plain(text: str) -> str:
+    """Return ``text`` without what would make a terminal do something: escape sequences and control characters."""
+    return "".join(c for c in _ESCAPE.sub("", text) if c.isprintable() or c in "\n\t")
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
@@ -14,8 +22,8 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the question, after a space, whether what is nearest to ``name`` was meant; nothing if nothing is near."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1) or [k for k in known if name and k.startswith(name)]
+    known, alike = list(known), name.lower().replace("-", "_")
+    near = difflib.get_close_matches(alike, known, n=1) or [k for k in known if name and k.startswith(name)]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
 from PIL import ImageOps, UnidentifiedImageError
 from PIL.Image import Image
 
@@ -15,6 +15,9 @@ from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits, with_all_splits
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,10 @@ class Images(LabelledImages):
         """Return the rows to train on, to choose by and to report."""
         check_splits(self.name, splits, "train", "test")
         train, total = splits["train"], len(splits["train"])
+        if total < (needed := self.train + self.validation):
+            raise UsageError(
+                f"{self.name} has {total} images to train on, and {needed} are needed: the set is not whole."
+            )
         chosen = {"train": range(self.train), "validation": range(total - self.validation, total)}
         return {name: train.select(numbers) for name, numbers in chosen.items()} | {"test": splits["test"]}
 

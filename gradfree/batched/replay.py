@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from weakref import ref
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from gradfree.batched.alike import likeness
 from gradfree.batched.batch import Autocast, Bare
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -59,6 +62,22 @@ def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
     return any(id(tensor) not in own for tensor in alive)
 
 
+@contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
+    """Give ``module`` back what it held; yield a list that then tells which attributes of it had changed."""
+    before = {inner: dict(vars(inner)) for inner in module.modules()}
+    held, changed = likeness(module), list[str]()
+    try:
+        yield changed
+    finally:
+        if likeness(module) != held:
+            changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
+            changed += [""] * (not changed)
+            for inner, own in before.items():
+                vars(inner).clear()
+                vars(inner).update(own)
+
+
 class _Made(TorchFunctionMode):
     """Notes the tensors that torch's functions return."""
 
@@ -73,6 +92,11 @@ class _Made(TorchFunctionMode):
         return out
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether the module's call is compiled."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
 def _hindrance(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
         return "draws a new mask each time it runs"
@@ -82,7 +106,7 @@ def _hindrance(module: nn.Module) -> str | None:
         return "is a recurrent layer, whose kernels run for one set of weights"
     if isinstance(module, _FAST_PATHS) and not module.training:
         return "takes another path without gradients, to other roundings"
-    if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+    if is_compiled(module):
         return "is compiled"
     if parametrize.is_parametrized(module):
         return "computes its parameters"

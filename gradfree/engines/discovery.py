@@ -6,8 +6,10 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import nn
 
+from gradfree.batched.replay import is_compiled
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
@@ -28,6 +30,10 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
+    if not _are_paths(chains):
+        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {chains!r}."])
+    if isinstance(model, torch.jit.ScriptModule):
+        return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
         named = [""]
@@ -55,10 +61,14 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
     if site.dimension == "depth":
         around = {"", *(outer for path in site.blocks for outer in enclosing(path))}
         for where, module in model.named_modules():
-            compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-            if compiled and where in around:
+            if where in around and is_compiled(module):
                 return path_name(where)
     return None
+
+
+def _are_paths(chains: object) -> bool:
+    rows = [] if chains is None else chains
+    return isinstance(rows, Sequence) and all(isinstance(row, str | Sequence) for row in rows)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:

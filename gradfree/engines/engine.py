@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
+from gradfree.chains.line import Line
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
@@ -52,6 +53,16 @@ class Engine(ABC):
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
+    @classmethod
+    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+        """Return the engine with the options with which ``engine="auto"`` may take it for backpropagation: here, none.
+
+        Args:
+            tolerance: the largest relative error of a gradient. ``None``: in every pass the gradient must be
+                backpropagation's, to what the engine takes for that in the states' precision; none may be refused.
+        """
+        return ()
+
     def solves(self, kind: type[Site]) -> bool:
         """Tell whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
         return not kind.of_layers
@@ -82,6 +93,11 @@ class Engine(ABC):
         return False
 
     @property
+    def sharper(self) -> Engine | None:
+        """The engine with the next better gradients that its options make, at a higher cost; ``None``: no such."""
+        return None
+
+    @property
     def reads_states(self) -> bool:
         """Whether the engine asks for the values of all states of a chain of layers, and not for their graphs alone."""
         return True
@@ -108,6 +124,29 @@ class Engine(ABC):
         Must be linear in ``direct`` (loss scaling and gradient accumulation rely on it) and must not wait for
         the device.
         """
+
+    def problems_across(self, count: int) -> Iterator[str]:
+        """Yield why the engine cannot solve a chain whose runs of blocks lie on ``count`` ranks.
+
+        One that can has :meth:`across`, and yields what its options do not go with.
+        """
+        yield (
+            f"{self} solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
+            "'fixed_point'."
+        )
+
+    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+        """Return the gradients of this rank's run of blocks; see :func:`gradfree.layer_parallel`.
+
+        Called on every rank of ``line``, in the same passes. What :meth:`gradients` has to keep holds here, too.
+
+        Args:
+            chain: the rank's own links.
+            direct: the direct cotangents of their states. The last one is of no use where the chain goes on to the
+                right: it is zero, and its cotangent comes from there.
+            line: the ranks beside this one.
+        """
+        raise NotImplementedError
 
     def validate(
         self,
@@ -206,6 +245,26 @@ class Engine(ABC):
         """
         return None
 
+    def fitting(
+        self,
+        model: nn.Module,
+        chains: Chains | None = None,
+        *,
+        lean: bool = False,
+        residual: float | None = None,
+        batched: Literal["auto"] | bool = "auto",
+    ) -> Report:
+        """Tell, as :meth:`validate` does, whether :meth:`attach` would attach with these arguments.
+
+        Raises:
+            ValueError: another ``batched``.
+        """
+        if batched not in ("auto", True, False):
+            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
+        report = self.validate(model, chains, residual=residual)
+        unfit = () if batched is not True else _batched_problems(report, self)
+        return replace(report, problems=[*report.problems, *_lean_problems(report, lean), *unfit])
+
     def attach(
         self,
         model: nn.Module,
@@ -235,12 +294,9 @@ class Engine(ABC):
                 unchanged then.
             ValueError: another ``batched``.
         """
-        if batched not in ("auto", True, False):
-            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
-        report = self.validate(model, chains, residual=residual)
-        unfit = () if batched is not True else _batched_problems(report, self)
-        if found := [*report.problems, *_lean_problems(report, lean), *unfit]:
-            problems = "\n".join(f"- {problem}" for problem in found)
+        report = self.fitting(model, chains, lean=lean, residual=residual, batched=batched)
+        if not report.ok:
+            problems = "\n".join(f"- {problem}" for problem in report.problems)
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.

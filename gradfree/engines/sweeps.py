@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,7 +13,9 @@ from torch import nn
 
 from gradfree.algebra.cotangents import relative_change
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.line import Line
 from gradfree.chains.report import Report
+from gradfree.engines.across import OwnSegment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, refuse_unresolved
 from gradfree.engines.segmented import Segments
@@ -132,6 +134,11 @@ class IteratedEngine(SweepEngine):
             name = type(self).__name__
             raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
 
+    @classmethod
+    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+        """Return the engine with this tolerance, if there is one."""
+        return () if tolerance is None else (cls(tolerance=tolerance),)
+
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Refuse segments of chains in time."""
         report = super().judge(model, report)
@@ -142,6 +149,27 @@ class IteratedEngine(SweepEngine):
             if self.segments is not None and site.dimension == "time"
         ]
         return replace(report, problems=[*report.problems, *problems])
+
+    def problems_across(self, count: int) -> Iterator[str]:
+        """Yield what options do not go with ``count`` ranks, each of which is a segment."""
+        if self.tolerance is not None:
+            yield f"{self}: across ranks the sweeps are counted; give iterations in place of tolerance."
+        if self.segments not in (None, count):
+            yield f"{self}: across ranks each one is a segment, {count} here; leave segments out."
+
+    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+        """Return the gradients with one segment a rank, the same as one process's with as many ``segments``."""
+        run = OwnSegment(chain, direct, line)
+        sweeps = min(self.sweeps, line.count - 1)
+        chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
+        return run.exactly() if sweeps == line.count - 1 else run.swept(self.split(chain), sweeps)
+
+    @property
+    def sharper(self) -> Engine:
+        """Twice as many sweeps, or a tenth of the tolerance."""
+        if self.tolerance is not None:
+            return replace(self, tolerance=self.tolerance / 10)
+        return replace(self, iterations=max(1, 2 * self.sweeps))
 
     @property
     def sweeps(self) -> int:
