@@ -116,8 +116,9 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
     if not found:
         candidates = [path for path, module in modules.items() if _kind(module, kinds)]
         named = f"What can be named: {candidates}." if candidates else "Or name its blocks: chains=[['b1', 'b2']]."
+        evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
         return [
-            f"the model has no chain that can be found without help: {', or '.join(k.looks_like for k in kinds)}. Put "
+            f"the model has no chain that can be found without help: {evident}. Put "
             f"its parts into a container of their own, or name it: chains=['path.to.blocks']. {named}"
         ]
     rivals = [path for path, site in found.items() if not site.several]
