@@ -82,7 +82,7 @@ class Whole:
         own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         groups = self._numbered(self.messages.exchanged(own))
         local = optimizer.state_dict()
-        kept = {}
+        kept: dict[int, Any] = {}
         for ids, its, numbers in zip(local["param_groups"], own, groups, strict=True):
             pairs = zip(ids["params"], its, strict=True)
             kept |= {n: state["state"][numbers[name]] for n, name in pairs if numbers[name] in state["state"]}
