@@ -7,13 +7,13 @@ import torch
 from rank_processes import start_ranks
 
 SCRIPT = Path(__file__).with_name("failing_ranks.py")
-TIMEOUT = 5
+TIMEOUT = 20
 
 
 def told(folder, way):
     """Return what the ranks that were not killed have said, and after how many seconds."""
     for process in start_ranks(SCRIPT, folder, way, ranks=3):
-        process.communicate(timeout=120)
+        process.communicate(timeout=200)
     return {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}
 
 
