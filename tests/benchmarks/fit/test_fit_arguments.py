@@ -54,8 +54,8 @@ def contains(whole, part):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "highwaybp"], "no engine is called 'highwaybp'; did you mean 'highway_bp'? There are: backprop,"),
-        (["--trainer.strategy=xyz"], "no engine is called 'xyz'; there are: backprop,"),
+        (["--engine", "highwaybp"], "no engine is called 'highwaybp'; did you mean 'highway_bp'? There are: auto,"),
+        (["--trainer.strategy=xyz"], "no engine is called 'xyz'; there are: auto, backprop,"),
         (["--engine.iterations=-1"], "HighwayBP: iterations must be at least 0, not -1."),
         (["--engine.sweeps=1"], "neither 'highway_bp' nor SingleDeviceStrategy has an option 'sweeps'; the engine's"),
         (["--engine=pepita"], "PEPITA cannot be attached to Classifier: - the model has no chain that can be found"),
