@@ -48,7 +48,7 @@ def test_a_named_engine_is_told_with_its_options(capsys):
 def test_an_unknown_engine_is_met_with_those_there_are(capsys):
     code, out, err = outcome(capsys, "engines", "highway")
     assert (code, out) == (2, "")
-    assert err.startswith("gradfree: error: no engine is called 'highway'; there are: backprop, ")
+    assert err.startswith("gradfree: error: no engine is called 'highway'; there are: auto, backprop, ")
 
 
 def test_the_version_is_told_by_python_m_as_well(capsys, monkeypatch):
