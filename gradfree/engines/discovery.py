@@ -30,6 +30,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
+    if not _are_paths(chains):
+        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {chains!r}."])
     if isinstance(model, torch.jit.ScriptModule):
         return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -62,6 +64,11 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
             if where in around and is_compiled(module):
                 return path_name(where)
     return None
+
+
+def _are_paths(chains: object) -> bool:
+    rows = [] if chains is None else chains
+    return isinstance(rows, Sequence) and all(isinstance(row, str | Sequence) for row in rows)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
@@ -109,8 +116,9 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
     if not found:
         candidates = [path for path, module in modules.items() if _kind(module, kinds)]
         named = f"What can be named: {candidates}." if candidates else "Or name its blocks: chains=[['b1', 'b2']]."
+        evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
         return [
-            f"the model has no chain that can be found without help: {', or '.join(k.looks_like for k in kinds)}. Put "
+            f"the model has no chain that can be found without help: {evident}. Put "
             f"its parts into a container of their own, or name it: chains=['path.to.blocks']. {named}"
         ]
     rivals = [path for path, site in found.items() if not site.several]
