@@ -29,6 +29,11 @@ class Backprop(Engine):
         if self.plain is not None and not isinstance(self.plain, bool):
             raise TypeError(f"Backprop: plain must be None, True or False, not {self.plain!r}.")
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether it asks for the values of states: never."""
+        return False
+
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""
         return chain.backpropagate(direct)

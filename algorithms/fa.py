@@ -34,8 +34,10 @@ class FA(FeedbackEngine):
             link = chain.links[i]
             if role_of(link.block) is not Role.WEIGHTS:
                 delta = chain.pulled(link, delta)
+                chain.walked(i)
                 continue
             chain.add(link, delta, total)
+            chain.walked(i)
             if link.state is None:
                 return total
             matrix = self.matrix(chain.memory, link.path, weight_of(link.block).shape, delta)

@@ -87,9 +87,13 @@ class FOTONRule(LayerEngine):
         unit, norms = normalised(error)
         feedback = self._feedback(chain, unit)
         total = chain.zero()
-        for link, _, _, difference in chain.compared(feedback, self.perturbation == "tangent"):
-            chain.add(link, error if difference is None else scaled(difference, norms), total)
-        return total._replace(initial=scaled(feedback, norms))
+        if chain.recording.goes_on:
+            total = total._replace(initial=scaled(feedback, norms))
+        compared = chain.compared(feedback, norms, tangent=self.perturbation == "tangent")
+        del feedback
+        for link, difference in compared:
+            chain.add(link, error if difference is None else difference, total)
+        return total
 
     @phase("feedback")
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:

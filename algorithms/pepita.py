@@ -83,10 +83,11 @@ class PEPITA(FeedbackEngine):
         unit, norms = normalised(error)
         feedback = self._feedback(chain, unit)
         total = chain.zero()
-        for link, x, shift, difference in chain.compared(feedback):
-            delta = error if difference is None else scaled(difference, norms)
-            chain.add(link, delta, total, at=(x - shift).to(x.dtype))
-        return total._replace(initial=scaled(feedback, norms))
+        if chain.recording.goes_on:
+            total = total._replace(initial=scaled(feedback, norms))
+        for link, difference in chain.compared(feedback, norms, second=True):
+            chain.add(link, error if difference is None else difference, total)
+        return total
 
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
         """Return F e, shaped like the chain's input."""

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -71,6 +70,8 @@ class Job:
 
     def _on_device(self, batch: Any) -> Batch:
         if isinstance(batch, (Sequence, Mapping)) and len(batch):
+            from lightning.fabric.utilities.apply_func import move_data_to_device
+
             moved: Batch = move_data_to_device(batch, torch.device(self.device))
             return moved
         raise UsageError(

@@ -10,8 +10,6 @@ from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 CONTEXT = 64
@@ -35,6 +33,9 @@ class Data(NamedTuple):
 
 def digits() -> Data:
     """Return scikit-learn's handwritten digits: 1797 images of 8×8 pixels, a fifth each held out twice."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     pixels, classes = load_digits(return_X_y=True)
     rest, test = train_test_split(range(len(classes)), test_size=360, stratify=classes, random_state=0)
     train, validation = train_test_split(rest, test_size=360, stratify=classes[rest], random_state=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
 from PIL import ImageOps, UnidentifiedImageError
 from PIL.Image import Image
 
@@ -15,6 +15,9 @@ from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits, with_all_splits
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from datasets import DatasetDict
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -16,6 +16,9 @@ from tokenizers.trainers import WordLevelTrainer
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits
 from gradfree.benchmarks.data.text import UNKNOWN
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 PADDING = -100
 """The target behind a sentence's end; losses and scores leave it out."""

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import datasets
 import numpy as np
 import tokenizers
-from datasets import Dataset, DatasetDict, disable_progress_bars, load_dataset
 from joblib import Memory
 
 from gradfree.benchmarks.data.bundled import Data
@@ -22,6 +20,9 @@ from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 from gradfree.wording import no_such
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 DATA_ROOT = "GRADFREE_DATA"
 """Environment variable with the folder of all sets."""
@@ -93,6 +94,8 @@ class Stored(ABC):
 
 @cache
 def _load(stored: Stored, folder: Path) -> Data:
+    import datasets
+
     read = Memory(Path(datasets.config.HF_CACHE_HOME, "gradfree"), verbose=0).cache(_read, ignore=["folder"])
     return stored.arrange(read(stored, folder, _state(stored, folder)))
 
@@ -111,10 +114,12 @@ def open_set(folder: Path, files: str = "") -> DatasetDict:
         folder: with the files.
         files: their digest, if they are the user's own.
     """
-    disable_progress_bars()
+    import datasets
+
+    datasets.disable_progress_bars()
     # ``datasets`` knows files again by their times, which a change can leave as they are.
     cache = Path(datasets.config.HF_CACHE_HOME, "gradfree", "folders", files) if files else None
-    return load_dataset(str(folder), cache_dir=cache and str(cache))
+    return datasets.load_dataset(str(folder), cache_dir=cache and str(cache))
 
 
 def check_splits(name: str, splits: DatasetDict, *needed: str) -> None:
@@ -154,6 +159,8 @@ def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
 
 def _state(stored: Stored, folder: Path) -> object:
     """Return what the arrays depend on besides ``stored``: files, code and the packages that read."""
+    import datasets
+
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
     code = [Path(file).read_text(encoding="utf-8") for file in (inspect.getfile(type(stored)), __file__)]
     return stored.files or stats, code, datasets.__version__, tokenizers.__version__

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from datasets import DatasetDict
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel
@@ -20,6 +19,9 @@ from gradfree.benchmarks.data.bundled import Data, Split, windows
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, with_all_splits
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 UNKNOWN = "<unk>"
 """The token of whatever the vocabulary does not have."""

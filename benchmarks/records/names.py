@@ -11,15 +11,17 @@ _FROZEN = {
     "pydoc": "gradfree.benchmarks.data.pydoc",
     "padded_perplexity": "gradfree.benchmarks.dsf_texts.padded_perplexity",
     "fine_accuracy": "gradfree.benchmarks.foton_depth.fine_accuracy",
-    "Accuracy": "gradfree.benchmarks.own.Accuracy",
     "squared_error": "gradfree.benchmarks.own.squared_error",
     "adding_pixels": "gradfree.benchmarks.synthetic.adding_pixels",
     "copying": "gradfree.benchmarks.synthetic.copying",
     "parity_pixels": "gradfree.benchmarks.synthetic.parity_pixels",
-    "RecallAccuracy": "gradfree.benchmarks.tasks.RecallAccuracy",
     "cross_entropy": "gradfree.benchmarks.tasks.cross_entropy",
     "digit_accuracy": "gradfree.benchmarks.tasks.digit_accuracy",
     "parity_accuracy": "gradfree.benchmarks.tasks.parity_accuracy",
+    "accuracy": "gradfree.benchmarks.own.Accuracy",
+    "mean_squared_error": "torchmetrics.regression.mse.MeanSquaredError",
+    "perplexity": "torchmetrics.text.perplexity.Perplexity",
+    "recall_accuracy": "gradfree.benchmarks.tasks.RecallAccuracy",
 }
 """What functions of ours are called in records from before they had names without a file. Never to be changed."""
 

@@ -19,6 +19,9 @@ import torch
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, attempt, failure
 
+PRELOADED = ["gradfree.benchmarks.suites.index", "gradfree.benchmarks.tasks.own_metrics", "sklearn.datasets"]
+"""What most cases import, torchmetrics above all, takes seconds: once, not in each worker."""
+
 
 class Executor(Protocol):
     """What runs cases, each in a fresh process.
@@ -62,7 +65,7 @@ def _start(case: Case) -> tuple[Connection, BaseProcess]:
     # Processes that start with everything imported are there at once; only Linux forks without trouble.
     context: ForkServerContext | SpawnContext
     context = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
-    context.set_forkserver_preload(["gradfree.benchmarks.suites.index"])
+    context.set_forkserver_preload(PRELOADED)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(case, sender, dict(os.environ)))
     process.start()

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
-
-from torchmetrics.text import Perplexity
+from typing import TYPE_CHECKING, TypeVar
 
 from gradfree.benchmarks.data.padded_text import PADDING, Sentences
 from gradfree.benchmarks.data.text import Text
@@ -19,9 +17,13 @@ from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.metrics import perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask, StagedAdamTask
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.benchmarks.training.comparison import Comparison
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 _AnyTask = TypeVar("_AnyTask", bound=Task)
 
@@ -32,8 +34,10 @@ def _rows(task: Task) -> tuple[Row, ...]:
     return (BACKPROP, DSF, *gate, TRUNCATED)
 
 
-def padded_perplexity() -> Perplexity:
+def padded_perplexity() -> Metric:
     """Return the perplexity of what is no padding."""
+    from torchmetrics.text import Perplexity
+
     return Perplexity(ignore_index=PADDING)
 
 
@@ -83,7 +87,7 @@ _WIKITEXT = AdamTask(
     model="recurrent_lm",
     options={"vocab_size": 16000, "cell": "gru", "layers": 3, "width": 512, "block": "transformer"},
     loss=cross_entropy,
-    score=Score("perplexity", "per piece", Perplexity),
+    score=Score("perplexity", "per piece", perplexity),
     learning_rate=1e-3,
     batch_size=128,
     steps=19000,  # 5 epochs of about 124 million pieces.

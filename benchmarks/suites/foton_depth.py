@@ -8,8 +8,7 @@ abstract says. PEPITA's figure is what its authors' notebook prints.
 from __future__ import annotations
 
 from dataclasses import replace
-
-from torchmetrics.classification import MulticlassAccuracy
+from typing import TYPE_CHECKING
 
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.suites.forward_only import CIFAR10, FOTON, PEPITA, ROWS, WARM
@@ -20,6 +19,9 @@ from gradfree.benchmarks.tasks.catalogue import DIGITS, cross_entropy
 from gradfree.benchmarks.tasks.schedules import ConstantSGDTask
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.depths import DepthSweep
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 _RATES = (0.03, 0.1, 0.3, 1.0)
 
@@ -44,8 +46,10 @@ _CIFAR = replace(
 )
 
 
-def fine_accuracy() -> MulticlassAccuracy:
+def fine_accuracy() -> Metric:
     """Return the share of images of a hundred classes that are recognised."""
+    from torchmetrics.classification import MulticlassAccuracy
+
     return MulticlassAccuracy(num_classes=100, average="micro")
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torchmetrics.text import Perplexity
-
 from gradfree.benchmarks.data.bundled import digits
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.data.text import Text
@@ -18,7 +16,8 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated, label_of
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.catalogue import cross_entropy, digit_accuracy
+from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.metrics import digit_accuracy, perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentNet, RecurrentSteps, gain_column, time_column
@@ -121,7 +120,7 @@ _CHARACTERS = AdamTask(
     model="recurrent_lm",
     options=_language("gru", 1, 512, 210),
     loss=cross_entropy,
-    score=Score("perplexity", "per character", Perplexity),
+    score=Score("perplexity", "per character", perplexity),
     learning_rate=1e-3,
     batch_size=128,
     steps=10000,
@@ -132,7 +131,7 @@ _WORDS = replace(
     name="highway_word_gru3",
     data=Text("wikitext-2", unit="piece", vocabulary=16000, length=256, held_out=500),
     options=_language("gru", 3, 512, 16000),
-    score=Score("perplexity", "per piece", Perplexity),
+    score=Score("perplexity", "per piece", perplexity),
 )
 _CIFAR = AdamTask(
     name="highway_pixels",

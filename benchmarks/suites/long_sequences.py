@@ -18,8 +18,8 @@ from gradfree.benchmarks.tasks.catalogue import (
     PYDOC_GRU,
     TINYSHAKESPEARE,
     cross_entropy,
-    digit_accuracy,
 )
+from gradfree.benchmarks.tasks.metrics import digit_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
 from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
 from gradfree.benchmarks.training.comparison import Comparison

@@ -8,7 +8,7 @@ from math import inf, isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy import stats
+from scipy.special import stdtrit
 
 _CONFIDENCE = 0.95
 _ALIKE = 1e-4
@@ -39,7 +39,7 @@ class Estimate:
             return cls(n=n)
         if n == 1:
             return cls(values[0], n=n)
-        quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, n - 1))
+        quantile = float(stdtrit(n - 1, (1 + _CONFIDENCE) / 2))
         mean, margin = fmean(values), quantile * stdev(values) / sqrt(n)
         return cls(mean, mean - margin, mean + margin, n)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from datasets import DatasetDict, Image
-from torchmetrics.text import Perplexity
+from typing import TYPE_CHECKING, Any
 
 from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.data.images import LabelledImages
 from gradfree.benchmarks.data.stored import open_set
 from gradfree.benchmarks.data.text import UNITS, Text
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
-from gradfree.benchmarks.tasks.loaded import Accuracy
+from gradfree.benchmarks.tasks.metrics import accuracy, perplexity
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
 from gradfree.wording import no_such
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 _IMAGE_OPTIONS = ("column", "label", "side")
 _TEXT_OPTIONS: Mapping[str, Any] = {"unit": "character", "vocabulary": 256, "length": 128, "held_out": 1000}
@@ -44,11 +44,13 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
     Raises:
         UsageError: the folder cannot be read, has neither images nor text, or not with these options.
     """
+    import datasets
+
     if not Path(path).is_dir():
         raise UsageError(f"there is no folder {path}.")
     digest = folder_digest(Path(path))
     splits = _open(path, digest)
-    images = [name for name, feature in splits["train"].features.items() if isinstance(feature, Image)]
+    images = [name for name, feature in splits["train"].features.items() if isinstance(feature, datasets.Image)]
     texts, numbers = _columns(splits, "string"), _columns(splits, "int")
     if not images and not texts:
         raise UsageError(f"{path} has neither images nor text, but the columns {_listed(splits)}.")
@@ -139,7 +141,7 @@ def _of_images(path: str, images: LabelledImages) -> Task:
             "width": 16,
         },
         loss=cross_entropy,
-        score=Score("accuracy", "%", Accuracy, factor=100.0),
+        score=Score("accuracy", "%", accuracy, factor=100.0),
         learning_rate=1e-2,
         batch_size=64,
         steps=500,
@@ -153,7 +155,7 @@ def _of_text(path: str, text: Text) -> Task:
         model="recurrent_lm",
         options={"vocab_size": text.vocabulary, "cell": "gru", "layers": 1, "width": 128},
         loss=cross_entropy,
-        score=Score("perplexity", f"per {text.unit}", Perplexity),
+        score=Score("perplexity", f"per {text.unit}", perplexity),
         learning_rate=1e-2,
         batch_size=16,
         steps=500,

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanMetric, Metric
 
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
 from gradfree.wording import did_you_mean, one
@@ -61,7 +61,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
         model=model,
         options=options,
         loss=function,
-        score=Score("accuracy", "%", Accuracy, 100.0) if by_classes else Score("loss", "mean", LossMetric(function)),
+        score=Score("accuracy", "%", accuracy, 100.0) if by_classes else Score("loss", "mean", LossMetric(function)),
         learning_rate=_LEARNING_RATE,
         batch_size=_BATCH_SIZE,
         steps=_STEPS,
@@ -79,41 +79,6 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape != targets.shape:
         raise ValueError(f"the model's outputs are {tuple(outputs.shape)}, the targets {tuple(targets.shape)}.")
     return nn.functional.mse_loss(outputs, targets)
-
-
-class Accuracy(MeanMetric):
-    """Share of the examples whose class has the largest logit; classes come last."""
-
-    higher_is_better = True  # type: ignore[assignment]
-
-    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
-        """Add logits (B, ..., classes) and class indices (B, ...)."""
-        super().update((preds.argmax(-1) == target).double())
-
-
-class MeanLoss(MeanMetric):
-    """Mean of a loss over examples."""
-
-    higher_is_better = False  # type: ignore[assignment]
-
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]):
-        super().__init__()
-        self.loss = loss
-
-    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
-        """Add outputs and targets."""
-        super().update(self.loss(preds, target).double(), len(target))
-
-
-@dataclass(frozen=True)
-class LossMetric:
-    """Makes a :class:`MeanLoss`; has a name that tells the loss."""
-
-    loss: Callable[[Tensor, Tensor], Tensor]
-
-    def __call__(self) -> Metric:
-        """Return a new metric."""
-        return MeanLoss(self.loss)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
-from torchmetrics import Metric
 
 from gradfree import Engine, create_model
 from gradfree.benchmarks.data.bundled import Data, Split
@@ -20,6 +19,9 @@ from gradfree.benchmarks.tasks.imported import Builder
 from gradfree.chains.handle import Handle
 from gradfree.entries import lookup
 from gradfree.registry import MODELS
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 _CHUNK = 32
 """Examples scored at a time: the logits of a word model are large."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
@@ -93,6 +93,19 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
     # torch counts no peak on a CPU, but its profiler records every allocation and release.
     with profiler.profile(profile_memory=True) as recorded:
         work()
+    return max(accumulate(_allocations(recorded), initial=0))
+
+
+def kept_memory(work: Callable[[], object]) -> int:
+    """Return how many bytes of tensors on the CPU are alive because of what ``work`` returns."""
+    gc.collect()
+    with profiler.profile(profile_memory=True) as recorded:
+        kept = work()
+    del kept
+    return sum(_allocations(recorded))
+
+
+def _allocations(recorded: Any) -> list[int]:
+    """Return the bytes of every allocation, and with a minus those of every release, in their order."""
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events), initial=0))
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -9,13 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_module  # type: ignore[attr-defined]
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gradfree.benchmarks.data.bundled import Split
@@ -28,7 +24,9 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
 from gradfree.benchmarks.timing.speed import Timing, Turn, now
-from gradfree.lightning import EngineStrategy
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
 
 _AUTO = "auto"
 _WARM_UP = 5
@@ -65,7 +63,10 @@ class StrategyTiming(Timing[Callable[[], float]]):
 
     def _fit(self, row: Row | None) -> Callable[[], float]:
         """Return what fits the task's model for some steps with a new strategy, and returns the mean time of one."""
-        module = _Module(self.task, self.seed)
+        from gradfree.benchmarks.tasks.fitted import TaskModule
+        from gradfree.lightning import EngineStrategy
+
+        module = TaskModule(self.task, self.seed)
 
         def fit() -> float:
             strategy = EngineStrategy(row.create_engine()) if row else _AUTO
@@ -75,55 +76,41 @@ class StrategyTiming(Timing[Callable[[], float]]):
 
 
 def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
-    """Return the mean time of a step."""
-    clock = _Clock()
+    """Return the mean time of a step: from the first behind the warm-up to the end of the last."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    moments = []
+
+    def begin(trainer: Trainer, module: LightningModule, batch: Any, index: int) -> None:
+        if index == _WARM_UP:
+            moments.append(now(module.device))
+
+    def end(trainer: Trainer, module: LightningModule) -> None:
+        moments.append(now(module.device))
+
     with _quiet():
         trainer = Trainer(
             strategy=strategy,
             accelerator="gpu" if device == "cuda" else device,
             devices=1,
             max_epochs=1,
-            callbacks=[clock],
+            callbacks=[LambdaCallback(on_train_batch_start=begin, on_train_end=end)],
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
         )
         trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
-    return (clock.end - clock.start) / _STEPS
-
-
-class _Module(LightningModule):
-    """A task for the Trainer."""
-
-    def __init__(self, task: Task, seed: int):
-        super().__init__()
-        self.task, self.model = task, task.create_model(seed)
-
-    def training_step(self, batch: Split, index: int) -> Tensor:
-        return self.task.loss(self.model(batch.inputs), batch.targets)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer, _ = self.task.create_optimizer(self.model)
-        return optimizer
-
-
-class _Clock(Callback):
-    """Notes when the first step behind the warm-up begins, and when the last one has ended."""
-
-    start = end = 0.0
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, index: int) -> None:
-        if index == _WARM_UP:
-            self.start = now(pl_module.device)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.end = now(pl_module.device)
+    started, ended = moments
+    return (ended - started) / _STEPS
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Lightning from saying at every fit what devices and workers it might have."""
+    from lightning.pytorch.utilities.rank_zero import rank_zero_module  # type: ignore[attr-defined]
+
     log = rank_zero_module.log
     level = log.level
     log.setLevel(logging.ERROR)

@@ -163,6 +163,10 @@ class Solver(Protocol):
         """Whether a chain of layers is run again, rather than have its activations stored."""
 
     @property
+    def reads_states(self) -> bool:
+        """Whether it asks for the values of all states of a chain of layers, and not for their graphs alone."""
+
+    @property
     def needs_residual(self) -> bool:
         """Whether it asks for a chain's residual path."""
 

@@ -132,7 +132,7 @@ class DepthChain(Chain):
             links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
             with walking(links, cotangents):
                 pulled = torch.autograd.grad(
-                    [link.out for link in links],
+                    [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
                     [link.given(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
                     retain_graph=True,
@@ -193,10 +193,14 @@ class DepthChain(Chain):
         """Return the exact gradients, each block's graph walked once and freed on the way."""
         total = self._zero()
         carried: Cotangent = None
-        for link, e in zip(reversed(self.links), reversed(direct), strict=True):
-            delta = plus(e, carried)
-            carried = None if delta is None else self._add_local([link], [delta], total)
+        for i in reversed(range(len(self))):
+            delta = plus(direct[i], carried)
+            carried = None if delta is None else self._add_local([self.links[i]], [delta], total)
+            self.walked(i)
         return total._replace(initial=carried)
+
+    def walked(self, index: int) -> None:
+        """Note that link ``index`` is not needed any more."""
 
     @phase("parameter gradients")
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
@@ -237,7 +241,7 @@ class DepthChain(Chain):
         with walking(links, delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
-                    [link.out for link in links],
+                    [link.source for link in links],  # type: ignore[arg-type]
                     [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
                     [link.given(d) for link, d in zip(links, delta, strict=True)],
                     retain_graph=self.keep_graph,

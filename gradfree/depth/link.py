@@ -32,6 +32,7 @@ class Link:
         entries: where anything enters the graph of ``out`` or ``aside``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
         aliased: whether the output shares memory with another tensor that the block returned.
+        end: where the graph ends, if the values of ``out`` have been let go of: it is on the meta device then.
     """
 
     path: str
@@ -46,6 +47,12 @@ class Link:
     entries: tuple[tuple[int | None, GradientEdge], ...] = ()
     in_place: bool = False
     aliased: bool = False
+    end: GradientEdge | None = None
+
+    @property
+    def source(self) -> Tensor | GradientEdge:
+        """Where autograd begins to walk through the graph."""
+        return self.out if self.end is None else self.end
 
     def given(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for the graph to start from, a copy if it must not be changed."""

@@ -144,7 +144,8 @@ class Recording:
         return self._enter(entered, 0, [tensor for _, tensor in inputs])
 
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        without_history = (t.detach().requires_grad_() for t in tensors)
+        # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
+        without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
         return Entries.apply(self, entered, more, self._anchor, *without_history)
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -254,12 +255,19 @@ class Recording:
         if last is not None:
             links = self.links[: last + 1]
             chain = self.linearise(links, keep or self.uncut)
+            paths = [link.path for link in links]
+            if not keep:
+                self._free()
             solved = self.chain.attachment.solve(chain, direct[: last + 1])
             total = _sum(solved, total) if aside or inside else solved
-            self.chain.attachment.solved.update(link.path for link in links)
+            self.chain.attachment.solved.update(paths)
         if not keep:
-            self.links, self.given, self.handed, self.freed = [], [], [], True
+            self._free()
         return total
+
+    def _free(self) -> None:
+        """Leave the graphs to the chain that is solved, which may let go of each as soon as it has walked it."""
+        self.links, self.given, self.handed, self.freed = [], [], [], True
 
     def _refuse(self) -> None:
         for link, handed in zip(self.links, self.handed, strict=True):
@@ -332,7 +340,7 @@ class Recording:
                 "operation (h = h + x, not h += x)."
             )
 
-    def linearise(self, links: Sequence[Any], keep_graph: bool) -> DepthChain:
+    def linearise(self, links: list[Any], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
         inputs, declared, alone = len(self.inputs), self.chain.declared, self.chain.alone

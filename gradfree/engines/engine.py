@@ -83,6 +83,11 @@ class Engine(ABC):
         return False
 
     @property
+    def reads_states(self) -> bool:
+        """Whether the engine asks for the values of all states of a chain of layers, and not for their graphs alone."""
+        return True
+
+    @property
     def forwards(self) -> Sequence[Forward]:
         """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
         return ()

@@ -26,6 +26,11 @@ class LayerEngine(Engine):
         return kind.of_layers
 
     @property
+    def reads_states(self) -> bool:
+        """Whether it asks for the values of all states: never, what backpropagation keeps is enough."""
+        return False
+
+    @property
     def runs_again(self) -> bool:
         """Whether the engine runs layers with weights once more in the backward pass."""
         return self.streams
@@ -52,7 +57,7 @@ class LayerEngine(Engine):
             ChainError: the loss uses a state inside the chain.
         """
         assert isinstance(chain, LayerChain)
-        with torch.no_grad(), torch.autocast(chain.like.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(chain.recording.initial.device.type, enabled=False):
             return self.layer_gradients(chain, chain.error(direct))
 
     @abstractmethod

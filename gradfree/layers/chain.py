@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
@@ -18,7 +18,7 @@ from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
-from gradfree.layers.roles import Convolution, Role, adjoint, linear_part, role_of
+from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part, role_of
 
 TAIL = (Role.POINTWISE, Role.DROPOUT)
 """What may follow a layer with weights and still be its own activation."""
@@ -31,11 +31,13 @@ class LayerReplay(Protocol):
         initial: what entered the chain.
         parameters: trainable ones, in the order of their gradients.
         inputs: other tensors that the layers were given.
+        goes_on: whether what lies before the chain needs a gradient.
     """
 
     initial: Tensor
     parameters: Sequence[Tensor]
     inputs: list[tuple[Tensor, GradientEdge]]
+    goes_on: bool
 
     @property
     def memory(self) -> Memory:
@@ -59,17 +61,13 @@ class Compared(NamedTuple):
     """What two passes have left of one layer with weights.
 
     Attributes:
-        link: the layer, as in :meth:`LayerChain.replay`.
-        x: what entered it in the first pass.
-        shift: how much less entered it in the second pass.
-        difference: how much less left its activation, the pointwise functions and dropout that follow it; ``None``
-            for the chain's last layer with weights.
+        link: the layer, as in :meth:`LayerChain.replay`, or with the second pass's graph.
+        difference: how much less left its activation, the pointwise functions and dropout that follow it, brought
+            back to the error's norm; ``None`` for the chain's last layer with weights.
     """
 
     link: Link
-    x: Tensor
-    shift: Tensor
-    difference: Tensor | None
+    difference: Tensor | None = None
 
 
 class LayerChain(DepthChain):
@@ -81,9 +79,9 @@ class LayerChain(DepthChain):
         keep_graph: as in :class:`DepthChain`.
     """
 
-    links: Sequence[Link]
+    links: list[Link]
 
-    def __init__(self, recording: LayerReplay, links: Sequence[Link], keep_graph: bool):
+    def __init__(self, recording: LayerReplay, links: list[Link], keep_graph: bool):
         inputs = len(recording.inputs)
         super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
         self.recording = recording
@@ -122,8 +120,13 @@ class LayerChain(DepthChain):
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients; what was not stored is run again, and stored."""
-        self.links = [link for link, _ in self.replay()]
+        self.links[:] = [link for link, _ in self.replay()]
         return super().backpropagate(direct)
+
+    def walked(self, index: int) -> None:
+        """Let go of link ``index``, unless its graph must survive."""
+        if not self.keep_graph:
+            self.links[index] = released(self.links[index])
 
     def zero(self) -> ChainGradients:
         """Return gradients to add to."""
@@ -136,13 +139,15 @@ class LayerChain(DepthChain):
     def replay(self) -> Iterator[tuple[Link, Tensor]]:
         """Yield every link with what entered it, in the order of the pass; what was not stored is run again.
 
+        Values inside a layer's own activation may have been let go of: these are on the meta device.
+
         Raises:
             ChainError: weights or input were changed in place since.
         """
         self.recording.check_versions()
         x = self.recording.initial
         for link in self.links:
-            live = self.recording.run_again(link, x) if link.out.is_meta else link
+            live = self.recording.run_again(link, x) if link.out.is_meta and link.end is None else link
             yield live, x
             x = live.out.detach()
 
@@ -165,65 +170,120 @@ class LayerChain(DepthChain):
     def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobian of ``link``."""
         assert link.state is not None
-        return torch.autograd.grad(link.out, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
+        source: Any = link.source
+        return torch.autograd.grad(source, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
 
-    def compared(self, shift: Tensor, tangent: bool = False) -> Iterator[Compared]:
+    def compared(
+        self, shift: Tensor, norms: Tensor, *, tangent: bool = False, second: bool = False
+    ) -> Iterator[Compared]:
         """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
 
+        Links that it has passed are not needed any more.
+
         Args:
-            shift: shaped like the chain's input, of at least single precision.
-            tangent: as in :meth:`pushed`.
+            shift: shaped like the chain's input, of at least single precision, for errors of norm one.
+            norms: of the errors, (N,).
+            tangent: whether differences are those of the Jacobians' products with ``shift``.
+            second: whether the layers are to have the second pass's graphs, not the first one's.
 
         Raises:
             ChainError: as in :meth:`replay`.
         """
+        low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
+        walk = self._shifted(shift, tangent, second) if tangent or low else self._second_pass(shift, second)
+        del shift
+        passed = 0
+        for i, found in walk:
+            yield found if found.difference is None else found._replace(difference=scaled(found.difference, norms))
+            del found
+            for j in range(passed, i):
+                self.walked(j)
+            passed = max(passed, i)
+
+    def _second_pass(self, shift: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
+        """Run the layers on the second pass's own states; yield with each how many links are passed."""
+        run_again, waiting = self.recording.run_again, None
+        second = self.recording.initial - shift
+        del shift
+        for i, (link, x) in enumerate(self.replay()):
+            role = role_of(link.block)
+            if waiting is not None and role not in TAIL:
+                yield i - 1, waiting._replace(difference=x - second)
+                waiting = None
+            if i == self.last:
+                yield i, Compared(run_again(link, second) if graphs else link)
+                return
+            if role is Role.WEIGHTS:
+                waiting = Compared(link)
+                if graphs:
+                    waiting = Compared(run_again(link, second))
+                    second = waiting.link.out.detach()
+                elif keeps_state(link.block):
+                    second = link.out.detach() - linear_part(link.block, x - second)
+                else:
+                    second = link.block.forward(second)
+            elif role is Role.DROPOUT:
+                # Linear: its Jacobian has the mask.
+                second = self.pulled(link, second)
+            else:
+                second = link.block.forward(second)
+
+    def _shifted(self, shift: Tensor, tangent: bool, graphs: bool) -> Iterator[tuple[int, Compared]]:
+        """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
         for i, (link, x) in enumerate(self.replay()):
             role = role_of(link.block)
             if waiting is not None and role not in TAIL:
-                yield waiting._replace(difference=shift)
+                yield i - 1, waiting._replace(difference=shift)
                 waiting = None
-            here = Compared(link, x, shift, None)
-            if i == self.last:
-                yield here
-                return
-            shift = self.pushed(link, x, shift, tangent)
             if role is Role.WEIGHTS:
-                waiting = here
+                waiting = Compared(self.recording.run_again(link, (x - shift).to(x.dtype)) if graphs else link)
+            if i == self.last:
+                assert waiting is not None
+                yield i, waiting
+                return
+            if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
+                # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
+                shift = self.pulled(link, shift).to(shift.dtype)
+            elif role not in (Role.POINTWISE, Role.MAX):
+                shift = linear_part(link.block, shift)
+            else:
+                x = (self._entered(i) if x.is_meta else x).to(shift.dtype)
+                run = link.block.forward
+                shift = torch.func.jvp(run, (x,), (shift,))[1] if tangent else run(x) - run(x - shift)
 
-    def pushed(self, link: Link, x: Tensor, shift: Tensor, tangent: bool) -> Tensor:
-        """Return how much less ``link`` gives for ``x`` - ``shift`` than for ``x``, with the same dropout mask.
+    def _entered(self, index: int) -> Tensor:
+        """Return what entered link ``index``, of a stored pass, where its values have been let go of, too."""
+        if index == 0:
+            return self.recording.initial
+        link = self.links[index - 1]
+        if not link.out.is_meta:
+            return link.out.detach()
+        x = self._entered(index - 1)
+        # A dropout is linear: its Jacobian has the mask.
+        return self.pulled(link, x) if role_of(link.block) is Role.DROPOUT else self.recording.run_again(link, x).out
 
-        Args:
-            link: of :meth:`replay`.
-            x: what entered it.
-            shift: shaped like ``x``, of at least single precision.
-            tangent: whether to return the Jacobian's product with ``shift`` instead of a difference.
-        """
-        role = role_of(link.block)
-        if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
-            # Both Jacobians are diagonal, so their own transposes; a dropout's has the mask.
-            return self.pulled(link, shift).to(shift.dtype)
-        if role not in (Role.POINTWISE, Role.MAX):
-            return linear_part(link.block, shift)
-        stored = link.out.detach() if x.dtype == shift.dtype else None
-        x = x.to(shift.dtype)
-        if tangent:
-            return torch.func.jvp(link.block.forward, (x,), (shift,))[1]
-        return (link.block.forward(x) if stored is None else stored) - link.block.forward(x - shift)
-
-    def add(self, link: Link, cotangent: Tensor, total: ChainGradients, at: Tensor | None = None) -> None:
+    def add(self, link: Link, cotangent: Tensor, total: ChainGradients) -> None:
         """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.
 
         Args:
-            link: of :meth:`replay`.
+            link: of :meth:`replay`, or run again.
             cotangent: shaped like its output.
             total: is changed.
-            at: another input than that of the pass to take them at.
         """
-        if at is not None:
-            link = self.recording.run_again(link, at)
         self._add_local([replace(link, state=None)], [cotangent.to(link.out.dtype)], total)
+
+
+def valueless(link: Link) -> Link:
+    """Return ``link`` without its values, but with its graph."""
+    if link.out.is_meta:
+        return link
+    return replace(link, out=torch.empty_like(link.out, device="meta"), root=None, end=get_gradient_edge(link.out))
+
+
+def released(link: Link) -> Link:
+    """Return ``link`` without its values and its graph."""
+    return replace(valueless(link), state=None, end=None, entries=())
 
 
 def _check_samples(link: Link, initial: Tensor) -> None:

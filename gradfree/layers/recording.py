@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
+from gradfree.depth.batched_chain import Ran
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
-from gradfree.layers.chain import LayerChain
-from gradfree.layers.roles import Role, role_of
+from gradfree.layers.chain import TAIL, LayerChain, released, valueless
+from gradfree.layers.roles import Role, keeps_state, role_of
 from gradfree.torchside.random_state import RandomState
 
 
@@ -43,10 +44,12 @@ class LayerRecording(Recording):
 
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         super().__init__(chain, parameters, inputs)
-        self.initial = state.detach()
+        self.initial, self.goes_on = state.detach(), state.requires_grad
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
         self._version = 0
+        self._streamed = 0
+        self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
@@ -86,7 +89,7 @@ class LayerRecording(Recording):
             self._random[path] = RandomState.of(self.initial.device)
 
     def add(self, link: Link) -> None:
-        """Keep ``link``; for an engine that streams, let go of the graphs before the last layer with weights.
+        """Keep ``link``.
 
         Raises:
             ChainError: a layer without weights, by its role, has used parameters, which would get no gradient.
@@ -97,16 +100,32 @@ class LayerRecording(Recording):
                 f"{link.path} is a {type(link.block).__name__}, registered as without weights, but trains parameters, "
                 "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
             )
-        if self.chain.attachment.engine.streams and role is Role.WEIGHTS:
-            self.links = [_released(link) for link in self.links]
-            self.given = [None] * len(self.given)
-            # What has been changed in place is refused when the next layer is given it.
-            nothing = torch.empty(0, device="meta")
-            self.handed = [handed._replace(seen=nothing, version=nothing._version) for handed in self.handed]
         super().add(link)
         self._version = link.out._version
 
-    def linearise(self, links: Sequence[Link], keep_graph: bool) -> LayerChain:
+    def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Keep ``link``, and let go of what is not needed any more.
+
+        For an engine that streams, of all before the last layer with weights; for others, unless they read states, of
+        values inside a layer's own activation. Autograd keeps those that derivatives need.
+        """
+        left = super().leave(link, given, before)
+        engine, role, index = self.chain.attachment.engine, role_of(link.block), len(self.links) - 1
+        if engine.streams and role is Role.WEIGHTS:
+            for i in range(self._streamed, index):
+                self._let_go(i, released(self.links[i]))
+            self._streamed = index
+        elif not engine.reads_states and role in TAIL and index and not keeps_state(self.links[index - 1].block):
+            self._let_go(index - 1, valueless(self.links[index - 1]))
+        return left
+
+    def _let_go(self, index: int, link: Link) -> None:
+        # What has been changed in place is refused when the next layer is given it.
+        nothing = torch.empty(0, device="meta")
+        self.handed[index] = self.handed[index]._replace(seen=nothing, version=nothing._version)
+        self.links[index], self.given[index + 1] = link, None
+
+    def linearise(self, links: list[Link], keep_graph: bool) -> LayerChain:
         """Return the chain as engines see it."""
         return LayerChain(self, links, keep_graph)
 
@@ -114,7 +133,7 @@ class LayerRecording(Recording):
         """Refuse to go on with layers that have got other parameters since the pass."""
         if any(p is not known for p, known in zip_longest(self.chain.trainable(), self.parameters)):
             raise ChainError(
-                f"the layers from {self.links[0].path} on have other trainable parameters in the backward pass than in "
+                f"the layers from {self.first} on have other trainable parameters in the backward pass than in "
                 "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "
                 "weights in both. Load the parameters into the model, or use an engine for any blocks."
             )
@@ -124,7 +143,7 @@ class LayerRecording(Recording):
         self.check_parameters()
         if any(tensor._version != version for tensor, version in self._versions):
             raise ChainError(
-                f"a weight of the chain from {self.links[0].path}, or its input, was changed in place between the "
+                f"a weight of the chain from {self.first}, or its input, was changed in place between the "
                 "forward and the backward pass. Step the optimizer after the backward pass, or copy the input."
             )
 
@@ -143,7 +162,7 @@ class LayerRecording(Recording):
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
-        return replace(link, out=out, state=get_gradient_edge(local))
+        return replace(link, out=out, state=get_gradient_edge(local), end=None)
 
 
 def _check_plain(path: str, layer: nn.Module) -> None:
@@ -158,11 +177,3 @@ def _check_plain(path: str, layer: nn.Module) -> None:
                 "layer and the engine and may change what the layer is given or returns. Register it first, then "
                 "attach."
             )
-
-
-def _released(link: Link) -> Link:
-    return (
-        link
-        if link.out.is_meta
-        else replace(link, out=torch.empty_like(link.out, device="meta"), state=None, root=None, entries=())
-    )

@@ -110,7 +110,7 @@ class _Closed(AllSteps):
         if self.recurrence.mode == "GRU":
             gates = recompute_gates(p.clone(), q)
             h = torch.lerp(gates.new, before, gates.reset_update[..., before.shape[-1] :])
-            return h, LinearisedGRU(gates, before)
+            return h, LinearisedGRU(gates, before, room=q)
         relu = self.recurrence.mode == "RNN_RELU"
         h = torch.relu(p + q) if relu else torch.tanh(p + q)
         return h, LinearisedRNN(h, relu)

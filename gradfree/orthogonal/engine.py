@@ -79,6 +79,11 @@ class OrthogonalEngine(Engine):
         return self.rule.keeps_means
 
     @property
+    def reads_states(self) -> bool:
+        """As in :attr:`rule`."""
+        return self.rule.reads_states
+
+    @property
     def streams(self) -> bool:
         """As in :attr:`rule`."""
         return self.rule.streams

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
-from gradfree.segments.layout import cut, joined
+from gradfree.segments.layout import cut, joined, pieces
 from gradfree.segments.replay import ReplayPieces
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
 from gradfree.segments.settling import Run, settle
@@ -55,38 +55,36 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
     plan = rule.plan(part, replay.count if replay else None)
     if plan is None:
         return None, FinishedPass(part)
-    pieces: _Pieces | ReplayPieces
+    segments: _Segments | ReplayPieces
     if replay is not None:
         assert isinstance(chain, CellChain)
-        pieces = ReplayPieces(replay, chain, direct)
+        segments = ReplayPieces(replay, chain, direct)
     else:
-        pieces = _Pieces(chain, direct, plan)
-    reach = pieces.reach if rule.corrector and isinstance(pieces, _Pieces) else None
-    result, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach, reverse=True)
-    return pieces.gradients(result) if outcome.settled else None, FinishedPass(part, plan, outcome)
+        segments = _Segments(chain, direct, plan, part.known)
+    reach = segments.reach if rule.corrector and isinstance(segments, _Segments) else None
+    result, outcome = settle(segments.run, segments.guess(), plan.patience, reach, reverse=True)
+    return segments.gradients(result) if outcome.settled else None, FinishedPass(part, plan, outcome)
 
 
-class _Pieces:
+class _Segments:
     """The links of a chain in segments, and the direct cotangents."""
 
-    def __init__(self, chain: TimeChain, direct: State, plan: SegmentPlan):
+    def __init__(self, chain: TimeChain, direct: State, plan: SegmentPlan, known: bool):
         self.chain, self.length, self.count, self.burn = chain, len(chain), plan.count, plan.burn
-        self.links = chain.regrouped(lambda x: cut(x, self.count))
+        # Closed forms need no copy; other cells take their rows in one dimension.
+        regroup = pieces if known else cut
+        self.links = chain.regrouped(lambda x: regroup(x, self.count))
         given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]
         if missing := -self.length % self.count:
             # No cotangent reaches the steps that fill up the last segment.
             given = [F.pad(e, (0, 0, 0, 0, 0, missing)) for e in given]
-        # Copies, as runs write to the last steps.
-        pieces = [cut(e, self.count) for e in given]
-        self.terms = tuple(
-            e.clone() if e.data_ptr() == whole.data_ptr() else e for e, whole in zip(pieces, given, strict=True)
-        )
-        self.last = [e[-1].clone() for e in self.terms]
+        self.terms = tuple(regroup(e, self.count) for e in given)
+        self.rows = self.terms[0].shape[1:-1]
         self.sizes = [largest(e) for e in given]
 
     def guess(self) -> list[Tensor]:
         """Return the cotangents that the first steps of each segment lead to from zero."""
-        zeros = [torch.zeros_like(e) for e in self._parts(self.last)]
+        zeros = [torch.zeros_like(part) for part in self._parts([e[-1] for e in self.terms])]
         if not self.burn:
             return zeros
         leaving = self._leaving(self.links.unroll(tuple(e[: self.burn] for e in self.terms)))
@@ -94,24 +92,22 @@ class _Pieces:
 
     def run(self, entering: Sequence[Tensor]) -> Run:
         """Run all segments from what enters them."""
-        for e, own, enters in zip(self.terms, self.last, entering, strict=True):
-            torch.add(own, enters.flatten(0, 1), out=e[-1])
-        delta = self.links.unroll(self.terms)
+        delta = self.links.unroll(self.terms, [enters.view(*self.rows, -1) for enters in entering])
         of = [torch.maximum(largest(d), size) for d, size in zip(delta, self.sizes, strict=True)]
         return Run(delta, self._leaving(delta), of)
 
     def reach(self) -> Sequence[Factor]:
         """Return the products over each segment of what the gates carry."""
-        return [d.unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in self.links.reach()]
+        return [d.reshape(self.count, -1, d.shape[-1]) if isinstance(d, Tensor) else d for d in self.links.reach()]
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return the chain's for δ of all segments; there are no runs behind it."""
         # The products that follow take as much memory.
-        del self.links, self.terms, self.last
+        del self.links, self.terms
         return self.chain.gradients(tuple(joined(d, self.count, self.length) for d in delta))
 
     def _leaving(self, delta: State) -> list[Tensor]:
         return self._parts(self.links.leaving(delta))
 
     def _parts(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        return [v.unflatten(0, (self.count, -1)) for v in rows]
+        return [v.reshape(self.count, -1, v.shape[-1]) for v in rows]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
+from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import Replay, replays
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
@@ -51,14 +52,18 @@ class InSegments(Forward):
         if plan is None:
             return run_plainly(recurrence)._replace(told=[FinishedPass(part)])
         behind = self.rule.plan(replace(part, what="backward"), plan.count)
-        pieces = _Pieces(recurrence, plan, graph, plan.burn if behind is None else behind.burn)
-        reach = pieces.reach if self.rule.corrector and known else None
-        found, outcome = settle(pieces.run, pieces.guess(), plan.patience, reach)
-        whole = pieces.whole(found) if outcome.settled else run_plainly(recurrence)
-        return whole._replace(told=[FinishedPass(part, plan, outcome, pieces.replay if outcome.settled else None)])
+        segments: _Segments | GRUSegments
+        if keeps_gates(recurrence):
+            segments = GRUSegments(recurrence, plan)
+        else:
+            segments = _Segments(recurrence, plan, graph, plan.burn if behind is None else behind.burn)
+        reach = segments.reach if self.rule.corrector and known else None
+        found, outcome = settle(segments.run, segments.guess(), plan.patience, reach)
+        whole = segments.whole(found) if outcome.settled else run_plainly(recurrence)
+        return whole._replace(told=[FinishedPass(part, plan, outcome, segments.replay if outcome.settled else None)])
 
 
-class _Pieces:
+class _Segments:
     """A recurrence in segments, and the steps that are left over; the backward pass starts by ``burn_behind`` steps."""
 
     def __init__(self, recurrence: Recurrence, plan: SegmentPlan, graph: bool, burn_behind: int):
@@ -93,10 +98,7 @@ class _Pieces:
         """Return the products over each segment of what the gates carry."""
         assert self.recurrence.mode is not None
         entering = [start.flatten(0, 1) for start in self.entering]
-        before = torch.cat([entering[0][None], self.found.out[:-1]])
-        cell = linearise(
-            self.recurrence.mode, self.x, self.found.out, before, entering, self.recurrence.weights, gates=None
-        )
+        cell = linearise(self.recurrence.mode, self.x, self.found.out, entering, self.recurrence.weights, gates=None)
         return [d.prod(0).unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in cell.diagonal]
 
     def whole(self, found: Trajectory) -> Trajectory:

@@ -39,8 +39,13 @@ class SplitJacobian:
 class Links(Protocol):
     """The links of any number of steps and sequences, ready to be gone through one step behind the other."""
 
-    def unroll(self, direct: State) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first steps, as many as ``direct`` has."""
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first steps, as many as ``direct`` has.
+
+        Args:
+            direct: e, part by part.
+            entering: what the last of those steps gets from the next one, part by part, (B, H); ``None``: nothing.
+        """
 
     def leaving(self, delta: State) -> Sequence[Tensor]:
         """Return δ_1 F_1, part by part, (B, H)."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
@@ -56,17 +55,11 @@ class CellChain(TimeChain):
         self.states = [out] * len(first)
 
     @cached_property
-    def before(self) -> Tensor:
-        """h_0 to h_{T-1}, (T, B, H)."""
-        _, out, first, _ = self._given
-        return torch.cat([first[0].unsqueeze(0), out[:-1]])
-
-    @cached_property
     @phase("local derivatives")
     def cell(self) -> Linearised:
         """The Jacobians of all steps."""
         mode, out, first, gates = self._given
-        return linearise(mode, self.x, out, self.before, first, self.parameters, gates)
+        return linearise(mode, self.x, out, first, self.parameters, gates)
 
     @property
     def diagonal(self) -> Sequence[Factor]:
@@ -111,13 +104,18 @@ class CellChain(TimeChain):
     @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
-        hidden = self.cell.hidden(delta)
         initial = self.cell.leaving(delta, self.parameters[1])
+        # The last that is asked of the Jacobians: their place serves, and whoever asks again gets new ones.
+        cell = vars(self).pop("cell")
+        hidden = cell.into_hidden(delta)
+        _, out, first, _ = self._given
         of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
         of_b_ih, of_b_hh = of_biases or (False, False)
-        w_hh, b_hh = _summed(hidden, self.before, of_w_hh, of_b_hh)
-        fed = self.cell.fed(delta, hidden)
-        w_ih, b_ih = _summed(fed, self.x, of_w_ih, of_b_ih)
+        w_hh = _product(hidden[1:], out[:-1]).addmm_(hidden[0].t(), first[0]) if of_w_hh else None
+        b_hh = hidden.sum((0, 1)) if of_b_hh else None
+        fed = cell.fed(delta, hidden)
+        w_ih = _product(fed, self.x) if of_w_ih else None
+        b_ih = fed.sum((0, 1)) if of_b_ih else None
         inputs = [fed @ self.parameters[0] if of_x else None]
         parameters = [w_ih, w_hh, b_ih, b_hh][: len(self.parameters)]
         return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
@@ -130,8 +128,8 @@ class _Regrouped:
     cell: Linearised
     weight: Tensor
 
-    def unroll(self, direct: State) -> State:
-        return self.cell.unroll(direct, self.weight)
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
+        return self.cell.unroll(direct, self.weight, entering)
 
     def leaving(self, delta: State) -> Sequence[Tensor]:
         return [part[0] for part in self.cell.leaving(delta, self.weight)]
@@ -140,10 +138,9 @@ class _Regrouped:
         return [d.prod(0) if isinstance(d, Tensor) else d for d in self.cell.diagonal]
 
 
-def _summed(cotangent: Tensor, x: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of weight and bias of a linear map of ``x``, summed over steps and sequences."""
-    flat = cotangent.flatten(0, 1)
-    return flat.t() @ x.flatten(0, 1) if of_weight else None, flat.sum(0) if of_bias else None
+def _product(cotangent: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of the weight of a linear map of ``x``, summed over steps and sequences."""
+    return cotangent.flatten(0, 1).t() @ x.flatten(0, 1)
 
 
 _LATER = slice(1, None)

@@ -65,6 +65,10 @@ class Linearised(ABC):
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangent of Q at ``steps``, (T, B, gates · H)."""
 
+    @abstractmethod
+    def into_hidden(self, delta: State) -> Tensor:
+        """Return :meth:`hidden` at all steps, where :attr:`links` were: the end of them."""
+
     def fed(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the cotangent of P at all steps, given that of Q, which may be overwritten."""
         return hidden
@@ -82,8 +86,14 @@ class Linearised(ABC):
         """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, of all parts side by side; ``weight`` is W_hh."""
 
     @abstractmethod
-    def unroll(self, direct: State, weight: Tensor) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step; ``weight`` is W_hh."""
+    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step, for any number of dimensions of rows.
+
+        Args:
+            direct: e, part by part.
+            weight: W_hh.
+            entering: what the last step gets from behind, part by part; ``None``: nothing.
+        """
 
 
 class LinearisedRNN(Linearised):
@@ -99,6 +109,10 @@ class LinearisedRNN(Linearised):
         """Return δ ⊙ φ'."""
         return delta[0][steps] * self.slope[steps]
 
+    def into_hidden(self, delta: State) -> Tensor:
+        """Return the same where φ' was."""
+        return self.slope.mul_(delta[0])
+
     def unit_blocks(self, weight: Tensor | None) -> Blocks:
         """Return diag(φ') diag(W_hh)."""
         return [[None if weight is None else self.slope * weight.diagonal()]]
@@ -108,12 +122,12 @@ class LinearisedRNN(Linearised):
         return _wide(self.slope[steps]).unsqueeze(-1) * weight
 
     @phase("δ step by step")
-    def unroll(self, direct: State, weight: Tensor) -> State:
+    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
-        delta = direct[0].clone()
+        delta = _entered(direct[0].clone(), entering, 0)
         steps, slopes = delta.unbind(0), self.slope.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
-            steps[t - 1].addmm_(steps[t] * slopes[t], weight)
+            _add_product(steps[t - 1], steps[t] * slopes[t], weight)
         return (delta,)
 
 
@@ -122,16 +136,17 @@ class LinearisedGRU(Linearised):
 
     links = ("factors", "carry")
 
-    def __init__(self, gates: Gates, before: Tensor):
+    def __init__(self, gates: Gates, before: Tensor, room: Tensor | None = None):
+        """Linearise at ``before``, the states before all steps; ``room`` (T, B, 3H) may hold ``gates.hidden`` last."""
         (r, z), n = gates.reset_update.chunk(2, -1), gates.new
-        q_n = gates.hidden[..., -n.shape[-1] :]
-        self.new = (1 - z).mul_(1 - n * n)
+        self.new = _through_tanh(1 - z, n)
         # The cotangents of Q's three parts are δ times these.
-        self.factors = torch.empty_like(gates.hidden).unflatten(-1, (3, -1))
+        room = n.new_empty(*n.shape[:-1], 3 * n.shape[-1]) if room is None else room
+        self.factors = room.unflatten(-1, (3, -1))
         f_r, f_z, f_n = self.factors.unbind(-2)
+        _through_sigmoid(torch.mul(self.new, gates.hidden, out=f_r), r)
+        _through_sigmoid(torch.sub(before, n, out=f_z), z)
         torch.mul(self.new, r, out=f_n)
-        torch.mul(f_n, q_n, out=f_r).mul_(1 - r)
-        torch.mul(before - n, z, out=f_z).mul_(1 - z)
         self.carry = z
 
     @property
@@ -142,6 +157,10 @@ class LinearisedGRU(Linearised):
     def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ times the three factors."""
         return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)
+
+    def into_hidden(self, delta: State) -> Tensor:
+        """Return the same where the factors were."""
+        return self.factors.mul_(delta[0].unsqueeze(-2)).flatten(-2)
 
     def fed(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the same but for n, whose Q is multiplied by r."""
@@ -159,12 +178,15 @@ class LinearisedGRU(Linearised):
         return jacobians
 
     @phase("δ step by step")
-    def unroll(self, direct: State, weight: Tensor) -> State:
+    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
-        delta = direct[0].clone()
-        steps, factors, z = delta.unbind(0), self.factors.unbind(0), self.carry.unbind(0)
+        delta = torch.empty_like(direct[0])
+        delta[-1] = direct[0][-1]
+        _entered(delta, entering, 0)
+        e, steps, factors, z = (x.unbind(0) for x in (direct[0], delta, self.factors, self.carry))
         for t in range(len(steps) - 1, 0, -1):
-            steps[t - 1].addcmul_(steps[t], z[t]).addmm_((factors[t] * steps[t].unsqueeze(-2)).flatten(-2), weight)
+            torch.addcmul(e[t - 1], steps[t], z[t], out=steps[t - 1])
+            _add_product(steps[t - 1], (factors[t] * steps[t].unsqueeze(-2)).flatten(-2), weight)
         return (delta,)
 
 
@@ -191,6 +213,14 @@ class LinearisedLSTM(Linearised):
         h, cell = delta[0][steps], delta[1]
         whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
         return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
+
+    def into_hidden(self, delta: State) -> Tensor:
+        """Return the same where the factors were."""
+        h, cell = delta
+        whole = h * self.out if cell is None else torch.addcmul(cell, h, self.out)
+        self.factors[..., :3, :].mul_(whole.unsqueeze(-2))
+        self.factors[..., 3, :].mul_(h)
+        return self.factors.flatten(-2)
 
     def crossing(self, delta: State, steps: slice) -> State:
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
@@ -219,18 +249,43 @@ class LinearisedLSTM(Linearised):
         return jacobians
 
     @phase("δ step by step")
-    def unroll(self, direct: State, weight: Tensor) -> State:
+    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
-        delta_h = direct[0].clone()
-        delta_c = torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone()
+        delta_h = _entered(direct[0].clone(), entering, 0)
+        delta_c = _entered(torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone(), entering, 1)
         cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self.carry))
         factors = self.factors.unbind(0)
         for t in range(len(hs) - 1, 0, -1):
             whole = torch.addcmul(cs[t], hs[t], outs[t])
             cs[t - 1].addcmul_(whole, fs[t])
             parts = torch.stack([whole, whole, whole, hs[t]], -2)
-            hs[t - 1].addmm_((factors[t] * parts).flatten(-2), weight)
+            _add_product(hs[t - 1], (factors[t] * parts).flatten(-2), weight)
         return delta_h, delta_c
+
+
+def _entered(delta: Tensor, entering: Sequence[Tensor] | None, part: int) -> Tensor:
+    """Add to δ of the last step what enters it from behind."""
+    if entering is not None:
+        delta[-1] += entering[part]
+    return delta
+
+
+def _add_product(step: Tensor, rows: Tensor, weight: Tensor) -> None:
+    """Add ``rows @ weight`` to ``step``, at once where its rows are those of a matrix."""
+    if step.dim() == 2:
+        step.addmm_(rows, weight)
+    else:
+        step += rows @ weight
+
+
+def _through_tanh(cotangent: Tensor, y: Tensor) -> Tensor:
+    """Multiply ``cotangent`` by tanh' = 1 - y², in place."""
+    return torch.ops.aten.tanh_backward.grad_input(cotangent, y, grad_input=cotangent)
+
+
+def _through_sigmoid(cotangent: Tensor, y: Tensor) -> Tensor:
+    """Multiply ``cotangent`` by σ' = y (1 - y), in place."""
+    return torch.ops.aten.sigmoid_backward.grad_input(cotangent, y, grad_input=cotangent)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -258,9 +313,10 @@ def recompute_gates(p: Tensor, q: Tensor) -> Gates:
     """Return a GRU's gates from its pre-activations, of which P is overwritten."""
     width = p.shape[-1] // 3
     reset_update, new = p.split([2 * width, width], -1)
+    hidden = q[..., 2 * width :]
     reset_update.add_(q[..., : 2 * width]).sigmoid_()
-    new.addcmul_(reset_update[..., :width], q[..., 2 * width :]).tanh_()
-    return Gates(reset_update, new, q)
+    new.addcmul_(reset_update[..., :width], hidden).tanh_()
+    return Gates(reset_update, new, hidden)
 
 
 class LSTMGates(NamedTuple):
@@ -292,19 +348,19 @@ def linearise(
     mode: str,
     x: Tensor,
     out: Tensor,
-    before: Tensor,
     first: Sequence[Tensor],
     weights: Sequence[Tensor],
     gates: Gates | None,
 ) -> Linearised:
     """Return the Jacobians of all steps; arguments as those of :class:`~gradfree.time.closed_chain.CellChain`."""
-    if gates is not None:
-        return LinearisedGRU(gates, before)
     if mode.startswith("RNN"):
         return LinearisedRNN(out, relu=mode == "RNN_RELU")
+    before = torch.cat([first[0].unsqueeze(0), out[:-1]])
+    if gates is not None:
+        return LinearisedGRU(gates, before)
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, None)
     p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
     if mode == "GRU":
-        return LinearisedGRU(recompute_gates(p, q), before)
+        return LinearisedGRU(recompute_gates(p, q), before, room=q)
     return LinearisedLSTM(lstm_gates(p + q, first[1]), first[1])

@@ -20,7 +20,7 @@ class Gates(NamedTuple):
     Attributes:
         reset_update: r and z, (T, B, 2H).
         new: n, (T, B, H).
-        hidden: Q, the pre-activations from the state, (T, B, 3H).
+        hidden: Q_n, what of n's pre-activation comes from the state, (T, B, H).
     """
 
     reset_update: Tensor
@@ -46,18 +46,18 @@ def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor]) -> tuple[Ten
     (steps, batch, _), units = x.shape, h.shape[1]
     fed = F.linear(x, w_ih, b_ih)
     out = x.new_empty(steps, batch, units)
-    gates = Gates(x.new_empty(steps, batch, 2 * units), torch.empty_like(out), torch.empty_like(fed))
-    w = w_hh.t()
-    views = (
-        *(part.unbind(0) for part in fed.split([2 * units, units], -1)),
-        *(part.unbind(0) for part in gates.reset_update.split(units, -1)),
-        *(part.unbind(0) for part in gates.hidden.split([2 * units, units], -1)),
-        *(whole.unbind(0) for whole in (*gates, out)),
-    )
-    for p_rz, p_n, r, z, q_rz, q_n, rz, n, q, after in zip(*views, strict=True):
+    # r, z and n take the places of what they are made of.
+    reset_update, new = fed.split([2 * units, units], -1)
+    gates = Gates(reset_update, new, torch.empty_like(out))
+    w, q = w_hh.t(), fed.new_empty(batch, 3 * units)
+    q_rz, q_n = q.split([2 * units, units], -1)
+    product = torch.empty_like(q_n, memory_format=torch.contiguous_format)
+    views = (*gates.reset_update.split(units, -1), *gates, out)
+    for r, z, rz, n, hidden, after in zip(*(whole.unbind(0) for whole in views), strict=True):
         torch.addmm(b_hh, h, w, out=q)
-        torch.add(q_rz, p_rz, out=rz).sigmoid_()
-        torch.mul(q_n, r, out=n).add_(p_n).tanh_()
+        rz.add_(q_rz).sigmoid_()
+        hidden.copy_(q_n)
+        n.add_(torch.mul(q_n, r, out=product)).tanh_()
         torch.sub(h, n, out=after).mul_(z).add_(n)
         h = after
     return out, gates

@@ -175,8 +175,10 @@ class _Steps:
     writes: bool
 
     @phase("δ step by step")
-    def unroll(self, direct: State) -> State:
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         delta = tuple(torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True))
+        for part, enters in zip(delta, entering or (), strict=False):
+            part[-1] += enters
         for t in range(len(delta[0]) - 1, 0, -1):
             for part, v in zip(delta, self._pulled(delta, t), strict=True):
                 part[t - 1] += v

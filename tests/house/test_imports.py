@@ -65,15 +65,27 @@ def test_the_core_imports_torch_and_numpy_alone():
     assert not {(name, top) for name, top in tops if top not in allowed}
 
 
+def loaded(module):
+    """Names of the packages that are loaded once ``module`` is imported."""
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 def test_import_gradfree_is_quick():
     """It imports nothing of what the extras bring."""
-    code = "import sys, gradfree; print(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert {"gradfree", "torch"} <= loaded
-    assert loaded.isdisjoint(
+    packages = loaded("gradfree")
+    assert {"gradfree", "torch"} <= packages
+    assert packages.isdisjoint(
         ("lightning", "pytorch_lightning", "torchmetrics", "transformers", "jsonargparse", "matplotlib", "scipy")
     )
+
+
+def test_commands_start_quickly():
+    """Suites are put together without what takes seconds to import; whoever uses that imports it."""
+    packages = loaded("gradfree.benchmarks.bench.commands, gradfree.benchmarks.suites.index")
+    assert {"polars", "torch"} <= packages
+    assert packages.isdisjoint(("datasets", "lightning", "pandas", "sklearn", "torchmetrics", "transformers"))
 
 
 def test_every_room_is_installed():

@@ -15,6 +15,7 @@ from tiny_suite import PLAIN, training
 
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.digests import examples_digest
+from gradfree.benchmarks.running.workers import PRELOADED
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.sources import source_digest
 from gradfree.cli import main
@@ -83,7 +84,7 @@ def folder(tmp_path):
 def fresh(function, *args):
     """Call ``function`` in a process that has imported nothing of the user's."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["gradfree.benchmarks.suites.index"])
+    context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()
 

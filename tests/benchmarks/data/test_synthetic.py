@@ -18,7 +18,8 @@ from gradfree.benchmarks.data.synthetic import (
     parity_pixels,
 )
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY, RecallAccuracy
+from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY
+from gradfree.benchmarks.tasks.metrics import recall_accuracy
 from gradfree.benchmarks.training.training import Training
 
 
@@ -124,7 +125,7 @@ def test_recall_counts_the_symbols_alone():
     logits = F.one_hot(targets, COPYING_VOCABULARY).double()
     logits[:, :-10] = 0.0  # Whatever is said in place of the blanks.
     logits[:8, -5:] = F.one_hot(torch.tensor(BLANK), COPYING_VOCABULARY).double()
-    metric = RecallAccuracy()
+    metric = recall_accuracy()
     metric.update(logits, targets)
     assert metric.compute().item() == pytest.approx(0.75)
 

@@ -11,7 +11,8 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
-from gradfree.benchmarks.tasks.loaded import Accuracy, Loaded, LossMetric, squared_error
+from gradfree.benchmarks.tasks.loaded import Loaded, squared_error
+from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task
 
 _WRITTEN = {
@@ -55,7 +56,7 @@ def test_a_model_of_ones_own_has_the_id_that_version_0_1_wrote():
     of_numbers = Task(
         **given, **own, loss=squared_error, score=Score("loss", "mean", LossMetric(squared_error)), chains=("blocks",)
     )
-    of_classes = Task(**given, **own, loss=cross_entropy, score=Score("accuracy", "%", Accuracy, 100.0))
+    of_classes = Task(**given, **own, loss=cross_entropy, score=Score("accuracy", "%", accuracy, 100.0))
     assert training(task=of_numbers).id.endswith("/da60863e")
     assert training(task=of_classes).id.endswith("/161e44e3")
 

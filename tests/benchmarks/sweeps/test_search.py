@@ -305,7 +305,7 @@ def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_t
     """One is killed in the midst of its trial, then two start at once: not a trial more or less, and each of them has
     one whole line of records."""
     flags = ["--model", "user_module:build_doomed", "--data", "user_module:loader", "--engines", "highway_bp"]
-    flags += ["--steps", "5", "--space", SPACE, "--trials", "12", "--out", str(tmp_path)]
+    flags += ["--steps", "5", "--space", SPACE, "--trials", "6", "--out", str(tmp_path)]
     command = [sys.executable, "-c", "from gradfree.cli import main; main()", "bench", "search", *flags]
 
     def start(**environment):
@@ -317,9 +317,9 @@ def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_t
     two = [start(), start()]
     outputs = [process.communicate()[0] for process in two]
     assert [process.returncode for process in two] == [0, 0]
-    assert any("Best of 12 trials" in output for output in outputs)
+    assert any("Best of 6 trials" in output for output in outputs)
     done = [trial.value for trial in trials(tmp_path)[1:]]
     assert trials(tmp_path)[0].state == TrialState.FAIL
     lines = [line for file in tmp_path.glob("records-*.jsonl") for line in file.read_text().splitlines()]
     assert sorted(json.loads(line)["results"]["validation"] for line in lines) == sorted(done)
-    assert len(done) == 12
+    assert len(done) == 6

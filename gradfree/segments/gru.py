@@ -1,0 +1,119 @@
+"""A GRU in segments on a CPU: steps of all segments at once, at their own places, with the gates for the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradfree.algebra.cotangents import Factor
+from gradfree.convergence.outcome import largest
+from gradfree.segments.layout import pieces
+from gradfree.segments.rule import SegmentPlan
+from gradfree.segments.settling import Run
+from gradfree.time.forward import Recurrence, Trajectory
+from gradfree.time.gru_forward import Gates
+
+
+def keeps_gates(recurrence: Recurrence) -> bool:
+    """Tell whether ``recurrence`` is a GRU whose gates may be kept."""
+    x = recurrence.x
+    gru = recurrence.mode == "GRU" and recurrence.cell is None and not recurrence.lean
+    exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    return gru and exact and x.device.type == "cpu"
+
+
+class GRUSegments:
+    """A GRU in segments, and the steps that are left over.
+
+    Nothing is moved: what a step writes to lies where it belongs in time.
+
+    Args:
+        recurrence: in one direction.
+        plan: of how many segments, and of how many steps of them the guess is.
+    """
+
+    replay = None
+
+    def __init__(self, recurrence: Recurrence, plan: SegmentPlan):
+        self.recurrence, self.count, self.burn = recurrence, plan.count, plan.burn
+        self.done = len(recurrence.x) // plan.count * plan.count
+        self.first = recurrence.first[0][0]
+        self.width = self.first.shape[-1]
+        _, w_hh, *biases = recurrence.weights
+        self.weight, self.bias = w_hh.t(), biases[1] if biases else w_hh.new_zeros(())
+        self.fed: Tensor | None = self._fed()
+
+    def guess(self) -> list[Tensor]:
+        """Return the states that the last steps of each segment lead to from zero."""
+        end = self.first.new_zeros(self.count, *self.first.shape)
+        if self.burn:
+            assert self.fed is not None
+            fed = pieces(self.fed[: self.done], self.count)[-self.burn :]
+            # Every step may overwrite what the one before it has left.
+            room = fed.new_empty(*fed.shape[1:-1], 5 * self.width).expand(len(fed), *[-1] * (fed.dim() - 1))
+            gates, hidden, out = room.split([3 * self.width, self.width, self.width], -1)
+            end = self._steps(fed, gates, hidden, out, end)
+        return [torch.cat([self.first[None], end[:-1]])]
+
+    def run(self, entering: Sequence[Tensor]) -> Run:
+        """Run all segments from what enters them."""
+        # r, z and n take the places of what they are made of, so that another run needs that anew.
+        self.gates, self.fed = self._fed() if self.fed is None else self.fed, None
+        self.hidden, out = (self.gates.new_empty(*self.gates.shape[:-1], self.width) for _ in range(2))
+        gates, hidden, h = (pieces(whole[: self.done], self.count) for whole in (self.gates, self.hidden, out))
+        leaving = self._steps(gates, gates, hidden, h, entering[0])
+        return Run(out, [leaving], [largest(out[: self.done])])
+
+    def reach(self) -> Sequence[Factor]:
+        """Return the products over each segment of the update gates."""
+        z = self.gates[: self.done, :, self.width : 2 * self.width]
+        return [z.unflatten(0, (self.count, -1)).prod(1)]
+
+    def whole(self, out: Tensor) -> Trajectory:
+        """Return what all steps have given, those that no segment has run last."""
+        if self.done < len(out):
+            gates, hidden, h = (part[self.done :].unsqueeze(1) for part in (self.gates, self.hidden, out))
+            self._steps(gates, gates, hidden, h, out[None, self.done - 1])
+        reset_update, new = self.gates.split([2 * self.width, self.width], -1)
+        return Trajectory(out, [out[-1:].clone()], Gates(reset_update, new, self.hidden))
+
+    def _fed(self) -> Tensor:
+        """Return what comes from the inputs, (T, B, 3H)."""
+        w_ih, _, *biases = self.recurrence.weights
+        return F.linear(self.recurrence.x, w_ih, biases[0] if biases else None)
+
+    def _steps(self, fed: Tensor, gates: Tensor, hidden: Tensor, out: Tensor, start: Tensor) -> Tensor:
+        """Run some steps of all segments.
+
+        Args:
+            fed: what comes from the inputs, (S, C, B, 3H), or without B if that is 1.
+            gates: where r, z and n go, of the same shape.
+            hidden: where Q_n goes, likewise.
+            out: where h goes, likewise.
+            start: h before, (C, B, H).
+
+        Returns:
+            h behind, (C, B, H).
+        """
+        h = start.flatten(0, 1)
+        q, split = h.new_empty(len(h), 3 * self.width), [2 * self.width, self.width]
+        state = h.view(*out.shape[1:-1], -1)
+        q_rz, q_n = q.view(*out.shape[1:-1], -1).split(split, -1)
+        # The rows of several sequences are none of a matrix where they belong in time.
+        matrix = state.dim() == 2
+        views = (*fed.split(split, -1), *gates.split(split, -1), *gates.split(self.width, -1)[:2], hidden, out)
+        for p_rz, p_n, rz, n, r, z, kept, after in zip(*(whole.unbind(0) for whole in views), strict=True):
+            torch.addmm(self.bias, h, self.weight, out=q)
+            torch.add(p_rz, q_rz, out=rz).sigmoid_()
+            kept.copy_(q_n)
+            torch.addcmul(p_n, r, q_n, out=n).tanh_()
+            if matrix:
+                h = state = torch.lerp(n, state, z, out=after)
+            else:
+                state = torch.lerp(n, state, z)
+                after.copy_(state)
+                h = state.flatten(0, 1)
+        return state.reshape(start.shape)

@@ -1,0 +1,90 @@
+"""Engines for layers keep of a forward pass what backpropagation keeps, and no more; measured at the allocator."""
+
+import pytest
+import torch
+from test_layers import ENGINES
+from torch import nn
+
+import gradfree
+from gradfree.algorithms import FOTON, PEPITA
+from gradfree.benchmarks.timing.profiles import kept_memory, peak_memory
+from gradfree.testing.cases.models import gradients
+
+STORED = {name: engine for name, engine in ENGINES.items() if "streaming" not in name}
+BENDS = {
+    "tanh": (nn.Tanh,),
+    "relu": (nn.ReLU,),
+    "gelu": (nn.GELU,),
+    "gelu, dropout": (nn.GELU, lambda: nn.Dropout(0.1)),
+    "dropout, tanh": (lambda: nn.Dropout(0.1), nn.Tanh),
+}
+
+
+def net(bends, depth=20, width=512):
+    hidden = [part for _ in range(depth) for part in (nn.Linear(width, width, bias=False), *(b() for b in bends))]
+    return nn.Sequential(*hidden, nn.Linear(width, 10, bias=False)).float()
+
+
+def kept(bends, dtype, engine=None):
+    """Return the bytes that a forward pass leaves for the backward pass."""
+    model, x = net(bends).to(dtype), torch.randn(256, 512, dtype=dtype)
+    if engine is None:
+        return kept_memory(lambda: model(x).sum())
+    with engine.attach(model, [""]):
+        return kept_memory(lambda: model(x).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", STORED)
+def test_stored_activations_are_backpropagations(name, dtype):
+    """20 layers of 512, batch 256: an activation a layer, 10 MiB in single precision."""
+    plain = kept(BENDS["tanh"], dtype)
+    assert plain > 20 * 256 * 512 * dtype.itemsize
+    assert kept(BENDS["tanh"], dtype, STORED[name]) <= 1.05 * plain
+
+
+@pytest.mark.parametrize("engine", [FOTON(), PEPITA()], ids=["foton", "pepita"])
+@pytest.mark.parametrize("bend", BENDS)
+def test_so_they_are_whatever_stands_behind_the_layers(engine, bend):
+    """The states that a second pass is compared with are among those that autograd keeps."""
+    assert kept(BENDS[bend], torch.float32, engine) <= 1.05 * kept(BENDS[bend], torch.float32)
+
+
+@pytest.mark.parametrize("name", ["foton", "fa", "pepita", "orthogonal_backprop"])
+def test_activations_go_as_gradients_come(name):
+    """Of each layer, once its gradient is there: the peak is not the sum of both."""
+    model, x = net(BENDS["tanh"], width=256), torch.randn(256, 256, dtype=torch.float32)
+    activations, gradients = 20 * x.nbytes, sum(p.nbytes for p in model.parameters())
+    with ENGINES[name].attach(model, [""]):
+        model(x).sum().backward()  # What the engine keeps from pass to pass is there before.
+        model.zero_grad()
+        peak = peak_memory(lambda: model(x).sum().backward(), "cpu")
+    assert peak < 0.8 * (activations + gradients)
+
+
+@pytest.mark.parametrize("name", ["orthogonal_backprop", "dfa", "fa"])
+def test_values_that_autograd_alone_keeps_are_guarded_all_the_same(name):
+    """Dropout keeps its mask, tanh its result: who changes that in place is refused, as without an engine."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(3, 4)
+    with ENGINES[name].attach(model, [""]):
+        h = model[1](model[0](x))
+        out = model[3](model[2](h))
+        with torch.no_grad():
+            h.mul_(2)
+        with pytest.raises((RuntimeError, gradfree.ChainError), match="has been modified by an inplace operation"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_half_precision_differences_are_those_of_more(dtype):
+    """Of states of few digits the second pass's difference would be noise: it is carried along in single precision."""
+    torch.manual_seed(0)
+    model, x = net(BENDS["tanh"], depth=8, width=64), torch.randn(32, 64, dtype=torch.float32)
+    gradfree.orthogonalize(model)
+    found = []
+    for kind in (torch.float32, dtype):
+        model, x = model.to(kind), x.to(kind)
+        with FOTON().attach(model):
+            found.append(gradients(model, lambda model=model, x=x: model(x).float()))
+            found[-1] = torch.cat([g.flatten().float() for name, g in found[-1].items() if name != "16.weight"])
+    assert torch.cosine_similarity(*found, dim=0) > 0.99
