@@ -80,7 +80,8 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
         "    def __init__(self):\n        super().__init__()\n"
         "        self.blocks = nn.Sequential(*[Block() for _ in range(3)])\n"
         "    def forward(self, x):\n"
-        "        out = self.blocks(x)\n        return {'loss': out.sum() + sum(b.kept.pow(2).sum() for b in self.blocks)}\n"
+        "        out = self.blocks(x).sum()\n"
+        "        return {'loss': out + sum(b.kept.pow(2).sum() for b in self.blocks)}\n"
         "def build():\n    return Net()\n"
         "def loader():\n    return [{'x': torch.randn(5, 4)}] * 2\n"
     )
