@@ -1,5 +1,7 @@
 """The engines, one file each."""
 
+from gradfree.algorithms.around.auto import Auto
+from gradfree.algorithms.around.orthogonal import Orthogonal
 from gradfree.algorithms.backprop import Backprop
 from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF
@@ -7,7 +9,6 @@ from gradfree.algorithms.fa import FA
 from gradfree.algorithms.fixed_point import FixedPoint
 from gradfree.algorithms.foton import FOTON, FOTONRule
 from gradfree.algorithms.highway_bp import HighwayBP
-from gradfree.algorithms.orthogonal import Orthogonal
 from gradfree.algorithms.orthogonal_backprop import OrthogonalBackprop
 from gradfree.algorithms.parallel.deeppcr import DeepPCR
 from gradfree.algorithms.parallel.newton import Newton
@@ -21,6 +22,7 @@ __all__ = [
     "FA",
     "FOTON",
     "PEPITA",
+    "Auto",
     "Backprop",
     "DeepPCR",
     "FOTONRule",

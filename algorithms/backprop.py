@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,11 @@ class Backprop(Engine):
     def __post_init__(self) -> None:
         if self.plain is not None and not isinstance(self.plain, bool):
             raise TypeError(f"Backprop: plain must be None, True or False, not {self.plain!r}.")
+
+    @classmethod
+    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+        """Return that which batches recurrent layers over time, and plain backpropagation."""
+        return (cls(), cls(plain=True))
 
     @property
     def reads_states(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -65,6 +65,11 @@ class DSF(SweepEngine):
     def keeps_means(self) -> bool:
         """Whether the feedback is the gate's mean."""
         return self.needs_residual
+
+    @property
+    def sharper(self) -> DSF:
+        """Twice as many sweeps."""
+        return replace(self, iterations=max(1, 2 * self.iterations))
 
     @property
     def sweeps(self) -> int:

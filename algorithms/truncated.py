@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gradfree.chains.chain import Chain
@@ -26,6 +26,11 @@ class Truncated(SweepEngine):
 
     def __post_init__(self) -> None:
         check_count(self, "window", least=1)
+
+    @property
+    def sharper(self) -> Truncated:
+        """Twice the window."""
+        return replace(self, window=2 * self.window)
 
     @property
     def sweeps(self) -> int:

@@ -9,6 +9,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import register_chain
 from gradfree.chains.report import Report
 from gradfree.chains.solving import engine_figures
+from gradfree.choosing.watching import GradientWatch
 from gradfree.depth.ports import Port, register_port
 from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
@@ -45,6 +46,7 @@ __all__ = [
     "Engine",
     "EngineOptimizer",
     "Fidelity",
+    "GradientWatch",
     "Handle",
     "Port",
     "Report",

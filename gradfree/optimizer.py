@@ -8,9 +8,12 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
+
+_WATCH = "gradfree watch"
 
 
 class EngineOptimizer(Optimizer):
@@ -26,7 +29,13 @@ class EngineOptimizer(Optimizer):
         chains: as in :meth:`gradfree.Engine.attach`.
         lean: as in :meth:`gradfree.Engine.attach`.
         batched: likewise.
+        watch: looks now and then at how close the engine's gradients are to exact ones, and acts where they are not.
         **options: the engine's options, if it is given by name.
+
+    Attributes:
+        optimizer: the wrapped one.
+        engine: the engine.
+        handle: of the engine on the model.
 
     Raises:
         ChainError: the engine cannot be attached.
@@ -42,6 +51,7 @@ class EngineOptimizer(Optimizer):
         chains: Chains | None = None,
         lean: bool = False,
         batched: Literal["auto"] | bool = "auto",
+        watch: GradientWatch | None = None,
         **options: Any,
     ):
         if not isinstance(optimizer, Optimizer):
@@ -52,11 +62,14 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ would build groups of its own.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self._handle = self.engine.attach(model, chains, lean=lean, batched=batched)
+        self.handle = self.engine.attach(model, chains, lean=lean, batched=batched)
+        self.gradient_watch = watch
+        if watch is not None:
+            watch.start(self.handle)
 
     def detach(self) -> None:
         """Take the engine off the model; the optimizer goes on with plain gradients."""
-        self._handle.detach()
+        self.handle.detach()
 
     def __getstate__(self) -> Any:
         """Refuse to be copied or pickled: the copy's engine would be attached to nothing."""
@@ -89,7 +102,9 @@ class EngineOptimizer(Optimizer):
         Warns, once, if gradients have come past the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
         """
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._handle.watch()
+        self.handle.watch()
+        if self.gradient_watch is not None:
+            self.gradient_watch.after_step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -102,9 +117,12 @@ class EngineOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, which loads without gradfree too, and what the engine keeps."""
-        return self.optimizer.state_dict() | {"gradfree": self._handle.state_dict()}
+        watched = {} if self.gradient_watch is None else {_WATCH: self.gradient_watch.state_dict()}
+        return self.optimizer.state_dict() | {"gradfree": self.handle.state_dict()} | watched
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a wrapped or a plain optimizer's state."""
-        self._handle.load_state_dict(state_dict.get("gradfree", {}))
+        self.handle.load_state_dict(state_dict.get("gradfree", {}))
+        if self.gradient_watch is not None and _WATCH in state_dict:
+            self.gradient_watch.load_state_dict(state_dict[_WATCH])
         self.optimizer.load_state_dict(state_dict)

@@ -35,7 +35,7 @@ def create_engine(name: str, **options: Any) -> Engine:
     """Return the engine registered as ``name`` with these options.
 
     Args:
-        name: ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
+        name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
             ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or
             what other packages have registered: :func:`list_engines`. ``gradfree engines NAME`` tells all about one.
         **options: as its class has them.

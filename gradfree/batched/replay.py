@@ -73,6 +73,11 @@ class _Made(TorchFunctionMode):
         return out
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether the module's call is compiled."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
 def _hindrance(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
         return "draws a new mask each time it runs"
@@ -82,7 +87,7 @@ def _hindrance(module: nn.Module) -> str | None:
         return "is a recurrent layer, whose kernels run for one set of weights"
     if isinstance(module, _FAST_PATHS) and not module.training:
         return "takes another path without gradients, to other roundings"
-    if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+    if is_compiled(module):
         return "is compiled"
     if parametrize.is_parametrized(module):
         return "computes its parameters"

@@ -175,6 +175,10 @@ class Solver(Protocol):
         """Whether it asks for the pulls of all links at once."""
 
     @property
+    def sharper(self) -> Solver | None:
+        """It with its next better options, ``None`` if there are none."""
+
+    @property
     def forwards(self) -> Sequence[Any]:
         """Its own ways to run chains in time forward, the best first; see ``gradfree.time.forward``."""
 

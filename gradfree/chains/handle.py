@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from gradfree.chains.bypass import Watch
+from gradfree.chains.chain import Solver
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -40,6 +43,50 @@ class Handle:
     def attached(self) -> bool:
         """Whether the engine is on the model."""
         return bool(self._parts)
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        """The modules whose parameters the chains train, by module path."""
+        return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
+
+    def become(self, other: Handle) -> None:
+        """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
+        self.chains = other.chains
+        self._parts, self._attachments, self._means = other._parts, other._attachments, other._means
+        self._watch, other._parts, other._watch = other._watch, [], None
+
+    def compare(self, on: bool) -> None:
+        """Have passes from now on compare the engine's gradients with backpropagation's, and get those; or not."""
+        for attachment in self._attachments.values():
+            attachment.differences = [] if on else None
+
+    def compared(self) -> Tensor | None:
+        """Return what passes have compared since the last call; ``None`` if none has.
+
+        Returns:
+            g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖², (2, 4): of the chains' parameters, and of what else leaves the chains.
+        """
+        found: list[Tensor] = []
+        for attachment in self._attachments.values():
+            found += attachment.differences or []
+            if attachment.differences is not None:
+                attachment.differences = []
+        return torch.stack([pair.to(found[0]) for pair in found]).sum(0) if found else None
+
+    def sharpen(self) -> Solver | None:
+        """Let the engine go on with its next better options; return it, or ``None`` if it has none."""
+        better = {attachment: attachment.engine.sharper for attachment in self._attachments.values()}
+        if not better or None in better.values():
+            return None
+        for attachment, engine in better.items():
+            assert engine is not None
+            attachment.engine = engine
+        return next(iter(better.values()))
+
+    def go_exact(self) -> None:
+        """Let backpropagation solve the chains in the engine's place from now on."""
+        for attachment in self._attachments.values():
+            attachment.exactly = True
 
     def detach(self) -> None:
         """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.
@@ -86,12 +133,12 @@ class Handle:
             for attachment in self._attachments.values():
                 attachment.surveys = None
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
         kept = {path: attachment.memory.state_dict() for path, attachment in self._attachments.items()}
         return {path: state for path, state in kept.items() if state}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Take up where another run left off.
 
         Raises:
@@ -112,8 +159,7 @@ class Handle:
         its own rank. Lightning's strategies do it. The group must be there; nothing waits for the device.
         """
         if self._means:
-            blocks = (block for site in self.chains.values() for block in site.blocks.values())
-            average_means(self._means, next(p for block in blocks for p in block.parameters()))
+            average_means(self._means, next(p for block in self.blocks.values() for p in block.parameters()))
 
     def __enter__(self) -> Handle:
         return self

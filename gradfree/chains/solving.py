@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
+from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
@@ -29,6 +31,9 @@ class Attachment:
         lean: whether nothing of a forward pass is kept but the states.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
+        differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
+            backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
+            pass is compared.
         surveys: takes what there is to tell of each chain that is solved, where somebody asks.
 
     Args:
@@ -53,7 +58,13 @@ class Attachment:
         self._outside = outside
         self.memory = Memory()
         self.exactly = False
+        self.differences: list[Tensor] | None = None
         self.surveys: list[Sequence[LinkFindings]] | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether chains are solved twice, so that their graphs must survive the first time."""
+        return self.differences is not None
 
     def around(self) -> Iterator[Tensor]:
         """Yield the parameters that the model has outside of its chains."""
@@ -77,7 +88,33 @@ class Attachment:
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
             figures[chain.path] = dict(chain.figures or {})
-        return gradients
+        if self.differences is None:
+            return gradients
+        exact = chain.backpropagate(direct)
+        self.differences.append(_difference(gradients, exact))
+        return exact
+
+
+def _difference(gradients: ChainGradients, exact: ChainGradients) -> Tensor:
+    """Return what :attr:`Attachment.differences` takes, on the gradients' device."""
+    ends = [list(end) if isinstance(end, Sequence) else [end] for end in (gradients.initial, exact.initial)]
+    others = [*zip(*ends, strict=True), *zip(gradients.inputs, exact.inputs, strict=True)]
+    rows = _agreement(zip(gradients.parameters, exact.parameters, strict=True)), _agreement(others)
+    # Where there is nothing to compare, it is nothing on the CPU.
+    where = max((row.device for row in rows), key=lambda device: device.type != "cpu")
+    return torch.stack([row.to(where) for row in rows])
+
+
+@torch.no_grad()
+def _agreement(pairs: Iterable[tuple[Cotangent, Cotangent]]) -> Tensor:
+    total = torch.zeros(4)
+    for g, exact in pairs:
+        if exact is not None:
+            wide = torch.promote_types(exact.dtype, torch.float32)
+            b = exact.detach().flatten().to(wide)
+            a = torch.zeros_like(b) if g is None else g.detach().flatten().to(wide)
+            total = total.to(b) + torch.stack([a @ b, a @ a, b @ b, (a - b) @ (a - b)])
+    return total
 
 
 @contextmanager

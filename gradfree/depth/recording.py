@@ -254,13 +254,14 @@ class Recording:
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)
         if last is not None:
             links = self.links[: last + 1]
-            chain = self.linearise(links, keep or self.uncut)
+            attachment = self.chain.attachment
+            chain = self.linearise(links, keep or self.uncut or attachment.compares)
             paths = [link.path for link in links]
             if not keep:
                 self._free()
-            solved = self.chain.attachment.solve(chain, direct[: last + 1])
+            solved = attachment.solve(chain, direct[: last + 1])
             total = _sum(solved, total) if aside or inside else solved
-            self.chain.attachment.solved.update(paths)
+            attachment.solved.update(paths)
         if not keep:
             self._free()
         return total

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
+from gradfree.batched.replay import is_compiled
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
@@ -55,8 +56,7 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
     if site.dimension == "depth":
         around = {"", *(outer for path in site.blocks for outer in enclosing(path))}
         for where, module in model.named_modules():
-            compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-            if compiled and where in around:
+            if where in around and is_compiled(module):
                 return path_name(where)
     return None
 

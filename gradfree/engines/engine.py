@@ -53,6 +53,16 @@ class Engine(ABC):
             raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
+    @classmethod
+    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+        """Return the engine with the options with which ``engine="auto"`` may take it for backpropagation: here, none.
+
+        Args:
+            tolerance: the largest relative error of a gradient. ``None``: in every pass the gradient must be
+                backpropagation's, to what the engine takes for that in the states' precision; none may be refused.
+        """
+        return ()
+
     def solves(self, kind: type[Site]) -> bool:
         """Tell whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
         return not kind.of_layers
@@ -81,6 +91,11 @@ class Engine(ABC):
     def streams(self) -> bool:
         """Whether the engine runs a chain of layers again, rather than have its activations stored."""
         return False
+
+    @property
+    def sharper(self) -> Engine | None:
+        """The engine with the next better gradients that its options make, at a higher cost; ``None``: no such."""
+        return None
 
     @property
     def reads_states(self) -> bool:
@@ -218,6 +233,26 @@ class Engine(ABC):
         """
         return None
 
+    def fitting(
+        self,
+        model: nn.Module,
+        chains: Chains | None = None,
+        *,
+        lean: bool = False,
+        residual: float | None = None,
+        batched: Literal["auto"] | bool = "auto",
+    ) -> Report:
+        """Tell, as :meth:`validate` does, whether :meth:`attach` would attach with these arguments.
+
+        Raises:
+            ValueError: another ``batched``.
+        """
+        if batched not in ("auto", True, False):
+            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
+        report = self.examine(model, chains, residual)
+        unfit = () if batched is not True else _batched_problems(report, self)
+        return replace(report, problems=[*report.problems, *_lean_problems(report, lean), *unfit])
+
     def attach(
         self,
         model: nn.Module,
@@ -247,12 +282,10 @@ class Engine(ABC):
                 unchanged then.
             ValueError: another ``batched``.
         """
-        if batched not in ("auto", True, False):
-            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
-        report = self.validate(model, chains, residual=residual)
-        unfit = () if batched is not True else _batched_problems(report, self)
-        if found := [*report.problems, *_lean_problems(report, lean), *unfit]:
-            lines = "\n".join(f"- {line}" for line in (*found, *report.notes))
+        report = self.fitting(model, chains, lean=lean, residual=residual, batched=batched)
+        if not report.ok:
+            works = told(self, model, chains, residual, None)
+            lines = "\n".join(f"- {line}" for line in (*report.problems, *([works] if works else [])))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.

@@ -10,7 +10,7 @@ from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 
 
-def check_count(engine: Engine, option: str, least: int) -> None:
+def check_count(engine: object, option: str, least: int) -> None:
     """Refuse an option that is not a whole number of at least ``least``.
 
     Raises:

@@ -132,6 +132,11 @@ class IteratedEngine(SweepEngine):
             name = type(self).__name__
             raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
 
+    @classmethod
+    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+        """Return the engine with this tolerance, if there is one."""
+        return () if tolerance is None else (cls(tolerance=tolerance),)
+
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Refuse segments of chains in time."""
         report = super().judge(model, report)
@@ -142,6 +147,13 @@ class IteratedEngine(SweepEngine):
             if self.segments is not None and site.dimension == "time"
         ]
         return replace(report, problems=[*report.problems, *problems])
+
+    @property
+    def sharper(self) -> Engine:
+        """Twice as many sweeps, or a tenth of the tolerance."""
+        if self.tolerance is not None:
+            return replace(self, tolerance=self.tolerance / 10)
+        return replace(self, iterations=max(1, 2 * self.sweeps))
 
     @property
     def sweeps(self) -> int:

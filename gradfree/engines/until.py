@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,11 @@ class SettlingEngine(Engine):
                 f"{name}: tolerance must be below 1 and at least {finest:.0e}, what float64 resolves, not "
                 f"{self.tolerance}."
             )
+
+    @classmethod
+    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+        """Return the engine with this tolerance, or its own for each precision."""
+        return (cls(tolerance=tolerance),)
 
     @property
     def fewest_sweeps(self) -> int:

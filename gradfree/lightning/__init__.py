@@ -13,7 +13,7 @@ from gradfree.extras import needs_extra
 with needs_extra("lightning"):
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-    from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
+    from gradfree.lightning.callbacks import EngineFigures, GradientFidelity, WatchGradient
     from gradfree.lightning.carriers import with_engine
     from gradfree.lightning.modules import Classifier, LanguageModel
     from gradfree.lightning.resuming import RandomStates, ResumableLoader
@@ -51,5 +51,6 @@ __all__ = [
     "LanguageModel",
     "RandomStates",
     "ResumableLoader",
+    "WatchGradient",
     "engine_strategy",
 ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import lightning.pytorch as pl
-from torch import Tensor
+import torch
+from torch import Tensor, distributed
 
 from gradfree.chains.solving import Figures, engine_figures
+from gradfree.choosing.watching import GradientWatch
 from gradfree.fidelity import Agreement, loss_fidelity
 from gradfree.lightning.carriers import TrainerCarrier
 
@@ -35,11 +38,7 @@ class _Observer(pl.Callback):
         Raises:
             TypeError: the Trainer's strategy carries no engine.
         """
-        if not isinstance(trainer.strategy, TrainerCarrier):
-            raise TypeError(
-                f"{type(self).__name__} looks at an engine, but {type(trainer.strategy).__name__} carries none: use "
-                "Trainer(strategy='<engine>')."
-            )
+        _carrier(self, trainer)
         self._seen = -1
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
@@ -80,6 +79,57 @@ class GradientFidelity(_Observer):
         pl_module.log(f"fidelity/norm_ratio{where}", agreement.norm_ratio, on_step=True, on_epoch=False)
 
 
+class WatchGradient(pl.Callback):
+    """Watches the gradient that the engine approximates, and makes it better where its bias matters.
+
+    :class:`gradfree.GradientWatch` in Lightning: what it sees is logged as ``watch/cosine``, what it has done is in the
+    checkpoint, and ranks that train together act on the lowest cosine of them all.
+
+    Args:
+        every_n_steps: optimizer steps from one look to the next.
+        least_cosine: below which it acts.
+        rises: how often the engine takes its next better options before gradients are exact.
+
+    Raises:
+        TypeError: an option of another type, or a strategy without an engine.
+        ValueError: an option out of range.
+    """
+
+    def __init__(self, every_n_steps: int = 100, least_cosine: float = 0.9, rises: int = 3):
+        self.watch = GradientWatch(every_n_steps, least_cosine, rises)
+        self._steps = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin, or go on."""
+        self.watch.start(_carrier(self, trainer).handle)
+        self._steps = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        """Look, if the optimizer has taken a step that is looked at."""
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+
+        def lowest(cosine: float) -> float:
+            if trainer.world_size == 1:
+                return cosine
+            of_all = torch.tensor(cosine, device=pl_module.device)
+            distributed.all_reduce(of_all, distributed.ReduceOp.MIN)
+            return of_all.item()
+
+        cosine = self.watch.after_step(lowest)
+        if cosine is not None:
+            pl_module.log("watch/cosine", cosine, on_step=True, on_epoch=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been seen and done."""
+        return self.watch.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.watch.load_state_dict(state_dict)
+
+
 class EngineFigures(_Observer):
     """Logs now and then how the engine solves its chains; see :func:`gradfree.engine_figures`.
 
@@ -115,3 +165,12 @@ class EngineFigures(_Observer):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Ask no longer: the backward pass may have failed."""
         self._asking.close()
+
+
+def _carrier(callback: pl.Callback, trainer: pl.Trainer) -> TrainerCarrier:
+    if isinstance(trainer.strategy, TrainerCarrier):
+        return trainer.strategy
+    raise TypeError(
+        f"{type(callback).__name__} looks at an engine, but {type(trainer.strategy).__name__} carries none: use "
+        "Trainer(strategy='<engine>')."
+    )

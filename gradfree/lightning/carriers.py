@@ -105,7 +105,7 @@ class TrainerCarrier(Carrier):
         """Attach the engine, if the Trainer is to fit, and set up as usual."""
         if trainer.state.fn == "fit":
             before, self.handles = self.handle, [self._attached(trainer.lightning_module)]
-            if self._restored is None and _blocks(before) == _blocks(self.handle):
+            if self._restored is None and before.blocks == self.handle.blocks:
                 # Another fit of the same model goes on from where the last one ended.
                 self._restored = before.state_dict()
             self.handle.load_state_dict(self._restored or {})
@@ -212,10 +212,6 @@ def with_engine(base: type) -> type[Any]:
     carrier = FabricCarrier if hasattr(base, "setup_module") else TrainerCarrier
     parents = (carrier, OneDevice, base) if "SingleDeviceStrategy" in names else (carrier, base)
     return type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": carrier.__doc__})
-
-
-def _blocks(handle: Handle) -> dict[str, dict[str, nn.Module]]:
-    return {path: site.blocks for path, site in handle.chains.items()}
 
 
 def _restore(base: type) -> Any:

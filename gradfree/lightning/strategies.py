@@ -18,8 +18,15 @@ _REGISTRIES = {
 }
 
 
+# Lightning takes these for words of its own.
+_RESERVED = ("auto",)
+
+
 def register_engines() -> None:
-    """Make every engine a strategy by its name, and by ``<name>_ddp``; names that are taken stay as they are."""
+    """Make every engine a strategy by its name, and by ``<name>_ddp``; names that are taken stay as they are.
+
+    What Lightning takes for a word of its own is ``<name>_engine``.
+    """
     for namespace, registry in _REGISTRIES.items():
         if find_spec(namespace.partition(".")[0]) is not None:
             strategies = import_module(f"{namespace}.strategies")
@@ -32,6 +39,7 @@ def _register(registry: Any, strategies: Any) -> None:
             ("", strategies.SingleDeviceStrategy, "one device"),
             ("_ddp", strategies.DDPStrategy, "several devices, DDP"),
         ):
-            if name + suffix not in registry:
+            called = f"{name}_engine{suffix}" if name in _RESERVED else name + suffix
+            if called not in registry:
                 description = f"gradfree's engine {name}, {where}"
-                registry.register(name + suffix, with_engine(base), description, engine=name)
+                registry.register(called, with_engine(base), description, engine=name)

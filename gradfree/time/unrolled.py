@@ -141,6 +141,7 @@ class CellRecorder:
         """
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
         chain = UnrolledChain(self.layer.cell, x, before, parameters, wanted, self.attachment.memory, self.where)
+        chain.keep_graph = self.attachment.compares
         # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
         # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
         now = held_marks(self.layer.cell)

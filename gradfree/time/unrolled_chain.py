@@ -37,6 +37,9 @@ class UnrolledChain(TimeChain):
         where: what the cell is called in messages.
     """
 
+    keep_graph = False
+    """Whether its graph must survive: it is solved twice."""
+
     @phase("local derivatives")
     def __init__(
         self,
@@ -142,7 +145,7 @@ class UnrolledChain(TimeChain):
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         x = [self.x] if self.x.requires_grad else []
         with without_hooks(self.trained):
-            pulled = iter(self._pull(delta, [*self.before, *x, *self.trained], keep=False))
+            pulled = iter(self._pull(delta, [*self.before, *x, *self.trained], keep=self.keep_graph))
         initial = tuple(None if (g := next(pulled)) is None else g[0] for _ in self.before)
         of_x = next(pulled) if x else None
         of_trained = {id(p): g for p, g in zip(self.trained, pulled, strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -69,5 +69,56 @@ class OptimizerSteps:
             self._callback(blocks, steps)
 
 
-def _nothing(blocks: Mapping[str, nn.Module], steps: int) -> None:
+class Boundaries:
+    """Calls back between two steps of training: behind each step of the optimizer that trains some modules.
+
+    Of several optimizers that hold parameters of theirs, those of one step taken together, the first that steps counts.
+    Torch holds this for ever, this holds neither the modules nor whom it calls: it ends with either.
+
+    Args:
+        modules: whose optimizer counts.
+        callback: a bound method.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], callback: Callable[[], None]):
+        self._modules = [weakref.ref(module) for module in modules]
+        self._callback: Any = weakref.WeakMethod(callback)
+        self._optimizer: Any = None
+        while _ended:
+            _ended.pop().remove()
+        self._handle: RemovableHandle | None = register_optimizer_step_post_hook(self._after_step)
+
+    @property
+    def watched(self) -> bool:
+        """Whether it has not been removed."""
+        return self._handle is not None
+
+    def remove(self) -> None:
+        """Call no more."""
+        if self._handle is not None:
+            # Torch may be going through its hooks.
+            _ended.append(self._handle)
+        self._handle, self._callback = None, _nothing
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        callback = self._callback()
+        if callback is None:
+            self.remove()
+        elif self._counts(optimizer):
+            callback()
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Tell whether it is the one that counts."""
+        followed = self._optimizer and self._optimizer()
+        if followed is not None:
+            return followed is optimizer
+        modules = [module for ref in self._modules if (module := ref()) is not None]
+        own = {id(p) for module in modules for p in module.parameters()}
+        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+            return False
+        self._optimizer = weakref.ref(optimizer)
+        return True
+
+
+def _nothing(*args: Any) -> None:
     pass

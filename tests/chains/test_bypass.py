@@ -224,7 +224,7 @@ def alternating(model, optimizer):
 def both(model, optimizer):
     """A pass under fidelity's exact backpropagation counts as the engine's."""
     loss = model(X).sum()
-    loss_fidelity(loss, model, optimizer._handle)
+    loss_fidelity(loss, model, optimizer.handle)
     loss.backward()
     optimizer.step()
 

@@ -15,7 +15,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             "highway",
             {},
             ValueError,
-            "no engine is called 'highway'; there are: backprop, deeppcr, dfa, dsf, ",
+            "no engine is called 'highway'; there are: auto, backprop, deeppcr, dfa, dsf, ",
         ),
         (
             "highway_bp",
@@ -23,7 +23,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             TypeError,
             "no option 'iteration'; its options are: iterations, tolerance, segments, gamma, block",
         ),
-        (None, {}, TypeError, "the name of an engine must be a str, one of backprop, deeppcr, "),
+        (None, {}, TypeError, "the name of an engine must be a str, one of auto, backprop, deeppcr, "),
         ("highway_bp", {"block": 1}, TypeError, "block must be True or False, not 1"),
         ("highway_bp", {"iterations": -1}, ValueError, "iterations must be at least 0, not -1"),
         ("highway_bp", {"iterations": 2.5}, TypeError, "iterations must be an int of at least 0, not 2.5"),
@@ -47,7 +47,8 @@ def test_help_names_the_engines():
 
 
 def test_what_is_listed_of_the_package_is_for_users():
-    assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", "algorithms", "benchmarks", "lightning", "models"}
+    rooms = {"algorithms", "benchmarks", "huggingface", "lightning", "models"}
+    assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", *rooms}
 
 
 @pytest.mark.parametrize("model", [None, torch.relu, torch.optim.SGD([torch.zeros(1)], lr=0.1)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from rank_scripts import results_of_ranks
 
+choosing_ranks = pytest.importorskip("choosing_ranks")
 resumed_ranks = pytest.importorskip("resumed_ranks")
 pytestmark = pytest.mark.slow
 
@@ -31,3 +32,11 @@ def test_a_running_mean_is_the_same_on_all_ranks_and_resumed_to_the_last_bit(res
         assert all(map(torch.equal, means_of(after), means))
         assert len(resumed_after) == resumed_ranks.STEPS - resumed_ranks.STOP
         assert all(map(torch.equal, means_of(resumed_after), means[resumed_ranks.STOP :]))
+
+
+def test_ranks_that_time_differently_take_the_same_engine(tmp_path):
+    """That which is the fastest on the slowest of them; the weights stay the same on both."""
+    first, second = results_of_ranks(tmp_path, choosing_ranks.__file__)
+    assert first[0] == second[0] == "Shooting()"
+    assert first[1] == second[1]
+    assert torch.equal(first[2], second[2])

@@ -1,0 +1,1 @@
+"""Engines round other engines: they add to them, or choose among them."""

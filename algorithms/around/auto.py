@@ -1,0 +1,119 @@
+"""The fastest of the exact engines, found out in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from gradfree.algorithms.backprop import Backprop
+from gradfree.batched.replay import is_compiled
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.handle import Handle
+from gradfree.chains.report import Report
+from gradfree.choosing.switching import SwitchingHandle, Way
+from gradfree.engines.discovery import Chains
+from gradfree.engines.dry_run import Batch
+from gradfree.engines.engine import Engine
+from gradfree.engines.options import check_positive
+from gradfree.errors import ChainError
+from gradfree.registry import engine_class, list_engines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Engine):
+    """The fastest of the engines with exact gradients: they take turns over the first steps, the fastest stays.
+
+    As cuDNN's benchmark mode does for convolutions. Plain backpropagation is among them, so that nothing is lost but
+    turns; the engine ``backprop`` is the first. Every step is one of training with exact gradients, whoever's turn it
+    is. Turns change behind steps of an optimizer that holds weights of the chains, as long as the handle is kept; each
+    engine has twelve steps, which are timed whole, from one step of the optimizer to the next. The choice is kept in
+    checkpoints; a run that is resumed from one times nothing again. Ranks that train together agree in Lightning and
+    Fabric; elsewhere by ``average_over_ranks()`` of the handle, or each chooses for itself.
+
+    Of all engines those take part that say so: :meth:`~gradfree.Engine.as_exact_as`. A pass that one of them refuses,
+    second derivatives or a cell with random numbers, is refused here, too.
+
+    Args:
+        tolerance: the largest relative error that gradients may have, for engines that sweep until a tolerance. In
+            its first step each engine's gradients are compared with backpropagation's; if they are further off, it is
+            not taken. ``None``: the engines that are exact, to what each takes for that in the states' precision.
+    """
+
+    worth_trying: ClassVar = ()
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tolerance is not None:
+            check_positive(self, "tolerance")
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines that take part, wherever they fit; backpropagation is the first."""
+        others = (kind for name in list_engines() if (kind := engine_class(name)) is not Backprop)
+        kinds: list[type[Engine]] = [Backprop, *others]
+        return [engine for kind in kinds for engine in kind.as_exact_as(self.tolerance)]
+
+    def outputs_within(self, dtype: torch.dtype) -> float:
+        """Return the most that one of them says."""
+        return max(engine.outputs_within(dtype) for engine in self.engines)
+
+    def examine(
+        self, model: nn.Module, chains: Chains | None = None, residual: float | None = None, batch: Batch | None = None
+    ) -> Report:
+        """Tell the chains of all engines that fit, with a batch by dry runs, or what stands in the first's way."""
+        return _joined({e: e.examine(model, chains, residual, batch) for e in self.engines})
+
+    def attach(
+        self,
+        model: nn.Module,
+        chains: Chains | None = None,
+        *,
+        lean: bool = False,
+        residual: float | None = None,
+        batched: Literal["auto"] | bool = "auto",
+    ) -> Handle:
+        """Let engines take turns on ``model``, of those that :meth:`Engine.attach` would attach."""
+        options: dict[str, Any] = {"lean": lean, "residual": residual, "batched": batched}
+        reports = {engine: engine.fitting(model, chains, **options) for engine in self.engines}
+        joined = _joined(reports)
+        if not joined.ok:
+            problems = "\n".join(f"- {problem}" for problem in joined.problems)
+            raise ChainError(f"Auto cannot be attached to {type(model).__name__}:\n{problems}")
+        ways = [Way(_short(engine), partial(engine.attach, model, chains, **options)) for engine in _distinct(reports)]
+        blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
+        once = 1 if any(is_compiled(module) for module in model.modules()) else None
+        return SwitchingHandle(ways, blocks or {"": model}, self._allowed, once)
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the exact gradients of a chain that was recorded for no engine in particular."""
+        return chain.backpropagate(direct)
+
+    def _allowed(self, dtype: torch.dtype) -> float:
+        return max(torch.finfo(dtype).eps ** 0.5, self.tolerance or 0.0)
+
+
+def _joined(reports: dict[Engine, Report]) -> Report:
+    fit = _distinct(reports)
+    if not fit:
+        return next(iter(reports.values()))
+    chains = {path: site for engine in reversed(fit) for path, site in reports[engine].chains.items()}
+    findings = {path: found for engine in reversed(fit) for path, found in reports[engine].findings.items()}
+    return Report(chains, (), [f"these take turns over the first steps: {', '.join(map(_short, fit))}"], findings)
+
+
+def _distinct(reports: dict[Engine, Report]) -> Sequence[Engine]:
+    """Return the engines that fit; of those that leave all to autograd the first."""
+    fit = [engine for engine, report in reports.items() if report.ok]
+    plain = [engine for engine in fit if not reports[engine].chains]
+    return [engine for engine in fit if engine not in plain[1:]]
+
+
+def _short(engine: Engine) -> str:
+    """Return how to make the engine, without what is so anyway."""
+    given = {f.name: value for f in fields(engine) if (value := getattr(engine, f.name)) != f.default}
+    return f"{type(engine).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"

@@ -1,0 +1,160 @@
+"""Watching the gradient of a training that an engine approximates: where its bias matters, it is made to be less."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from math import inf, isfinite, nan, sqrt
+from statistics import median
+from typing import Any
+
+import torch
+
+from gradfree.chains.handle import Handle
+from gradfree.engines.options import check_count
+
+_log = logging.getLogger("gradfree")
+
+_LOOKS = 8
+"""That are tested for a drift."""
+_SURE = -2.33
+"""The standard score of a falling trend that chance makes in one of a hundred cases."""
+
+
+class GradientWatch:
+    """Looks every few steps at how close the engine's gradient is to backpropagation's, and acts where it matters.
+
+    In a step that it looks at, backpropagation solves the chains a second time, after the engine, for the same
+    cotangents: one more backward pass through the chains, no forward pass. The two gradients of the chains' parameters
+    are compared, and the step gets the exact one. Of chains in a row, as layers of an ``nn.GRU``, each is judged alone.
+
+    It acts if the cosine is below ``least_cosine``; or if the last eight looks fall, by the test of Mann (1945) and
+    Kendall at 1 %, and the line through them (Theil 1950, Sen 1968) gets there within as many. Then the engine takes
+    its next better options, k for 2k, :attr:`gradfree.Engine.sharper`; after ``rises`` of these, or where there are
+    none, training goes on with exact gradients. The logger ``gradfree`` says so, a warning. It looks again at the next
+    step.
+
+    Args:
+        every: steps of the optimizer from one look to the next; the first step is one.
+        least_cosine: between the two gradients.
+        rises: how often better options are taken before gradients are exact.
+
+    Attributes:
+        cosines: what it has seen, by step.
+        exact: whether training goes on with exact gradients.
+
+    Raises:
+        TypeError: ``every`` or ``rises`` is no whole number, ``least_cosine`` no number.
+        ValueError: ``every`` below 1, ``rises`` below 0, ``least_cosine`` not between -1 and 1.
+    """
+
+    def __init__(self, every: int = 100, least_cosine: float = 0.9, rises: int = 3):
+        if isinstance(least_cosine, bool) or not isinstance(least_cosine, int | float):
+            raise TypeError(f"GradientWatch: least_cosine must be a number, not {least_cosine!r}.")
+        if not -1.0 < least_cosine < 1.0:
+            raise ValueError(f"GradientWatch: least_cosine must be between -1 and 1, not {least_cosine}.")
+        self.every, self.least_cosine, self.rises = every, least_cosine, rises
+        check_count(self, "every", least=1)
+        check_count(self, "rises", least=0)
+        self.cosines: dict[int, float] = {}
+        self.exact = False
+        self._risen, self._step, self._next, self._since = 0, 0, 0, 0
+        self._handle = Handle()
+
+    def start(self, handle: Handle) -> None:
+        """Watch an engine that has been attached, from where this, or the watch it was loaded from, left off."""
+        self._handle = handle
+        for _ in range(self._risen):
+            handle.sharpen()
+        if self.exact:
+            handle.go_exact()
+        self._arm()
+
+    def after_step(self, lowest: Callable[[float], float] = lambda cosine: cosine) -> float | None:
+        """Look at the step that the optimizer has taken, if it is one to look at; return the cosine then.
+
+        Waits for the device at such a step.
+
+        Args:
+            lowest: returns the lowest of the cosines of all ranks; they act together then.
+        """
+        seen = self._handle.compared()
+        step, self._step = self._step, self._step + 1
+        cosine = None
+        if seen is not None:
+            cosine = self.cosines[step] = lowest(_cosine(seen))
+            self._next = step + self.every
+            if reason := self._reason():
+                self._act(step, reason)
+        self._arm()
+        return cosine
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it has seen and done."""
+        own = {"risen": self._risen, "exact": self.exact, "step": self._step, "next": self._next, "since": self._since}
+        return {**own, "cosines": dict(self.cosines)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; an engine that is watched already takes the options that it had then."""
+        more = state["risen"] - self._risen
+        self.exact, self.cosines = state["exact"], dict(state["cosines"])
+        self._risen, self._step, self._next = state["risen"], state["step"], state["next"]
+        self._since = state["since"]
+        for _ in range(more):
+            self._handle.sharpen()
+        if self.exact:
+            self._handle.go_exact()
+        self._arm()
+
+    def _arm(self) -> None:
+        self._handle.compare(not self.exact and self._step >= self._next)
+
+    def _reason(self) -> str | None:
+        """Return what is wrong with the gradients that have been seen since the last change."""
+        looks = [cosine for step, cosine in self.cosines.items() if step >= self._since and not _is_nan(cosine)]
+        if not looks:
+            return None
+        if looks[-1] < self.least_cosine:
+            return f"the gradient's cosine with the exact one is {looks[-1]:.3f}, below {self.least_cosine:g}"
+        ahead = falling_to(looks[-_LOOKS:])
+        if ahead < self.least_cosine:
+            return f"the gradient's cosine with the exact one, {looks[-1]:.3f}, falls towards {self.least_cosine:g}"
+        return None
+
+    def _act(self, step: int, reason: str) -> None:
+        self._next = self._since = step + 1
+        better = self._handle.sharpen() if self._risen < self.rises else None
+        if better is None:
+            self.exact = True
+            self._handle.go_exact()
+        else:
+            self._risen += 1
+        goes_on = "exact gradients" if better is None else str(better)
+        _log.warning("step %d: %s. Training goes on with %s.", step, reason, goes_on)
+
+
+def falling_to(cosines: list[float]) -> float:
+    """Return where cosines lead that fall beyond doubt, as many further on; inf if they do not, or are too few."""
+    n = len(cosines)
+    if n < _LOOKS:
+        return inf
+    pairs = list(combinations(range(n), 2))
+    score = sum((cosines[j] > cosines[i]) - (cosines[j] < cosines[i]) for i, j in pairs)
+    if (score + 1) / sqrt(n * (n - 1) * (2 * n + 5) / 18) > _SURE:
+        return inf
+    slope = median((cosines[j] - cosines[i]) / (j - i) for i, j in pairs)
+    middle = median(cosine - slope * i for i, cosine in enumerate(cosines))
+    return middle + slope * (2 * n - 1)
+
+
+def _cosine(seen: torch.Tensor) -> float:
+    """Return the cosine; NaN where the exact gradient tells nothing, 0 where only the engine's does."""
+    product, size, exact, _ = seen[0].tolist()
+    if not isfinite(exact) or exact == 0.0:
+        return nan
+    return float(product / sqrt(size * exact)) if isfinite(size) and size > 0.0 else 0.0
+
+
+def _is_nan(x: float) -> bool:
+    return x != x

@@ -1,0 +1,44 @@
+"""Trains with ``auto`` on ranks whose clocks disagree, and writes what was chosen, and when the engine changed."""
+
+import logging
+import os
+import sys
+import warnings
+
+import lightning.pytorch as pl
+import torch
+from plain_modules import weights
+from rank_scripts import QUIET, Module, leave, loader
+
+import gradfree.lightning
+from gradfree.choosing.turns import Turns
+
+TIMES = [[4.0, 1.0, 3.0, 2.0], [4.0, 3.5, 3.0, 2.0]]
+"""Of each rank: the second way is the fastest on the first, the last on the slowest of both."""
+
+
+def main(folder):
+    rank = int(os.environ["RANK"])
+    Turns._drop_the_hopeless = lambda self: None
+    Turns.times = lambda self: TIMES[rank]
+    torch.manual_seed(0)
+    module = Module("time").double()
+    trainer = pl.Trainer(
+        strategy=gradfree.lightning.EngineDDPStrategy("auto"),
+        devices=2,
+        accelerator="cpu",
+        precision="64-true",
+        max_steps=52,
+        **QUIET,
+    )
+    trainer.fit(module, loader(2))
+    handle = trainer.strategy.handle
+    torch.save((handle.chosen, handle.times, weights(module)), f"{folder}/{rank}.pt")
+    leave()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    main(sys.argv[1])
