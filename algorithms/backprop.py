@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.line import Line
 from gradfree.chains.report import Report
+from gradfree.engines.across import OwnSegment
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 
@@ -43,6 +45,14 @@ class Backprop(Engine):
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""
         return chain.backpropagate(direct)
+
+    def problems_across(self, count: int) -> Iterator[str]:
+        """Yield nothing: what lies on ranks is solved link by link, whatever ``plain`` says."""
+        return iter(())
+
+    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+        """Return the exact gradients, rank after rank; each sends cotangents on before it makes its own gradients."""
+        return OwnSegment(chain, direct, line).exactly()
 
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
         """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""

@@ -18,6 +18,7 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
+from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
@@ -50,11 +51,13 @@ __all__ = [
     "Handle",
     "Port",
     "Report",
+    "Stage",
     "SweepEngine",
     "create_engine",
     "create_model",
     "engine_figures",
     "gradient_fidelity",
+    "layer_parallel",
     "list_engines",
     "list_models",
     "orthogonalize",

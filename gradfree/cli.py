@@ -13,6 +13,7 @@ from gradfree import __doc__ as description
 from gradfree import __version__
 from gradfree.entries import ENGINES, MODELS, entries, lookup
 from gradfree.extras import MissingExtra, needs_extra
+from gradfree.wording import plain
 
 COMMANDS = "gradfree.commands"
 
@@ -54,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 from gradfree.command_parser import run_command
             run_command(commands, given, description)
     except (UsageError, MissingExtra) as error:
-        print(f"gradfree: error: {error}", file=sys.stderr)
+        print(f"gradfree: error: {plain(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+
+
+def plain(text: str) -> str:
+    """Return ``text`` without what would make a terminal do something: escape sequences and control characters."""
+    return "".join(c for c in _ESCAPE.sub("", text) if c.isprintable() or c in "\n\t")
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:

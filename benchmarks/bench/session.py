@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
-from gradfree.benchmarks.records.records import Record, RecordFile
+from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
@@ -135,7 +135,7 @@ def _state(case: Case, records: Mapping[str, Record]) -> str:
 
 def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]) -> None:
     """End with an error if a case failed, once everything else is done."""
-    errors = {c.id: records[c.id]["error"].splitlines()[-1] for c in cases if c and "error" in records.get(c.id, {})}
+    errors = {c.id: error for c in cases if c and c.id in records and (error := error_of(records[c.id]))}
     if errors:
         lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
         raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")

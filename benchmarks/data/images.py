@@ -88,6 +88,10 @@ class Images(LabelledImages):
         """Return the rows to train on, to choose by and to report."""
         check_splits(self.name, splits, "train", "test")
         train, total = splits["train"], len(splits["train"])
+        if total < (needed := self.train + self.validation):
+            raise UsageError(
+                f"{self.name} has {total} images to train on, and {needed} are needed: the set is not whole."
+            )
         chosen = {"train": range(self.train), "validation": range(total - self.validation, total)}
         return {name: train.select(numbers) for name, numbers in chosen.items()} | {"test": splits["test"]}
 

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.environment import environment
 from gradfree.cli import UsageError
+from gradfree.wording import plain
 
 SCHEMA = 1
 
@@ -195,5 +196,5 @@ def _read(path: Path) -> Iterator[Record]:
 
 def error_of(record: Record) -> str:
     """Return in a line what a case failed with, nothing if it did not fail."""
-    lines = str(record.get("error") or "").strip().splitlines()
+    lines = plain(str(record.get("error") or "")).strip().splitlines()
     return lines[-1] if lines else ""

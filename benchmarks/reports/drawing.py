@@ -114,7 +114,8 @@ class _Drawing:
             )
         if chart.lines:
             faint = _FAINT if chart.lines == "faint" else 1.0
-            yield self._of(at, faint).mark_line(clip=True).encode(x=x, y=y, color=self.color, detail="label:N")
+            line = "line:N" if "line" in at.columns else "label:N"
+            yield self._of(at, faint).mark_line(clip=True).encode(x=x, y=y, color=self.color, detail=line)
         for name, channels in (
             ("y", {"x": x, "y": self.y_scale.encoding(alt.Y, "y_low"), "y2": "y_high"}),
             ("x", {"y": y, "x": self.x_scale.encoding(alt.X, "x_low"), "x2": "x_high"}),

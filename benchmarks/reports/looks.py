@@ -24,7 +24,7 @@ class Look(NamedTuple):
 
     def faded(self, strength: float) -> Look:
         """Return the same with a color that is this strong: 0 is grey, 1 the color itself."""
-        parts = ((int(color[n : n + 2], 16) for n in (1, 3, 5)) for color in (_PALE, self.color))
+        parts = [[int(color[n : n + 2], 16) for n in (1, 3, 5)] for color in (_PALE, self.color)]
         mixed = (round(pale + strength * (own - pale)) for pale, own in zip(*parts, strict=True))
         return self._replace(color="#" + "".join(f"{part:02x}" for part in mixed))
 

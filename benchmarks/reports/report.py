@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,6 +23,8 @@ from gradfree.benchmarks.training.trends import trends
 
 _PROSE = 24
 """Characters that a figure never has."""
+_SIGNS = re.compile(r"[\\`*<|]|\[(?=[^\]]*\]\()|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+"""What Markdown takes for more than itself."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class SuiteReport:
 
     def markdown(self) -> str:
         """Return the same as Markdown."""
-        lines = [f"- **{section.answer}**" for section in self.answers]
+        lines = [f"- **{_escaped(section.answer)}**" for section in self.answers]
         lines += ["" for _ in lines[:1]]
         lines += [line for section in self.sections for line in _markdown_section(section)]
         lines += [f"**{warning}**\n" for warning in self.provenance.warnings()]
@@ -93,6 +96,8 @@ def print_section(section: Section, console: Console) -> None:
     console.print(Text(section.title, "bold"))
     for table in _tables(section, console.width):
         console.print(table)
+    if section.setup:
+        console.print(Text(section.setup))
     console.print(Text(section.legend, "italic"))
     for sentence in section.sentences:
         console.print(Text(f"• {sentence}"))
@@ -142,18 +147,26 @@ def is_prose(cell: str) -> bool:
 
 
 def _markdown_section(section: Section) -> Iterator[str]:
-    yield f"### {section.title}"
+    yield f"### {_escaped(section.title)}"
     yield ""
     yield _markdown_row(section.head)
     yield "|" + "---|" * section.labels + "---:|" * (len(section.head) - section.labels)
     yield from map(_markdown_row, texts(section))
     yield ""
-    yield section.legend
+    if section.setup:
+        yield _escaped(section.setup)
+        yield ""
+    yield _escaped(section.legend)
     yield ""
     for sentence in section.sentences:
-        yield f"- {sentence}"
+        yield f"- {_escaped(sentence)}"
     yield ""
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(_escaped, cells)) + " |"
+
+
+def _escaped(text: str) -> str:
+    """Return what Markdown shows as ``text``; what stands inside a word is left, as in ``highway_bp``."""
+    return _SIGNS.sub(lambda found: "\\" + found[0], " ".join(text.split()))

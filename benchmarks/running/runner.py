@@ -32,12 +32,13 @@ def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool 
     records = file.read()
     finished = finished_in(records, retry)
     with file.reserved(), _progress() as progress:
-        bar = progress.add_task("")
+        bar = progress.add_task("", word="left")
         while True:
             cases = list(wanted(records))
             progress.update(bar, total=len(cases), completed=count_finished(cases, finished))
             running = {case.id: case for case in _next_batch(cases, finished)}
             if not running:
+                progress.update(bar, word="in")
                 break
             progress.update(bar, description=_describe(running, executor.jobs))
             with closing(executor.run(list(running.values()))) as outcomes:
@@ -74,8 +75,8 @@ def _progress() -> Progress:
     return Progress(
         BarColumn(20),
         MofNCompleteColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[word]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.description}"),
         console=Console(stderr=True),
         # Cases differ in length: estimate from all of them.

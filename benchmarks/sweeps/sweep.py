@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gradfree import list_engines, list_models
-from gradfree.benchmarks.data.bundled import Split
+from gradfree import Engine, list_engines, list_models
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.forward_only import CIFAR10, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
 from gradfree.benchmarks.suites.foton_depth import CIFAR100
@@ -26,12 +25,14 @@ from gradfree.benchmarks.suites.long_sequences import (
 )
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Names, Sweep, listed
+from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import (
     ADDING,
     COPYING,
     DIGITS,
     PARITY,
+    PTB,
     PYDOC,
     PYDOC_GRU,
     TINYSHAKESPEARE,
@@ -44,7 +45,7 @@ from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError
-from gradfree.wording import no_such, one
+from gradfree.wording import no_such
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -59,6 +60,7 @@ TASKS: dict[str, Task] = {
         PYDOC_GRU,
         TINYSHAKESPEARE,
         WIKITEXT2,
+        PTB,
         COPYING,
         ADDING,
         PARITY,
@@ -99,11 +101,25 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
     # A single rate needs no choice.
     grid = rates if len(rates) > 1 else ()
     tasks = list(_tasks(sweep, loader))
+    if not rates:
+        _tell_inherited(tasks)
     tasks = [replace(task, learning_rate=rates[0]) for task in tasks] if len(rates) == 1 else tasks
     comparisons = [Comparison(task, _rows(sweep, task), grid) for task in tasks]
     if sweep.target is None:
         return tuple(comparisons)
     return tuple(experiment for c in comparisons for experiment in (c, TimeToTarget(c, sweep.target)))
+
+
+def _tell_inherited(tasks: Sequence[Task]) -> None:
+    """Say which models are trained as another one is, whose learning rate was chosen for that."""
+    for task in tasks:
+        own = TASKS.get(task.name.partition(" ")[0], task)
+        if own.model != task.model:
+            print(
+                f"{task.name} is trained by {task.optimizer} at {task.learning_rate:g}, chosen for {own.model}: "
+                "--learning-rates 0.001,0.01,0.1, say, has every engine choose its own.",
+                file=sys.stderr,
+            )
 
 
 def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
@@ -121,7 +137,7 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     for task in _modelled(sweep, loader):
         for values in product(*(axis or (None,) for axis in axes.values())):
             chosen = {axis: value for axis, value in zip(axes, values, strict=True) if value is not None}
-            yield _checked(_varied(_budgeted(sweep, task), chosen))
+            yield checked(_varied(_budgeted(sweep, task), chosen))
 
 
 def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
@@ -205,7 +221,8 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
     reasons = "\n".join(f"{task.name} without {', '.join(labels)}: {problem}" for problem, labels in refused.items())
     allowed = [r for r in rows if not problems[r.label] and r.options != BACKPROP.options]
     if not allowed:
-        raise UsageError(f"{task.name}: no engine to compare with plain backprop.\n{reasons}".strip())
+        hint = _fitting_model(task, [candidate.create_engine() for candidate in rows]) if reasons else ""
+        raise UsageError(f"{task.name}: no engine to compare with plain backprop.\n{reasons}{hint}".strip())
     if reasons:
         print(reasons, file=sys.stderr)
     return (BACKPROP, *allowed)
@@ -222,6 +239,19 @@ def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     return next(iter(report.problems), "")
+
+
+def _fitting_model(task: Task, engines: Sequence[Engine]) -> str:
+    """Return the option that names a model which learns the task and takes one of ``engines``; nothing if none does."""
+    if task.builder:
+        return ""
+    for name in list_models():
+        with suppress(UsageError):
+            (other,) = _with_models(task, {name: {}}, None)
+            model = checked(other).build()
+            if any(engine.validate(model).ok for engine in engines):
+                return f"\nA model for this: --model {name}"
+    return ""
 
 
 def row(engine: str, options: Mapping[str, Any]) -> Row:
@@ -306,30 +336,3 @@ _VARIATIONS: dict[str, Callable[[Task, Any], Task]] = {
     "depth": _with_depth,
     "dtype": lambda task, dtype: replace(task, dtype=dtype),
 }
-
-
-def _checked(task: Task) -> Task:
-    """Return ``task`` if its model takes its data.
-
-    Raises:
-        UsageError: it does not.
-    """
-    # The name of a task of the user's own begins with the model's.
-    what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
-    outputs: Any = torch.empty(0)
-    try:
-        model, batch = task.create_model(0), next(task.batches(task.data().train, 0))
-        batch = task.on("cpu", Split(*(x[:2] for x in batch)))
-        with torch.no_grad():
-            outputs = model(batch.inputs)
-            loss = task.loss(outputs, batch.targets)
-    except UsageError:
-        raise
-    except Exception as error:
-        cause = str(error) if isinstance(error, (TypeError, ValueError, RuntimeError)) else repr(error)
-        if not isinstance(outputs, Tensor):
-            cause = f"the model returns {one(type(outputs).__name__)}, not a tensor, and the loss fails with {error!r}"
-        raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
-    if loss.numel() != 1:
-        raise UsageError(f"{what} cannot be trained: its loss is no single number, but of shape {tuple(loss.shape)}.")
-    return task

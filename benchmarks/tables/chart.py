@@ -52,6 +52,7 @@ class Chart:
         title: for people, another for each chart of a report.
         points: as :func:`points` returns them: ``label``, ``x``, ``y``, intervals, ``tips``; a point without ``x`` is a
             level across all of it. With ``strength``, from 0 to 1, a label has its row's color, so strong.
+            With ``line``, points of one label are joined only where that is the same.
         x: the horizontal axis.
         y: the vertical one.
         lines: whether points of one label are joined: "", "solid", or "faint" where the order is no course.
@@ -90,6 +91,31 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
         unknown = pl.lit(None, pl.Float64)
         found = found.with_columns(x=pl.col(x), x_low=unknown, x_high=unknown)
     return _joined(found, _tips(ours)).with_columns(label=pl.col(label))
+
+
+def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
+    """Return the points of a chart of single runs, by ``at``: a label for each row, a line for each of its seeds.
+
+    Rows of one series have shades of its color.
+    """
+    found = facts.filter(pl.col("seed").is_not_null(), pl.col("metric") == metric, pl.col("value").is_finite())
+    found = found.with_columns(line=pl.concat_str("row", pl.lit(", seed "), "seed"))
+    tips = [json.dumps({"run": run, metric: f"{value:.4g}"}) for run, value in found["line", "value"].iter_rows()]
+    place, count = pl.col("row").rank("dense").over("series"), pl.col("row").n_unique().over("series")
+    unknown = pl.lit(None, pl.Float64)
+    ends = dict.fromkeys(("x_low", "x_high", "y_low", "y_high"), unknown)
+    return found.with_columns(strength=0.25 + 0.75 * place / count).select(
+        "task",
+        "setting",
+        "strength",
+        "line",
+        pl.Series(TIPS, tips, pl.String),
+        row="series",
+        label="row",
+        x="at",
+        y="value",
+        **ends,
+    )
 
 
 def stacks(facts: pl.DataFrame, place: str, parts: Mapping[str, Figure]) -> pl.DataFrame:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 UNKNOWN = "–"
 DIVERGED = "diverged"
+_NOTHING = 1e-9
+"""What is left of differences by rounding."""
 _NUMBERS = ("value", "low", "high")
 
 
@@ -34,11 +36,19 @@ class Figure:
             return str(fact["note"])
         if fact["value"] is not None and isnan(fact["value"]):
             return DIVERGED
-        value, low, high = (nan if fact[name] is None else self.factor * fact[name] for name in _NUMBERS)
+        value, low, high = (_Number(nan if fact[name] is None else self.factor * fact[name]) for name in _NUMBERS)
         text = self.template.format(
             value=value, low=low, high=high, margin=(high - low) / 2, n=fact["n"], note=fact["note"]
         )
         return text.replace("nan–nan", UNKNOWN).replace("nan", UNKNOWN)
+
+
+class _Number(float):
+    """A number that is not shown as 0 unless it is, or all but."""
+
+    def __format__(self, spec: str) -> str:
+        text = super().__format__(spec)
+        return f"{float(self):.1g}" if abs(self) > _NOTHING and not float(text) else text
 
 
 @dataclass(frozen=True)

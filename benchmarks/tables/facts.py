@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.wording import plain
 
 SCHEMA: dict[str, pl.DataType] = {
     "task": pl.String(),
@@ -67,6 +68,7 @@ def fact(metric: str, unit: str, told: Estimate | float = nan, **context: Any) -
         "interval": "" if isnan(told.low) else MEAN if told.n else MEDIAN,
         "n": told.n,
         **context,
+        "note": plain(context.get("note") or "") or None,
     }
 
 

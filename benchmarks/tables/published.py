@@ -101,7 +101,7 @@ class Beside(Experiment):
     def section(self, facts: pl.DataFrame) -> Section:
         """Return both figures of each column, and what becomes of the paper's claims."""
         source = self.published.source
-        ours = self.experiment.section(facts.filter(pl.col("source").is_null(), pl.col("row").is_not_null()))
+        ours = self.experiment.section(facts.filter(pl.col("source").is_null(), pl.col("metric") != _HARDWARE))
         columns = {column.heading: column for column in ours.columns}
         shown = [columns.get(heading, Column(heading, ())) for heading in self.published.columns]
         pairs = [(column, _theirs(column, source)) for column in shown]

@@ -25,6 +25,7 @@ class Section:
         facts: all of its numbers, a table as :mod:`gradfree.benchmarks.tables.facts` has it.
         columns: of the table.
         legend: what the table's signs and columns mean.
+        setup: what was run, in sentences, if the title does not tell it all.
         names: the headings of the first columns, which name a row, and the facts' columns that they are.
         verdicts: what each row comes to, in words; nothing if that cannot be said row by row.
         remarks: what else the facts say.
@@ -36,6 +37,7 @@ class Section:
     facts: pl.DataFrame
     columns: Sequence[Column]
     legend: str
+    setup: str = ""
     names: Mapping[str, str] = field(default_factory=lambda: ENGINE)
     verdicts: Sequence[str] = ()
     remarks: Sequence[str] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -90,6 +92,14 @@ WIKITEXT2 = Task(
     batch_size=16,
     steps=350,
 )
+
+PTB = replace(
+    WIKITEXT2,
+    name="ptb",
+    data=Text("ptb", unit="word", vocabulary=10000, length=64, held_out=1000, column="sentence"),
+    options={**WIKITEXT2.options, "vocab_size": 10000},
+)
+"""At the learning rate of ``wikitext2``, for which it was chosen."""
 
 COPYING = Task(
     name="copying",

@@ -143,7 +143,7 @@ def _of_images(path: str, images: LabelledImages) -> Task:
         loss=cross_entropy,
         score=Score("accuracy", "%", accuracy, factor=100.0),
         learning_rate=1e-2,
-        batch_size=64,
+        batch_size=min(64, len(data.train.inputs)),
         steps=500,
     )
 

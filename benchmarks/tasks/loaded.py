@@ -63,7 +63,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
         loss=function,
         score=Score("accuracy", "%", accuracy, 100.0) if by_classes else Score("loss", "mean", LossMetric(function)),
         learning_rate=_LEARNING_RATE,
-        batch_size=_BATCH_SIZE,
+        batch_size=min(_BATCH_SIZE, len(loaded().train.inputs)),
         steps=_STEPS,
         chains=None if chains is None else tuple(chains),
         builder=Builder.to(model),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,6 +28,14 @@ class AdamTask(Task):
 
     weight_decay: float = 0.0
     max_norm: float | None = None
+    course: ClassVar[str] = "warmed up for a tenth of the steps, then a cosine down to a tenth"
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer with its settings but for the learning rate, for people."""
+        return super().optimizer + (
+            "" if self.max_norm is None else f" on gradients cut to a norm of {self.max_norm:g}"
+        )
 
     def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
         """Return the optimizer and its learning rate schedule."""
@@ -58,6 +66,8 @@ class AdamTask(Task):
 class StagedAdamTask(AdamTask):
     """A training job with Adam in three stages, each with a tenth of the learning rate before."""
 
+    course: ClassVar[str] = "a tenth of it in each further third of the steps"
+
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the learning rate schedule of ``optimizer``."""
         return StepLR(optimizer, step_size=-(-self.steps // _STAGES), gamma=0.1)
@@ -66,6 +76,8 @@ class StagedAdamTask(AdamTask):
 @dataclass(frozen=True)
 class ConstantSGDTask(SGDTask):
     """A training job with SGD at one learning rate throughout."""
+
+    course: ClassVar[str] = "throughout"
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the learning rate schedule of ``optimizer``."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,20 @@ class Task:
     dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
     chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
     builder: Builder | None = field(default=None, metadata=ADDED, kw_only=True)
+    course: ClassVar[str] = "warmed up for a tenth of the steps, then annealed"
+
+    @property
+    def architecture(self) -> str:
+        """The model with its options, for people."""
+        return f"{self.model}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer with its settings but for the learning rate, for people."""
+        optimizer, _ = self.create_optimizer(nn.Linear(1, 1))
+        told = {name: optimizer.defaults.get(name) for name in ("momentum", "betas", "weight_decay")}
+        settings = ", ".join(f"{name}={value}" for name, value in told.items() if value)
+        return type(optimizer).__name__ + (f"({settings})" if settings else "")
 
     @property
     def budget(self) -> str:

@@ -146,6 +146,7 @@ class StrategyTimings(Timings[Task]):
             facts=facts,
             names={"strategy": "row"},
             columns=[column("step (ms)", STEP, unit="s", factor=1e3), Column("step (×)", (ratio,))],
+            setup=f"Trained: {task.architecture}, by {task.optimizer}; {task.batch_size} examples a batch.",
             legend="One step of Lightning's Trainer, from batch to batch; medians of "
             f"{StrategyTiming.rounds} interleaved fits of {_STEPS} steps, and in brackets quartiles. ×: as a multiple "
             'of strategy="auto", Lightning\'s own, in the same round.',

@@ -14,12 +14,13 @@ from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.experiment import Experiment, matching, outcomes
-from gradfree.benchmarks.tables.facts import Fact, differences, means, table
+from gradfree.benchmarks.tables.facts import differences, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import cost_facts
 from gradfree.benchmarks.timing.speed import Speed
-from gradfree.benchmarks.training.outcomes import front_facts, run_facts, scored
+from gradfree.benchmarks.training.outcomes import front_facts, loss_facts, run_facts, scored
+from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
 from gradfree.benchmarks.training.summary import Summary
 from gradfree.benchmarks.training.training import TimedTraining, TimedTrial, Training, Trial, score_in
 
@@ -76,11 +77,12 @@ class Comparison(Experiment):
         environment = next(record["environment"] for record in (*timed, *chain(*found)))
         costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
-        known: list[Fact] = []
+        known = list(setup_facts(self.task, self.learning_rates, chain(*found), **where))
         for row, case, runs, cost in zip(self.rows, cases, found, costs, strict=True):
             who = {**where, "row": row.label, "series": row.series, "k": row.iterations}
             rate = case.task.learning_rate if case else nan
             known += [*run_facts(self.task, runs, rate, **who), *cost_facts(cost, costs[0], **who)]
+            known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who)]
         single = table(known)
         name = scored(self.task)
         references = dict.fromkeys((row.label for row in self.rows), self.rows[0].label)

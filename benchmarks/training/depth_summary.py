@@ -18,6 +18,7 @@ from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, scored
+from gradfree.benchmarks.training.setup import setup_words
 
 DRIFT = "largest drift from orthogonality"
 ALIGNMENT = "cosine with the exact gradient, layer by layer"
@@ -51,6 +52,7 @@ class DepthSummary:
                 Column(f"{depth:g}", (score, self.bracket), {"setting": setting})
                 for depth, setting in self.depths.items()
             ],
+            setup=setup_words(self.task, self.facts),
             legend=self._legend,
             verdicts=[self._verdict(label) for label in self.rows],
             remarks=list(self._remarks()),

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
+from torch import nn
 
+from gradfree import Fidelity
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
@@ -20,8 +22,28 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depth_summary import ALIGNMENT, DRIFT, DepthSummary
-from gradfree.benchmarks.training.layerwise import LayerwiseTraining
 from gradfree.benchmarks.training.outcomes import run_facts, scored
+from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
+from gradfree.benchmarks.training.training import Training
+from gradfree.orthogonal.weights import drift, is_matrix, weights_of
+
+_DIGITS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerwiseTraining(Training):
+    """A training run that keeps each layer's alignment with its true gradient, and how orthogonal the weights stay."""
+
+    kind: ClassVar[str] = "layerwise training"
+
+    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return the whole gradient's fidelity and the cosine of each layer's, in their order."""
+        layers = [round(agreement.cosine, _DIGITS) for agreement in fidelity.layers.values()]
+        return {**super().probed(fidelity), "layers": layers}
+
+    def watched(self, model: nn.Module) -> dict[str, Any]:
+        """Return the largest ‖W Wᵀ - I‖ of the weights."""
+        return {"drift": drift(weights_of(filter(is_matrix, model.modules()))).max().item()}
 
 
 class _Layerwise(Comparison):
@@ -86,11 +108,11 @@ class DepthSweep(Experiment):
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores, gradients and drift of each row at each depth, and differences to its reference."""
         known: list[Fact] = []
-        anything = False
+        runs: list[Record] = []
         for depth, comparison in self.comparisons.items():
             for row, case in zip(self.rows, comparison.training(0, device, records), strict=True):
                 found = list(outcomes(records, case)) if case else []
-                anything |= bool(found)
+                runs += found
                 who = {
                     "task": self.task.name,
                     "device": device,
@@ -101,9 +123,11 @@ class DepthSweep(Experiment):
                 rate = case.task.learning_rate if case else nan
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
+                    *defaults_facts(row, found, **who),
                     *_layer_facts(found, depth == max(self.depths), who),
                 ]
-        single = table(known if anything else [])
+        about = setup_facts(self.task, self.learning_rates, runs, task=self.task.name, device=device)
+        single = table([*about, *known] if runs else [])
         return pl.concat([single, means(single), differences(single, scored(self.task), self.references)])
 
     @property
@@ -132,8 +156,8 @@ def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) 
     """Yield the largest drift seen and, of the deepest network, each layer's mean cosine, by training step."""
     results = [record["results"] for record in runs if not error_of(record)]
     if results:
-        drift = max((loss["drift"] for result in results for loss in result["losses"]), default=nan)
-        yield fact(DRIFT, "1", drift, **who)
+        largest = max((loss["drift"] for result in results for loss in result["losses"]), default=nan)
+        yield fact(DRIFT, "1", largest, **who)
         if not deepest:
             return
         probes = [[probe["layers"] for probe in result["fidelity"]] for result in results]

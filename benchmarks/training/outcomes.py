@@ -17,6 +17,7 @@ from gradfree.benchmarks.timing.side_by_side import STEP, times
 from gradfree.benchmarks.training.training import score_in
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
+LOSS = "training loss"
 _FAILED = "failed"
 
 
@@ -52,6 +53,14 @@ def run_facts(
                 yield run_fact(scored(task, split), task.score.unit, score_in(results, split), seed, **who)
             if probes := results["fidelity"]:
                 yield run_fact(COSINE, "1", fmean(map(cosine, probes)), seed, **who)
+
+
+def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
+    """Yield the training loss of each run on the way."""
+    for run in runs:
+        for told in run["results"].get("losses", ()):
+            place = {"setting": f"step {told['step']}", "at": float(told["step"])}
+            yield run_fact(LOSS, "1", told["loss"], run["seeds"][0], **who, **place)
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:

@@ -10,14 +10,15 @@ from math import isnan
 import polars as pl
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points, score_axis
+from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, RATE, scored
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored
+from gradfree.benchmarks.training.setup import setup_words
 
 _FAR = 10.0
 """How many times the least error is the greatest where the axis is logarithmic."""
@@ -41,6 +42,7 @@ class Summary:
             title=self._title,
             facts=self.facts,
             columns=self._columns,
+            setup=setup_words(self.task, self.facts),
             legend=self._legend,
             verdicts=[self.verdict(label) for label in self.rows],
             remarks=list(self._remarks()),
@@ -108,10 +110,10 @@ class Summary:
     @property
     def _title(self) -> str:
         device, threads = self.facts.select("device", "threads").row(0)
-        return (
-            f"{self.task.name}: {self.task.model}, {self.task.budget}, seeds: {self._seeds}, device: {device}, "
-            f"threads: {threads}"
-        )
+        # A model of the user's own gives the task its name.
+        named = self.task.name.startswith(self.task.model)
+        what = self.task.name if named else f"{self.task.name}: {self.task.model}"
+        return f"{what}, {self.task.budget}, seeds: {self._seeds}, device: {device}, threads: {threads}"
 
     @property
     def _legend(self) -> str:
@@ -179,6 +181,10 @@ class Summary:
         others = [label for label in self._differences if label in self._ratios and label != self.baseline]
         kept = [label for label in others if self._is_kept(label)]
         name = f"{self.task.name}, {self.task.budget}"
+        if self._score(self.baseline).n and isnan(self._score(self.baseline).value):
+            return (
+                f"{name}: nothing can be compared, as {self.baseline} diverged: try lower learning rates, see the data."
+            )
         if not kept:
             return f"{name}: no row comes up to {self.baseline} in {self.task.score.name}." if others else ""
         best = min(kept, key=lambda label: self._ratios[label].value)
@@ -211,6 +217,11 @@ class Summary:
         elif not inexact.is_empty():
             engines = inexact.with_columns(label="row")
             yield Chart(f"{where}: gradients by engine", engines, Axis("engine", "names"), _DISTANCE)
+        losses = runs(self.facts, LOSS)
+        if known := losses["y"].to_list():
+            far = 0.0 < _FAR * min(known) < max(known)
+            axis = Axis("training loss (mean of a batch)", "log" if far else "linear")
+            yield Chart(f"{where}: training loss, a line a run", losses, Axis("step (number)"), axis, "solid")
 
     def _cost_chart(self, title: str) -> Chart:
         ratio = Figure(STEP, unit=times(self.baseline))

@@ -14,6 +14,7 @@ from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.benchmarks.training.setup import defaults, sizes
 from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
@@ -46,6 +47,7 @@ class Training(Case):
         data = Data(*(task.on(self.device, split) for split in task.data()))
         model = task.create_model(self.seed).to(self.device)
         optimizer, schedule = task.create_optimizer(model)
+        about = {"sizes": sizes(model, data), "defaults": defaults(engine, self.row.options)}
         losses, fidelity, curve = [], [], []
         # From the first step to the last: engines keep running means, feedback and the count of steps.
         with task.attach(engine, model) as handle:
@@ -62,7 +64,7 @@ class Training(Case):
                 if step in _spread(task.evaluations, task.steps):
                     curve.append({"step": step, "validation": task.score.of(model, data.validation)})
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
-        return {"losses": losses, "fidelity": fidelity, **scores} | ({"curve": curve} if curve else {})
+        return {"losses": losses, "fidelity": fidelity, **scores, **about} | ({"curve": curve} if curve else {})
 
     def probed(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return what to keep of the gradients' fidelity at one step."""

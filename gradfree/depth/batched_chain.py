@@ -168,7 +168,7 @@ class BatchedChain(DepthChain):
         factors: list[Factor] = []
         for before, link, ran in zip([None, *self.links[:-1]], self.links, links, strict=True):
             if isinstance(ran, Link):
-                factors.append(residual_of(before, link, self.declared))
+                factors.append(residual_of(None if before is None else before.out.shape, link, self.declared))
             else:
                 known = ran.residual if self.declared is None else self.declared
                 factors.append(0.0 if before is None else known)

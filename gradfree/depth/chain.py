@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,6 +33,9 @@ class DepthChain(Chain):
         declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
         alone: whether the chain must have a residual path, for engines that ask for it; one of several may have none.
     """
+
+    before: torch.Size | None = None
+    """The shape of the state that the first link was given, where that is a state of the chain on another rank."""
 
     def __init__(
         self,
@@ -68,10 +70,10 @@ class DepthChain(Chain):
             ChainError: a state of another shape than the one before it, which only a factor of zero does not mind.
         """
         if not is_number(factor, 0.0):
-            for before, link in pairwise(self.links):
-                if link.state is not None and not _keeps_shape(before, link):
+            for before, link in self._shapes():
+                if link.state is not None and before not in (None, link.out.shape):
                     raise ChainError(
-                        f"{link.path} turns a state of shape {tuple(before.out.shape)} into one of "
+                        f"{link.path} turns a state of shape {tuple(before or ())} into one of "
                         f"{tuple(link.out.shape)}: one diagonal for all links needs states of one shape. Attach one "
                         "chain for each shape, chains=[...], or use the engine 'fixed_point' or 'truncated'."
                     )
@@ -81,10 +83,9 @@ class DepthChain(Chain):
         """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
         if weight == 0.0:
             return self.constant(0.0)
-        pairs = list(zip([None, *self.links[:-1]], self.links, strict=True))
         factors = self._residuals()
         # Where every block changes the shape, there is none to see.
-        kept = any(before is not None and _keeps_shape(before, link) for before, link in pairs)
+        kept = any(before == link.out.shape for before, link in self._shapes())
         if self.alone and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(
                 f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
@@ -95,9 +96,12 @@ class DepthChain(Chain):
         return factors if weight == 1.0 else [f * weight for f in factors]
 
     def _residuals(self) -> list[Factor]:
-        pairs = zip([None, *self.links[:-1]], self.links, strict=True)
         with walking(self.links[::-1], ()):
-            return [residual_of(before, link, self.declared) for before, link in pairs]
+            return [residual_of(before, link, self.declared) for before, link in self._shapes()]
+
+    def _shapes(self) -> list[tuple[torch.Size | None, Link]]:
+        """Return the links with the shapes of the states before them, ``None`` of one that is no state of the chain."""
+        return list(zip([self.before, *(link.out.shape for link in self.links[:-1])], self.links, strict=True))
 
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
@@ -256,13 +260,9 @@ class DepthChain(Chain):
         return initial
 
 
-def _keeps_shape(before: Link, link: Link) -> bool:
-    return before.out.shape == link.out.shape
-
-
-def residual_of(before: Link | None, link: Link, declared: float | None) -> Factor:
-    """Return K of ``link``; what changes the shape, or leads out of the chain, carries nothing."""
-    if link.state is None or before is None or not _keeps_shape(before, link):
+def residual_of(before: torch.Size | None, link: Link, declared: float | None) -> Factor:
+    """Return K of ``link``; what changes the shape ``before``, or leads out of the chain, carries nothing."""
+    if link.state is None or before != link.out.shape:
         return 0.0
     if declared is not None:
         return declared

@@ -97,7 +97,9 @@ class Container(Blocks):
     """All that an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` holds."""
 
     several = True
-    looks_like = "an nn.Sequential or nn.ModuleList of at least two blocks, every class of block at least twice"
+    looks_like = (
+        "an nn.Sequential or nn.ModuleList of at least two blocks, none a container, every class at least twice"
+    )
     may_be = "an nn.Sequential, nn.ModuleList or nn.ModuleDict"
 
     @classmethod

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from gradfree.batched.replay import is_compiled
@@ -29,6 +30,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
+    if isinstance(model, torch.jit.ScriptModule):
+        return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
     if chains is None:
         named = [""]

@@ -17,6 +17,7 @@ from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
+from gradfree.chains.line import Line
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
@@ -124,6 +125,29 @@ class Engine(ABC):
         Must be linear in ``direct`` (loss scaling and gradient accumulation rely on it) and must not wait for
         the device.
         """
+
+    def problems_across(self, count: int) -> Iterator[str]:
+        """Yield why the engine cannot solve a chain whose runs of blocks lie on ``count`` ranks.
+
+        One that can has :meth:`across`, and yields what its options do not go with.
+        """
+        yield (
+            f"{self} solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
+            "'fixed_point'."
+        )
+
+    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+        """Return the gradients of this rank's run of blocks; see :func:`gradfree.layer_parallel`.
+
+        Called on every rank of ``line``, in the same passes. What :meth:`gradients` has to keep holds here, too.
+
+        Args:
+            chain: the rank's own links.
+            direct: the direct cotangents of their states. The last one is of no use where the chain goes on to the
+                right: it is zero, and its cotangent comes from there.
+            line: the ranks beside this one.
+        """
+        raise NotImplementedError
 
     def validate(
         self,

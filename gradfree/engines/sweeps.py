@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,7 +13,9 @@ from torch import nn
 
 from gradfree.algebra.cotangents import relative_change
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.line import Line
 from gradfree.chains.report import Report
+from gradfree.engines.across import OwnSegment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, refuse_unresolved
 from gradfree.engines.segmented import Segments
@@ -147,6 +149,20 @@ class IteratedEngine(SweepEngine):
             if self.segments is not None and site.dimension == "time"
         ]
         return replace(report, problems=[*report.problems, *problems])
+
+    def problems_across(self, count: int) -> Iterator[str]:
+        """Yield what options do not go with ``count`` ranks, each of which is a segment."""
+        if self.tolerance is not None:
+            yield f"{self}: across ranks the sweeps are counted; give iterations in place of tolerance."
+        if self.segments not in (None, count):
+            yield f"{self}: across ranks each one is a segment, {count} here; leave segments out."
+
+    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+        """Return the gradients with one segment a rank, the same as one process's with as many ``segments``."""
+        run = OwnSegment(chain, direct, line)
+        sweeps = min(self.sweeps, line.count - 1)
+        chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
+        return run.exactly() if sweeps == line.count - 1 else run.swept(self.split(chain), sweeps)
 
     @property
     def sharper(self) -> Engine:

@@ -98,6 +98,23 @@ def untrained():
     return {"validation": pair(), "test": pair()}
 
 
+def spoilt():
+    """Three of the forty have numbers that are none; one more's target is fine."""
+    x, y = pair()
+    x[[1, 5], [0, 2]] = torch.nan
+    x[7] = torch.inf
+    return {"train": (x, y), "validation": (x[:4], y[:4]), "test": (x[:4], y[:4])}
+
+
+class Careful(Model):
+    def forward(self, x):
+        return super().forward(x.nan_to_num(posinf=0.0))
+
+
+def build_careful():
+    return Careful(2, 3)
+
+
 def number():
     return 5
 

@@ -14,7 +14,7 @@ from tiny_suite import PLAIN, SUITE
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import spec
-from gradfree.benchmarks.reports.looks import Looks
+from gradfree.benchmarks.reports.looks import Look, Looks
 from gradfree.benchmarks.reports.report import SuiteReport, sections
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
@@ -208,3 +208,11 @@ def test_engines_that_differ_in_more_than_k_are_lines_of_their_own():
         *["highway_bp gamma=0.5 with k iterations"] * 2,
     ]
     assert PLAIN.series == "backprop"
+
+
+def test_rows_of_one_series_have_shades_of_its_color():
+    """From pale to the color itself, k by k."""
+    own = Look("#0072b2", "circle")
+    assert own.faded(1.0) == own
+    assert own.faded(0.0).color == "#b8b8b8"
+    assert own.faded(0.5).color == "#5c95b5"

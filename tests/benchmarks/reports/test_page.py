@@ -122,8 +122,9 @@ def test_csv_and_parquet_have_every_number(tmp_path):
     publish(report(), tmp_path)
     facts = report().facts
     assert facts["section"].unique().to_list() == [section.title for section in report().sections]
-    # A row has 9 of single runs, 3 means, 4 costs, a difference, a rate, its failures and its place on the front.
-    assert len(facts) == 3 * 20
+    # A row has 9 of single runs, 3 means, 4 costs, a difference, a rate, its failures and its place on the front; one
+    # has defaults; model, optimizer, batches and rate are those of all.
+    assert len(facts) == 3 * 20 + 1 + 4
     assert pl.read_parquet(tmp_path / "report.parquet").equals(facts)
     read, kept = pl.read_csv(tmp_path / "report.csv", schema=facts.schema), ("row", "seed", "value", "low", "high", "n")
     assert read.select(kept).equals(facts.select(kept))

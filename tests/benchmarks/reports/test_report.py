@@ -17,7 +17,7 @@ from gradfree.benchmarks.reports.drawing import picture
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.column import Column, Figure
+from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.experiment import belonging
 from gradfree.benchmarks.tables.facts import fact, table
 from gradfree.benchmarks.tables.section import Section
@@ -340,3 +340,35 @@ def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeyp
     with pytest.raises(UsageError, match=r"no report can be written to .*: No space left on device\. Records are kept"):
         publish(report, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_an_error_says_neither_moves_the_cursor_nor_makes_markdown():
+    """Escape sequences of a coloured message, a bell, and signs that Markdown takes for more than themselves."""
+    spoilt = "ValueError: \x1b[31mred\x1b[0m \x07<b>bold</b> | `code` *star* [a](b) __x__ k_1"
+    records = RECORDS | dict([failed(training(CHAIN, seed=3), spoilt)])
+    report = SuiteReport.of("", SUITE, records)
+    console = Console(file=io.StringIO(), width=300)
+    report.print(console)
+    plain = "ValueError: red <b>bold</b> | `code` *star* [a](b) __x__ k_1"
+    printed = console.file.getvalue()
+    assert plain in printed
+    assert not {"\x1b", "\x07"} & {*printed, *"".join(report.facts["note"].drop_nulls())}
+    escaped = r"ValueError: red \<b>bold\</b> \| \`code\` \*star\* \[a](b) \_\_x\_\_ k_1"
+    assert report.markdown().count(escaped) == 3
+
+
+def test_a_figure_that_is_not_0_is_not_shown_as_0():
+    """What is left of 0 by rounding is."""
+    cells = [
+        column("", "m", "{value:.1f}").cell([fact("m", "", value) | {"source": None}]) for value in (0.0087, 1e-17, 2.0)
+    ]
+    assert [cell.text for cell in cells] == ["0.009", "0.0", "2.0"]
+
+
+def test_a_diverged_baseline_is_no_answer():
+    records = dict(trained(PLAIN, [1, 1], [float("nan"), 90]))
+    assert (
+        SuiteReport.of("", SUITE, records | dict(trained(HIGHWAY, [1, 1], [80, 90])))
+        .answers[0]
+        .answer.startswith("points, 7 steps: nothing can be compared, as backprop diverged")
+    )

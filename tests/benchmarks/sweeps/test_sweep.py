@@ -111,7 +111,7 @@ def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeyp
     results = case.run()
     assert results.pop("steps") == 6
     assert results == training(HIGHWAY, task=replace(TASK, steps=6)).run()
-    assert trials[0].run().keys() == {"steps", "losses", "fidelity", "validation"}
+    assert trials[0].run().keys() == {"steps", "losses", "fidelity", "validation", "sizes", "defaults"}
     assert "2 s" in part.task.budget
     assert case.id != TimedTraining(task=replace(part.task, seconds=3.0), row=HIGHWAY, device="cpu", seed=0).id
 
@@ -252,6 +252,26 @@ def test_a_file_and_flags_mean_the_same(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == file
     assert len(file.splitlines()) == 2 * (4 * 2 + 1)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+
+
+def test_a_task_that_an_engine_cannot_take_is_met_with_a_model_that_it_can():
+    """The first of the registered ones that learns the data, and which the engine can be attached to."""
+    with pytest.raises(UsageError, match=r"points without foton: .*\nA model for this: --model orthogonal_mlp"):
+        suite_of(Sweep(tasks="points", engines="foton"))
+    (part,) = suite_of(Sweep(tasks="points", engines="foton", model="orthogonal_mlp"))
+    assert [row.label for row in part.rows] == ["backprop", "foton"]
+    with pytest.raises(UsageError) as refused:
+        suite_of(Sweep(tasks="points", engines="shooting"))
+    assert "--model" not in str(refused.value)
+
+
+def test_another_models_learning_rate_is_no_secret(capsys):
+    suite_of(Sweep(tasks="points", engines="highway_bp", model="residual_mlp"))
+    suite_of(Sweep(tasks="points", engines="orthogonal_backprop", model="orthogonal_mlp", learning_rates="0.1,0.2"))
+    assert "chosen for" not in capsys.readouterr().err
+    suite_of(Sweep(tasks="points", engines="orthogonal_backprop", model="orthogonal_mlp"))
+    told = "points orthogonal_mlp is trained by AdamW(betas=(0.9, 0.999), weight_decay=0.01) at 0.01, chosen for"
+    assert f"{told} residual_mlp: --learning-rates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

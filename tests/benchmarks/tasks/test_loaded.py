@@ -109,6 +109,7 @@ def test_options_and_axes_reach_the_builder():
             "user_module:regression",
             "^user_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
         ),
+        (MODEL, "user_module:spoilt", "3 of 40 training examples have numbers that are NaN or infinite, and so is the"),
         (MODEL, None, "--model user_module:build goes with --data module:function"),
         ("residual_mlp", DATA, "is for a model of your own"),
     ],
@@ -117,6 +118,17 @@ def test_what_cannot_be_used_is_said(model, data, message):
     with pytest.raises(UsageError) as refused:
         suite_of(Sweep(model=model), data)
     assert re.search(message, str(refused.value), re.DOTALL)
+
+
+def test_numbers_that_are_none_are_left_to_a_model_that_is_made_for_them():
+    (part,) = suite_of(Sweep(model="user_module:build_careful"), "user_module:spoilt")
+    assert part.task.data().train.inputs.isnan().any()
+
+
+def test_a_batch_is_no_more_than_there_are_examples():
+    with pytest.raises(UsageError, match="user_module:build batch=33: a batch of 33 is more than the 32 training"):
+        suite_of(Sweep(model=MODEL, batch_size="33"), DATA)
+    assert suite_of(Sweep(model=MODEL, batch_size="32"), DATA)
 
 
 def test_a_loss_for_each_example_is_refused_before_anything_runs():

@@ -14,7 +14,8 @@ import lightning.fabric
 import lightning.pytorch as pl
 import torch
 from plain_modules import weights
-from rank_scripts import QUIET, Module, leave, loader, optimizer
+from rank_processes import leave
+from rank_scripts import QUIET, Module, loader, optimizer
 from torch import nn
 
 import gradfree.lightning

@@ -11,7 +11,8 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from plain_modules import KINDS, Net, samples
-from rank_scripts import QUIET, SAMPLES, Module, create_net, leave, loader, optimizer
+from rank_processes import leave
+from rank_scripts import QUIET, SAMPLES, Module, create_net, loader, optimizer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

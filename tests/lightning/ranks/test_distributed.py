@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rank_scripts import results_of_ranks
+from rank_processes import results_of_ranks
 
 choosing_ranks = pytest.importorskip("choosing_ranks")
 resumed_ranks = pytest.importorskip("resumed_ranks")

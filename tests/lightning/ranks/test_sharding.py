@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("torch.distributed.fsdp")
 import sharded_ranks
-from rank_scripts import results_of_ranks
+from rank_processes import results_of_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,60 @@
+"""Whether a task can be trained at all, before anything is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.tasks.task import Task
+from gradfree.cli import UsageError
+from gradfree.wording import one
+
+
+def checked(task: Task) -> Task:
+    """Return ``task`` if its model takes its data.
+
+    Raises:
+        UsageError: it does not, the loss is no number, or there are fewer examples than a batch has.
+    """
+    # The name of a task of the user's own begins with the model's.
+    what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
+    train = task.on("cpu", task.data().train)
+    count = len(train.inputs)
+    if task.batch_size > count:
+        raise UsageError(f"{what}: a batch of {task.batch_size} is more than the {count} training examples.")
+    strange = _not_finite(train)
+    hardest = torch.cat([strange, torch.arange(count)])[:2]
+    outputs: Any = torch.empty(0)
+    try:
+        model = task.create_model(0)
+        with torch.no_grad():
+            outputs = model(train.inputs[hardest])
+            loss = task.loss(outputs, train.targets[hardest])
+    except UsageError:
+        raise
+    except Exception as error:
+        cause = str(error) if isinstance(error, (TypeError, ValueError, RuntimeError)) else repr(error)
+        if not isinstance(outputs, Tensor):
+            cause = f"the model returns {one(type(outputs).__name__)}, not a tensor, and the loss fails with {error!r}"
+        raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
+    if loss.numel() != 1:
+        raise UsageError(f"{what} cannot be trained: its loss is no single number, but of shape {tuple(loss.shape)}.")
+    # A model may be made for them.
+    if len(strange) and not loss.isfinite():
+        raise UsageError(
+            f"{what} cannot be trained: {len(strange)} of {count} training examples have numbers that are NaN or "
+            "infinite, and so is the loss on them. Mend them or leave them out."
+        )
+    return task
+
+
+def _not_finite(split: Split) -> Tensor:
+    """Return which examples have numbers that are NaN or infinite, by their places."""
+    strange = torch.zeros(len(split.inputs), dtype=torch.bool)
+    for numbers in split:
+        if numbers.is_floating_point():
+            strange |= ~numbers.isfinite().reshape(len(strange), -1).all(1)
+    return strange.nonzero()[:, 0]

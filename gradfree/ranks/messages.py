@@ -1,0 +1,190 @@
+"""What the ranks of one chain send each other, and what is said where it does not come."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from gradfree.errors import ChainError
+
+_FRAME = 1024
+"""Bytes that a note has at least, so that most are one message."""
+
+NOTE, STATE, COTANGENT, SHARED, TAP = range(5)
+"""What a message is, so that no other is taken for it; of taps there may be as many as blocks."""
+_KINDS, _PASSES = 2**14, 2**16
+
+
+class Messages:
+    """A process group whose ranks hold the runs of one chain, in its order.
+
+    Args:
+        group: of ``torch.distributed``; all its ranks make one at the same time.
+
+    Attributes:
+        position: of this rank in the group.
+        count: how many ranks there are.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup):
+        self.position, self.count = distributed.get_rank(group), distributed.get_world_size(group)
+        self._group, self._ranks = group, distributed.get_process_group_ranks(group)
+        # Notes say what is to come, on the CPU: to read them waits for no device.
+        gloo = "gloo" in str(distributed.get_backend_config(group))
+        self._notes = group if gloo else distributed.new_group(self._ranks, None, "gloo", None, True)
+        self._sent: list[tuple[Any, Tensor, int, str]] = []
+        self._key = f"gradfree/{'-'.join(map(str, self._ranks))}"
+
+    def agree(self, facts: dict[str, Any]) -> None:
+        """Refuse to go on where ranks differ in ``facts``.
+
+        Raises:
+            ChainError: it names two ranks, and what they differ in.
+        """
+        told: list[Any] = [None] * self.count
+        with self._telling("what it was set up with", (self.position + 1) % self.count):
+            distributed.all_gather_object(told, facts, group=self._notes)
+        for other, its in enumerate(told):
+            for name in told[0] | its:
+                if its.get(name) != told[0].get(name):
+                    raise ChainError(
+                        f"the ranks of one chain differ in {name}: rank {self._ranks[0]} has {told[0].get(name)}, rank "
+                        f"{self._ranks[other]} has {its.get(name)}. All must call layer_parallel with the same model "
+                        "and the same options."
+                    )
+
+    def gathered(self, thing: Any) -> list[Any] | None:
+        """Return what every rank has, on the first one; ``None`` on the others."""
+        told: list[Any] | None = [None] * self.count if self.position == 0 else None
+        distributed.gather_object(thing, told, dst=self._ranks[0], group=self._notes)
+        return told
+
+    def send(self, tensor: Tensor, to: int, number: int, kind: int, what: str) -> None:
+        """Send a tensor without waiting for it; ``number`` is that of the pass, ``what`` its name for messages."""
+        tensor = tensor.detach().contiguous()
+        with self._telling(what, to):
+            work = distributed.isend(tensor, self._ranks[to], self._group, _tag(number, kind))
+        self._sent.append((work, tensor, to, what))
+
+    def receive(self, into: Tensor, source: int, number: int, kind: int, what: str) -> Tensor:
+        """Fill a tensor with what ``source`` sends."""
+        with self._telling(what, source):
+            distributed.recv(into, self._ranks[source], self._group, _tag(number, kind))
+        return into
+
+    def send_note(self, note: Any, to: int, number: int, kind: int, what: str) -> None:
+        """Send anything that can be pickled."""
+        for frame in _frames(note):
+            with self._telling(what, to):
+                work = distributed.isend(frame, self._ranks[to], self._notes, _tag(number, kind))
+            self._sent.append((work, frame, to, what))
+
+    def receive_note(self, source: int, number: int, kind: int, what: str) -> Any:
+        """Return what :meth:`send_note` has sent."""
+
+        def receive(frame: Tensor) -> None:
+            with self._telling(what, source):
+                distributed.recv(frame, self._ranks[source], self._notes, _tag(number, kind))
+
+        return _unframed(receive)
+
+    def share_note(self, note: Any, source: int, what: str) -> Any:
+        """Return what ``source`` has to tell all ranks; the others' ``note`` does not count."""
+        frames = _frames(note) if source == self.position else []
+
+        def share(frame: Tensor) -> None:
+            with self._telling(what, source):
+                distributed.broadcast(frame, self._ranks[source], self._notes)
+
+        if source != self.position:
+            return _unframed(share)
+        for frame in frames:
+            share(frame)
+        return note
+
+    def share(self, tensor: Tensor, source: int, what: str) -> Tensor:
+        """Fill the tensors of all ranks with that of ``source``."""
+        with self._telling(what, source):
+            distributed.broadcast(tensor, self._ranks[source], self._group)
+        return tensor
+
+    def settle(self) -> None:
+        """Wait until all that was sent has been taken."""
+        sent, self._sent = self._sent, []
+        for work, _, to, what in sent:
+            with self._telling(what, to):
+                work.wait()
+
+    def summed(self, tensors: Sequence[Tensor], holders: Sequence[int], number: int, what: str) -> list[Tensor]:
+        """Return the sums over ``holders`` of each tensor, the same bits on each: the first of them adds them up."""
+        first, *others = holders
+        total = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        for tensor in total:
+            if self.position != first:
+                self.send(tensor, first, number, SHARED, what)
+                self.settle()
+                self.receive(tensor, first, number, SHARED, what)
+                continue
+            for other in others:
+                tensor += self.receive(torch.empty_like(tensor), other, number, SHARED, what)
+            for other in others:
+                self.send(tensor, other, number, SHARED, what)
+            self.settle()
+        return total
+
+    def tell(self, error: BaseException) -> None:
+        """Leave word of what has stopped this rank, for those that wait for it; the first word counts."""
+        with suppress(Exception):
+            store = distributed.distributed_c10d._get_default_store()
+            store.compare_set(self._key, "", f"rank {self._ranks[self.position]}: {error}")
+
+    @contextmanager
+    def _telling(self, what: str, other: int) -> Iterator[None]:
+        """Say whom this rank has waited for in vain, and what has stopped that one if it is known."""
+        try:
+            yield
+        except RuntimeError as error:
+            # Whatever has stopped that one may have stopped this one, too.
+            told = ""
+            with suppress(Exception):
+                store = distributed.distributed_c10d._get_default_store()
+                told = store.get(self._key).decode() if store.check([self._key]) else ""
+            reason = f"What stopped it: {told}" if told else "It has ended, hangs, or runs something else"
+            raise ChainError(
+                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. "
+                f"{reason}. torch.distributed says: {error}"
+            ) from error
+
+
+def _tag(number: int, kind: int) -> int:
+    return number % _PASSES * _KINDS + kind
+
+
+def _frames(note: Any) -> list[Tensor]:
+    """Return one frame, or one with the length of the next: the length in eight bytes, then the note."""
+    written = io.BytesIO()
+    pickle.dump(note, written)
+    content = written.getvalue()
+    head = len(content).to_bytes(8, "little")
+    if len(content) + 8 <= _FRAME:
+        return [torch.frombuffer(bytearray((head + content).ljust(_FRAME, b"\0")), dtype=torch.uint8)]
+    rest = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return [torch.frombuffer(bytearray(head.ljust(_FRAME, b"\0")), dtype=torch.uint8), rest]
+
+
+def _unframed(receive: Callable[[Tensor], None]) -> Any:
+    frame = torch.empty(_FRAME, dtype=torch.uint8)
+    receive(frame)
+    content = frame.numpy().tobytes()
+    length = int.from_bytes(content[:8], "little")
+    if length + 8 <= _FRAME:
+        return pickle.loads(content[8 : 8 + length])
+    rest = torch.empty(length, dtype=torch.uint8)
+    receive(rest)
+    return pickle.loads(rest.numpy().tobytes())

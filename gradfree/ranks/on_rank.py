@@ -1,0 +1,75 @@
+"""An engine on one rank's run of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.report import Report
+from gradfree.chains.site import Site
+from gradfree.depth.chain import DepthChain
+from gradfree.engines.engine import Engine
+from gradfree.ranks.messages import Messages
+from gradfree.ranks.rank_pass import RankPass
+
+
+class Host(Protocol):
+    """What has the rank's blocks."""
+
+    messages: Messages
+
+    def pass_of(self, chain: DepthChain) -> RankPass:
+        """Return the pass that ``chain`` was recorded in."""
+
+    def summed(self, chain: DepthChain, gradients: ChainGradients, number: int) -> ChainGradients:
+        """Return ``gradients``, those of weights that blocks of several ranks share summed over these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRank(Engine):
+    """What is attached to a rank's blocks: hands their chain to the engine, with the line to its neighbours.
+
+    Args:
+        engine: the engine.
+        name: what the rank's chain is called.
+        host: has the blocks.
+    """
+
+    engine: Engine
+    name: str
+    host: Host = field(repr=False)
+
+    def solves(self, kind: type[Site]) -> bool:
+        """Tell whether ``kind`` is one of whole blocks in depth."""
+        return kind.dimension == "depth" and not kind.of_layers
+
+    @property
+    def needs_residual(self) -> bool:
+        """Whether the engine asks for a chain's residual path."""
+        return self.engine.needs_residual
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return what the engine has to say of the rank's chain, which has a name of its own."""
+        report = self.engine.judge(model, report)
+        (site,) = report.chains.values()
+        # Blocks of other ranks may have a residual path where these have none.
+        site.path, site.alone = self.name, False
+        return replace(report, chains={self.name: site})
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients of this rank's links."""
+        assert isinstance(chain, DepthChain)
+        try:
+            through = self.host.pass_of(chain)
+            chain.before = through.before
+            found = self.host.summed(chain, self.engine.across(chain, direct, through), through.number)
+        except Exception as error:
+            self.host.messages.tell(error)
+            raise
+        # Not now: a rank may have to get something else from this one first.
+        torch.autograd.Variable._execution_engine.queue_callback(self.host.messages.settle)
+        return found

@@ -1,0 +1,223 @@
+"""One rank's part of a model whose blocks lie on several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gradfree.chains.chain import ChainGradients
+from gradfree.chains.kinds import known_kinds
+from gradfree.chains.site import Site
+from gradfree.depth.chain import DepthChain
+from gradfree.depth.ports import port_of
+from gradfree.engines.discovery import Chains, validate
+from gradfree.engines.engine import Engine
+from gradfree.errors import ChainError
+from gradfree.ranks.absent import Left, stand_in, vacate
+from gradfree.ranks.messages import Messages
+from gradfree.ranks.on_rank import OnRank
+from gradfree.ranks.placement import Placement, place
+from gradfree.ranks.rank_pass import RankPass
+from gradfree.ranks.shared import shared_weights
+from gradfree.registry import resolve_engine
+from gradfree.torchside.guards import recomputed
+
+
+def layer_parallel(
+    model: nn.Module,
+    engine: str | Engine = "highway_bp",
+    *,
+    mesh: DeviceMesh | distributed.ProcessGroup | None = None,
+    chains: Chains | None = None,
+    costs: Sequence[float] | None = None,
+    first: Sequence[str] = (),
+    last: Sequence[str] = (),
+    taps: Sequence[str] = (),
+    residual: float | None = None,
+    **options: Any,
+) -> Stage:
+    """Leave of ``model`` what this rank is to hold: one run of blocks, on the first and the last rank what is around.
+
+    Called on every rank of the group with the same model, before its optimizer is made: ``model.parameters()`` are then
+    the rank's own. The training loop stays as it is, the same on all ranks with the same batches: ``model(x)`` returns
+    the same outputs everywhere, ``loss.backward()`` solves all ranks' runs at once. ``papers/segments.md``, section 4;
+    multiple shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders; exact at
+    ``iterations`` of the number of ranks less one.
+
+    Args:
+        model: any module with a chain of blocks, changed in place.
+        engine: "highway_bp", "fixed_point" or "backprop", or such an engine.
+        mesh: the ranks, in the order of the blocks: a dimension of a ``DeviceMesh``, a process group; by default all.
+        chains: as in :meth:`gradfree.Engine.validate`, the one chain whose blocks go to ranks; by default it is found.
+        costs: of each block, such as its measured time; by default its number of parameters. Runs are balanced by them.
+        first: paths of modules or parameters that the first rank holds; by default what comes before the blocks in
+            ``model.named_modules()``.
+        last: likewise of the last rank; by default all else.
+        taps: paths of blocks whose output the model also uses behind the chain.
+        residual: as in :meth:`gradfree.Engine.attach`.
+        **options: the engine's options, if it is given by name.
+
+    Returns:
+        The rank's stage.
+
+    Raises:
+        ChainError: the engine, the model or the options cannot be; ranks differ in them.
+    """
+    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
+    if group is None and not distributed.is_initialized():
+        raise ChainError(
+            "there is no process group: call torch.distributed.init_process_group() first, under torchrun."
+        )
+    messages = Messages(distributed.group.WORLD if group is None else group)  # type: ignore[arg-type]
+    solver = resolve_engine(engine, options)
+    site = _site(model, solver, chains, residual, messages.count)
+    placement = place(model, site, messages.count, costs, first, last)
+    if unknown := [tap for tap in taps if tap not in placement.blocks]:
+        raise ChainError(f"taps names {unknown[0]!r}, which is no block of {site.path!r}.")
+    messages.agree({"the engine": repr(solver), "the taps": list(taps), **_facts(model, placement)})
+    return Stage(model, solver, site, placement, messages, [placement.blocks.index(tap) for tap in taps], residual)
+
+
+class Stage:
+    """One rank's part of a model; see :func:`layer_parallel`, which makes it.
+
+    Attributes:
+        messages: the ranks.
+        placement: what lies where.
+        site: this rank's chain.
+        taps: the indices of blocks whose outputs are used behind the chain.
+        ports: of all blocks.
+        gone: names of the weights that are not here, by the ids of what stands in their places.
+        handle: the engine's on this rank's blocks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        site: Site,
+        placement: Placement,
+        messages: Messages,
+        taps: Sequence[int],
+        residual: float | None,
+    ):
+        self.model, self.engine, self.placement, self.messages, self.taps = model, engine, placement, messages, taps
+        blocks = list(site.blocks.values())
+        self.ports = [port_of(block) for block in blocks]
+        run = placement.runs[messages.position]
+        own = list(site.blocks)[run.start : run.stop]
+        self.keys = list(model.state_dict())
+        self._shared = shared_weights(model, placement, messages)
+        here = {module for block in blocks[run.start : run.stop] for module in block.modules()}
+        everywhere = {module for block in blocks for module in block.modules()}
+        held = {id(p) for name, p in model.named_parameters() if messages.position in placement.holders[name]}
+        self.gone = vacate(model, held, everywhere - here)
+        self._new: set[object] = set()
+        self._passes = WeakTensorKeyDictionary()
+        self._pass: RankPass | None = None
+        self._number = 0
+        name = f"{own[0]} to {own[-1]}, of rank {messages.position}"
+        self.handle = OnRank(engine=engine, name=name, host=self).attach(model, [own], residual=residual)
+        self.site = self.handle.chains[name]
+        for index, block in enumerate(blocks):
+            if index in run:
+                block.register_forward_pre_hook(partial(self._begins, index), prepend=True, with_kwargs=True)
+                block.register_forward_hook(partial(self._ends, index))
+            else:
+                stand_in(block, partial(self._absent, index))
+        self._forward = model.forward
+        model.forward = self.forward
+
+    @property
+    def device(self) -> torch.device:
+        """Where its states are: with its weights."""
+        return next(self.model.parameters()).device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's own forward as far as this rank goes, and return the outputs of the last rank."""
+        self.messages.settle()
+        self._number += 1
+        self._pass = through = RankPass(self, self._number)
+        try:
+            with self._shared.in_place(through.number):
+                try:
+                    out = self._forward(*args, **kwargs)
+                except Left:
+                    return through.go_on()
+            through.hand_out(out)
+            return out
+        except Exception as error:
+            self.messages.tell(error)
+            raise
+        finally:
+            self._pass = None
+
+    def is_new(self, what: object) -> bool:
+        """Tell whether ``what`` has not been asked for before."""
+        new = what not in self._new
+        self._new.add(what)
+        return new
+
+    def keep(self, first: Tensor, of: RankPass) -> None:
+        """Keep a pass for its backward pass."""
+        self._passes[first] = of
+
+    def pass_of(self, chain: DepthChain) -> RankPass:
+        """Return the pass that ``chain`` was recorded in."""
+        found: RankPass = self._passes[chain.links[0].out]
+        return found
+
+    def summed(self, chain: DepthChain, gradients: ChainGradients, number: int) -> ChainGradients:
+        """Return ``gradients``, those of weights that blocks of several ranks share summed over these."""
+        return self._shared.summed(chain, gradients, number)
+
+    def _absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
+        if self._pass is None:
+            path = self.placement.blocks[index]
+            raise ChainError(f"{path} lies on another rank: call the model, on all ranks, not its blocks.")
+        return self._pass.absent(index, *args, **kwargs)
+
+    def _begins(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A checkpoint may run it again, for what autograd has kept of it.
+        return None if self._pass is None or recomputed() else self._pass.block_begins(index, args, kwargs)
+
+    def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if self._pass is not None and not recomputed():
+            self._pass.block_ends(index, out)
+
+
+def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: float | None, count: int) -> Site:
+    kinds = [kind for kind in known_kinds() if kind.dimension == "depth" and not kind.of_layers]
+    report = validate(model, chains, kinds)
+    problems = [*engine.problems_across(count), *report.problems]
+    if len(report.chains) > 1:
+        problems.append(
+            f"there are several chains; name the one whose blocks go to ranks: chains=[{next(iter(report.chains))!r}]."
+        )
+    for site in report.chains.values():
+        site.declared = residual
+    if problems:
+        raise ChainError(
+            "\n".join([f"{type(model).__name__} cannot go to {count} ranks:", *(f"- {p}" for p in problems)])
+        )
+    return next(iter(report.chains.values()))
+
+
+def _facts(model: nn.Module, placement: Placement) -> dict[str, str]:
+    """Return what all ranks have to agree on, by what it is called."""
+    runs = {
+        f"the run of rank {rank}": f"blocks {run.start} to {run.stop - 1}" for rank, run in enumerate(placement.runs)
+    }
+    modules = {f"the module {path!r}": type(module).__name__ for path, module in model.named_modules()}
+    weights = {
+        f"the weight {name!r}": f"{tuple(p.shape)}, {p.dtype}, {'trained' if p.requires_grad else 'frozen'}"
+        for name, p in model.named_parameters()
+    }
+    places = {f"the place of {name!r}": f"{list(ranks)}" for name, ranks in placement.holders.items()}
+    return runs | modules | weights | places

@@ -1,0 +1,32 @@
+"""Models whose blocks lie on several ranks have the gradients of one process, to 1e-10 in float64.
+
+With as many sweeps as there are borders those of autograd; with fewer those of the engine with one segment a rank.
+"""
+
+from pathlib import Path
+
+import pytest
+from rank_processes import results_of_ranks
+
+SCRIPT = Path(__file__).with_name("exact_ranks.py")
+
+
+def check(found):
+    wrong = {case: result for rank in found for case, result in rank.items() if not isinstance(result, int)}
+    assert not wrong
+    # The first and the last rank have weights of their own beside those of blocks.
+    assert all(rank[case] > 0 for rank in found for case in rank)
+
+
+def test_two_ranks(tmp_path):
+    found = results_of_ranks(tmp_path, SCRIPT)
+    check(found)
+    assert all(len(rank) > 6 for rank in found)
+
+
+@pytest.mark.slow
+def test_two_three_and_four_ranks(tmp_path):
+    """All kinds of blocks, tied and frozen weights, taps, keyword arguments, checkpoints, uneven runs."""
+    found = results_of_ranks(tmp_path, SCRIPT, ranks=4)
+    check(found)
+    assert len(found[0]) > 200

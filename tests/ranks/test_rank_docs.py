@@ -1,0 +1,74 @@
+"""The example of docs/ranks.md runs as it stands, as two ranks, and refusals come before anything is changed."""
+
+import re
+
+import pytest
+import torch
+from places import DOCS
+from rank_processes import start_ranks
+
+import gradfree
+from gradfree.errors import ChainError
+from gradfree.ranks.placement import balanced
+from gradfree.testing.cases.models import plain_model
+
+
+def test_the_example_of_the_page_runs(tmp_path):
+    (code,) = re.findall(r"```py\n(.*?)```", (DOCS / "ranks.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    for process in start_ranks(tmp_path / "train.py"):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize(
+    ("costs", "count", "lengths"),
+    [
+        ([1] * 7, 3, [3, 2, 2]),
+        ([1] * 64, 4, [16] * 4),
+        ([9, 1, 1, 1, 1, 5, 5], 3, [1, 5, 1]),
+        ([1, 1, 5, 5], 3, [2, 1, 1]),
+        ([1, 1, 1, 100], 3, [2, 1, 1]),
+        ([2.5], 1, [1]),
+    ],
+)
+def test_runs_are_balanced(costs, count, lengths):
+    runs = balanced(costs, count)
+    assert [len(run) for run in runs] == lengths
+    assert [i for run in runs for i in run] == list(range(len(costs)))
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one rank."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_without_a_process_group():
+    with pytest.raises(ChainError, match="init_process_group"):
+        gradfree.layer_parallel(plain_model())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "truncated"}, "across ranks there are 'backprop', 'highway_bp' and 'fixed_point'"),
+        ({"engine": "foton"}, "across ranks there are"),
+        ({"tolerance": 0.1}, "give iterations in place of tolerance"),
+        ({"segments": 3}, "leave segments out"),
+        ({"chains": ["heads"]}, "heads"),
+        ({"costs": [1, 2]}, "costs must be 5 positive numbers"),
+        ({"first": ["nothing"]}, "no weights at 'nothing'"),
+        ({"taps": ["blocks.9"]}, "'blocks.9', which is no block"),
+    ],
+)
+@pytest.mark.usefixtures("alone")
+def test_what_is_refused_leaves_the_model_alone(options, message):
+    model = plain_model()
+    before = list(model.state_dict())
+    with pytest.raises(ChainError, match=message):
+        gradfree.layer_parallel(model, **options)
+    assert list(model.state_dict()) == before
+    assert "forward" not in vars(model)

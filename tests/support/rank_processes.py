@@ -1,0 +1,39 @@
+"""Scripts that run as the ranks of one process group, as under torchrun, and what they leave behind.
+
+They are called as ``python SCRIPT FOLDER`` with the environment of torchrun, and write what they find to
+FOLDER/<rank>.pt.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+import torch
+from places import SUPPORT
+
+
+def start_ranks(script, *arguments, ranks=2):
+    """Start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    shared["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for env in environments]
+
+
+def results_of_ranks(folder, script, ranks=2):
+    """Return what each rank of ``script`` has written."""
+    for process in start_ranks(script, folder, ranks=ranks):
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+def leave():
+    """End together: gloo's threads abort a process that ends while another still talks to it."""
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
