@@ -36,7 +36,7 @@ FILES = (
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
     "algorithms/test_orthogonal_backprop", "algorithms/test_layered_engines",
 )  # fmt: skip
-SUITES = ("scan", "gpu-time", "quick", "lightning", "rnn")
+SUITES = ("scan", "gpu-time", "gpu-depth", "quick", "lightning", "rnn")
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")
 """Suites that need the data sets of $GRADFREE_DATA."""
 _AT_ONCE = 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from weakref import ref
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from gradfree.batched.alike import likeness
 from gradfree.batched.batch import Autocast, Bare
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -57,6 +60,22 @@ def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
     del seen
     alive = [tensor for reference in made.references if (tensor := reference()) is not None]
     return any(id(tensor) not in own for tensor in alive)
+
+
+@contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
+    """Give ``module`` back what it held; yield a list that then tells which attributes of it had changed."""
+    before = {inner: dict(vars(inner)) for inner in module.modules()}
+    held, changed = likeness(module), list[str]()
+    try:
+        yield changed
+    finally:
+        if likeness(module) != held:
+            changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
+            changed += [""] * (not changed)
+            for inner, own in before.items():
+                vars(inner).clear()
+                vars(inner).update(own)
 
 
 class _Made(TorchFunctionMode):

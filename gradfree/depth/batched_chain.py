@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,10 +13,11 @@ from torch.func import functional_call
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number
 from gradfree.batched.batch import Autocast, Bare, Batch, matches
+from gradfree.batched.stacks import Stack, Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.borders import edge
-from gradfree.depth.chain import DepthChain, residual_of
+from gradfree.depth.chain import DepthChain, Trained, residual_of
 from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import may_write, walk
@@ -59,26 +60,34 @@ class Group:
         indices: their places in the chain.
         names: of the tensors of each.
         autocast: as in the pass.
+        columns: what the pass has stacked of them, by name; of that the ``rows`` are theirs.
     """
 
-    def __init__(self, links: Sequence[Ran], indices: Sequence[int], names: Sequence[str], autocast: Autocast):
-        self.links, self.indices, self.autocast = links, indices, autocast
-        self.columns = dict(zip(names, zip(*(link.tensors for link in links), strict=True), strict=True))
-        step = indices[1] - indices[0] if len(indices) > 1 else 1
-        even = list(range(indices[0], indices[-1] + 1, step)) == list(indices)
-        self.at: slice | list[int] = slice(indices[0], indices[-1] + 1, step) if even else list(indices)
+    def __init__(
+        self,
+        links: Sequence[Ran],
+        indices: Sequence[int],
+        names: Sequence[str],
+        autocast: Autocast,
+        columns: Mapping[str, Stack],
+        rows: Sequence[int],
+    ):
+        self.links, self.indices, self.autocast, self.columns, self._rows = links, indices, autocast, columns, rows
+        self.tensors = dict(zip(names, zip(*(link.tensors for link in links), strict=True), strict=True))
+        self.at, self.rows = _places(indices), _places(rows)
         self._batch: Batch | None = None
 
-    def tensors(self, index: int) -> dict[str, Tensor]:
+    def tensors_of(self, index: int) -> dict[str, Tensor]:
         """Return those of the link at ``index`` of the chain, by name."""
-        return dict(zip(self.columns, self.links[list(self.indices).index(index)].tensors, strict=True))
+        return dict(zip(self.tensors, self.links[list(self.indices).index(index)].tensors, strict=True))
 
     def batch(self) -> Batch:
         """Return the group's linearisation, made when it is first asked for."""
         if self._batch is None:
             with walking(self.links[::-1], ()):
                 inputs = torch.stack([link.x for link in self.links])
-                self._batch = Batch(self.links[0].block, self.columns, inputs, self.autocast)
+                stacked = {name: column.stacked[self.rows] for name, column in self.columns.items()}
+                self._batch = Batch(self.links[0].block, self.tensors, inputs, self.autocast, stacked)
                 self._hold_to_the_pass(self._batch)
         return self._batch
 
@@ -112,8 +121,9 @@ class Group:
 
     def part(self, indices: Sequence[int]) -> Group:
         """Return the group of the links at ``indices``."""
-        links = dict(zip(self.indices, self.links, strict=True))
-        return Group([links[i] for i in indices], indices, list(self.columns), self.autocast)
+        places = [list(self.indices).index(i) for i in indices]
+        links, rows = [self.links[n] for n in places], [self._rows[n] for n in places]
+        return Group(links, indices, list(self.tensors), self.autocast, self.columns, rows)
 
     def weight_gradients(self, delta: Tensor) -> dict[str, Tensor | None]:
         """Return what they bring to the parameters, stacked, by name; frees the linearisation."""
@@ -130,32 +140,44 @@ class BatchedChain(DepthChain):
         groups: the links that ran without a graph.
         numbers: of the chain's parameters, by their identity.
         initial: whether the state before the chain needs a gradient.
+        columns: what the pass has stacked: the chain's parameters, then, which have no ``numbers``.
     """
 
-    def __init__(self, chain: DepthChain, groups: Sequence[Group], numbers: dict[int, int], initial: bool):
+    def __init__(
+        self,
+        chain: DepthChain,
+        groups: Sequence[Group],
+        numbers: dict[int, int],
+        initial: bool,
+        columns: Stacks | None,
+    ):
         keep, memory, mixing, declared = chain.keep_graph, chain.memory, chain.mixing, chain.declared
         super().__init__(chain.links, chain.parameters, chain.inputs, keep, memory, mixing, declared, chain.alone)
-        self.groups, self.numbers, self.initial = groups, numbers, initial
+        self.groups, self.numbers, self.initial, self.columns = groups, numbers, initial, columns
         self._ran = {i: (link, group) for group in groups for i, link in zip(group.indices, group.links, strict=True)}
 
     @cached_property
     def with_graphs(self) -> DepthChain:
         """The same chain, its blocks run again one by one."""
-        links = [self._run_again(i) if i in self._ran else link for i, link in enumerate(self.links)]
+        parameters, numbers = self.parameters, self.numbers
+        if self.columns is not None:
+            parameters, numbers = Trained.of(p for rows in self.columns.rows for p in rows)
+        links = [self._run_again(i, numbers) if i in self._ran else link for i, link in enumerate(self.links)]
         keep, declared, alone = self.keep_graph, self.declared, self.alone
-        return DepthChain(links, self.parameters, self.inputs, keep, self.memory, self.mixing, declared, alone)
+        chain = DepthChain(links, parameters, self.inputs, keep, self.memory, self.mixing, declared, alone)
+        return chain if self.columns is None else _Unstacked(chain, self.columns)
 
-    def _run_again(self, index: int) -> Link:
+    def _run_again(self, index: int, numbers: Mapping[int, int]) -> Link:
         ran, group = self._ran[index]
         device, dtype, enabled = group.autocast
         x = ran.x.detach().requires_grad_(self.initial or index > 0)
         with torch.enable_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
             given = x.view_as(x)
-            tensors = {f"module.{name}": tensor for name, tensor in group.tensors(index).items()}
+            tensors = {f"module.{name}": tensor for name, tensor in group.tensors_of(index).items()}
             out = functional_call(Bare(ran.block), tensors, (given,))
         entry = edge(given) if x.requires_grad else None
         graph = walk([out], () if entry is None else (entry.node,))
-        parameters = {self.numbers[id(leaf)]: leaf for leaf in graph.leaves if id(leaf) in self.numbers}
+        parameters = {numbers[id(leaf)]: leaf for leaf in graph.leaves if id(leaf) in numbers}
         entry = entry if graph.stops else None
         return Link(ran.path, ran.block, out, entry, (), parameters, out.grad_fn, may_write(graph.kinds))
 
@@ -236,7 +258,7 @@ class BatchedChain(DepthChain):
             for i in group.indices:
                 parts.setdefault(distance[i], []).append(i)
             groups += [group.part(indices) for indices in parts.values()]
-        return BatchedChain(self, groups, self.numbers, self.initial)
+        return BatchedChain(self, groups, self.numbers, self.initial, self.columns)
 
     def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
         """Return δ_i F_i of the links ``indices``: one call for each group of :meth:`in_step`."""
@@ -275,23 +297,71 @@ class BatchedChain(DepthChain):
         total = self._zero()
         for group in self.groups:
             for name, stacked in group.weight_gradients(delta).items():
-                if stacked is not None:
-                    self._hand_back(group.columns[name], stacked, total)
+                if stacked is not None and name in group.columns:
+                    self._hand_back_rows(group, group.columns[name], stacked, total)
+                elif stacked is not None:
+                    self._hand_back(group.tensors[name], stacked, total)
         own = [i for i in reversed(range(len(self))) if i not in self._ran]
         initial = self._add_local([self.links[i] for i in own], [delta[i] for i in own], total) if own else None
         if 0 in self._ran:
-            first = replace(self._run_again(0), parameters={}) if self.initial else None
+            first = self._run_again(0, {}) if self.initial else None
             initial = self._add_local([first], [delta[0]], total) if first else None
         return total._replace(initial=initial)
 
+    def _hand_back_rows(self, group: Group, column: Stack, gradient: Tensor, total: ChainGradients) -> None:
+        # A row of what is not contiguous is copied for each parameter.
+        gradient, known = gradient.contiguous(), total.parameters[column.number]
+        if known is None and gradient.shape == column.stacked.shape:
+            total.parameters[column.number] = gradient
+            return
+        whole = torch.zeros_like(column.stacked) if known is None else known
+        whole[group.rows] = gradient
+        total.parameters[column.number] = whole
+
     def _hand_back(self, parameters: Sequence[Tensor], stacked: Tensor, total: ChainGradients) -> None:
-        for parameter, gradient in zip(parameters, stacked.unbind(0), strict=True):
-            n = self.numbers.get(id(parameter))
-            # Autograd passes over parameters that have been frozen since the forward pass.
-            if n is not None and parameter.requires_grad:
-                before = total.parameters[n]
-                total.parameters[n] = gradient if before is None else before + gradient
+        numbers, gradients = map(self.numbers.get, map(id, parameters)), total.parameters
+        # Autograd passes over parameters that have been frozen since the forward pass.
+        needed = [parameter.requires_grad for parameter in parameters]
+        for n, need, gradient in zip(numbers, needed, stacked.unbind(0), strict=True):
+            if n is not None and need:
+                before = gradients[n]
+                gradients[n] = gradient if before is None else before + gradient
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients, each block run again."""
         return self.with_graphs.backpropagate(direct)
+
+
+class _Unstacked(DepthChain):
+    """A chain whose parameters the pass has stacked, of links that have them one by one.
+
+    Args:
+        chain: of these links.
+        columns: the stacks.
+    """
+
+    def __init__(self, chain: DepthChain, columns: Stacks):
+        keep, memory, mixing, declared = chain.keep_graph, chain.memory, chain.mixing, chain.declared
+        super().__init__(chain.links, chain.parameters, chain.inputs, keep, memory, mixing, declared, chain.alone)
+        self._columns = columns
+
+    def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
+        """Return the exact gradients."""
+        return self._stacked(super().backpropagate(direct))
+
+    def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
+        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
+        return self._stacked(super().gradients(delta))
+
+    def _stacked(self, found: ChainGradients) -> ChainGradients:
+        given = {id(p): g for p, g in zip(self.parameters, found.parameters, strict=True)}
+        return found._replace(parameters=self._columns.gradients(given))
+
+
+def _places(indices: Sequence[int]) -> slice | list[int]:
+    """Return what picks ``indices``, a slice where it can be."""
+    if not indices:
+        return []
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    even = list(range(indices[0], indices[-1] + 1, step)) == list(indices)
+    return slice(indices[0], indices[-1] + 1, step) if even else list(indices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -15,7 +14,8 @@ from gradfree.algebra.cotangents import Cotangent, is_number, plus
 from gradfree.batched.alike import Held, likeness, slots
 from gradfree.batched.batch import Autocast, all_close
 from gradfree.batched.costs import pays
-from gradfree.batched.replay import hindrance, keeps_tensors
+from gradfree.batched.replay import hindrance, keeps_tensors, left_as_it_was
+from gradfree.batched.stacks import Stack, Stacks
 from gradfree.depth.batched_chain import BatchedChain, Group, Ran
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.link import Link
@@ -43,12 +43,14 @@ class BatchPlan:
         reasons: why others cannot be, by path.
         residual: what the residual paths of blocks that are batched carry, by path.
         settled: whether a pass has shown which are.
+        whole: whether all of the chain's are.
     """
 
     groups: list[list[str]]
     reasons: dict[str, str]
     residual: dict[str, float] = field(default_factory=dict)
     settled: bool = False
+    whole: bool = False
 
 
 class Setting:
@@ -61,12 +63,14 @@ class Setting:
         state: what enters the chain.
         initial: whether that needs a gradient.
         apart: why blocks must not be batched in this pass, by path.
+        columns: their trained parameters, if they are stacked already.
     """
 
     def __init__(self, plan: BatchPlan, tensors: list[Tensor], autocast: Autocast, state: Tensor):
         self.plan, self.tensors, self.autocast = plan, tensors, autocast
         self.initial, self.state = state.requires_grad, state.detach()
         self.apart: dict[str, str] = {}
+        self.columns: Stacks | None = None
         self._versions = self._counted()
 
     def _counted(self) -> int:
@@ -126,6 +130,11 @@ class Batching:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans: a copy makes its own."""
         return {**self.__dict__, "_plans": {}}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether in passes of some kind all blocks go without a graph."""
+        return any(plan.whole for plan in self._plans.values())
 
     def begin(self, state: Tensor, path: str) -> Setting | None:
         """Return how a pass that starts from ``state`` at ``path`` is to run; ``None``: all blocks with graphs."""
@@ -191,8 +200,13 @@ class Batching:
         if not ran:
             return chain
         links = {i: self._ran(setting, chain.links[i], _entered(setting, recorded, i)) for i in sorted(ran)}
-        groups = [group for paths in setting.plan.groups for group in self._groups(_of(links, paths), setting.autocast)]
-        result = BatchedChain(chain, groups, recorded.numbers, setting.initial)
+        columns = setting.columns
+        groups = [
+            group
+            for n, paths in enumerate(setting.plan.groups)
+            for group in self._groups(_of(links, paths), setting.autocast, {} if columns is None else columns.groups[n])
+        ]
+        result = BatchedChain(chain, groups, recorded.numbers, setting.initial, columns)
         return result.with_graphs if _cut(setting, recorded, chain.links) else result
 
     def _may_be_batched(self, setting: Setting, link: Any) -> bool:
@@ -203,7 +217,17 @@ class Batching:
         known = setting.plan.residual.get(link.path, 0.0)
         return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
 
-    def _groups(self, links: Mapping[int, Ran], autocast: Autocast) -> Iterator[Group]:
+    def stack(self, setting: Setting) -> Stacks:
+        """Stack the trained parameters of all blocks, in a pass in which each runs once, without a graph."""
+        groups = []
+        for paths in setting.plan.groups:
+            tensors = [setting.tensors[slice(*self._ranges[path])] for path in paths]
+            names = [name for name, _ in self._slots[paths[0]]]
+            groups.append(dict(zip(names, zip(*tensors, strict=True), strict=True)))
+        setting.columns = Stacks(groups)
+        return setting.columns
+
+    def _groups(self, links: Mapping[int, Ran], autocast: Autocast, columns: Mapping[str, Stack]) -> Iterator[Group]:
         """Yield links that are alike, in groups that are not too large for one batch."""
         if not links:
             return
@@ -213,7 +237,8 @@ class Batching:
         indices, most = list(links), max(1, _BYTES // max(1, each))
         for start in range(0, len(indices), most):
             chosen = indices[start : start + most]
-            yield Group([links[i] for i in chosen], chosen, names, autocast)
+            rows = range(start, start + len(chosen))
+            yield Group([links[i] for i in chosen], chosen, names, autocast, columns, rows)
 
     def _settle(self, setting: Setting, recorded: PassToBatch) -> None:
         """Find out, of a pass whose blocks all have graphs, which can do without.
@@ -232,10 +257,11 @@ class Batching:
                     plan.residual[link.path] = _number(link)
             else:
                 reasons.update((link.path, why) for link in mine.values())
-        plan.settled = True
+        each = [link.path for link in links] == list(self.blocks)
+        plan.settled, plan.whole = True, each and plan.residual.keys() == self.blocks.keys()
         left = {link.path: reasons[link.path] for link in links if link.path not in plan.residual}
         if self.batched is True and left:
-            plan.settled, plan.residual = False, {}
+            plan.settled, plan.whole, plan.residual = False, False, {}
             raise _not_batched(left)
         self.told = f"{len(plan.residual)} in batches" + "".join(
             f"; {path}{' and others' if len(left) > 1 else ''} not: {why}" for path, why in list(left.items())[:1]
@@ -259,8 +285,8 @@ class Batching:
         try:
             if keeps_tensors(first.block, first.x, setting.autocast):
                 return "it keeps tensors from inside, and a loss on them would have no gradient"
-            for group in self._groups(ran, setting.autocast):
-                with _left_as_it_was(group.links[0].block) as changed:
+            for group in self._groups(ran, setting.autocast, {}):
+                with left_as_it_was(group.links[0].block) as changed:
                     agrees = _agrees(group, [links[i] for i in group.indices], recorded.numbers)
                 if changed:
                     return "it changes what it holds each time it runs"
@@ -280,22 +306,6 @@ _MODELESS = (nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sig
 def _saves_elsewhere() -> bool:
     """Tell whether what autograd saves goes to somebody's hooks, such as those of a checkpoint around the model."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-@contextmanager
-def _left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
-    """Give ``module`` back what it held; yield a list that then tells which attributes of it had changed."""
-    before = {inner: dict(vars(inner)) for inner in module.modules()}
-    held, changed = likeness(module), list[str]()
-    try:
-        yield changed
-    finally:
-        if likeness(module) != held:
-            changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
-            changed += [""] * (not changed)
-            for inner, own in before.items():
-                vars(inner).clear()
-                vars(inner).update(own)
 
 
 def _not_batched(reasons: Mapping[str, str]) -> ChainError:
@@ -358,7 +368,7 @@ def _agrees(group: Group, links: Sequence[Link], numbers: Mapping[int, int]) -> 
         )
     total: dict[int, Cotangent] = {}
     for name, stacked in batch.weight_gradients(cotangents, keep=True).items():
-        for tensor, gradient in zip(group.columns[name], [] if stacked is None else stacked.unbind(0), strict=False):
+        for tensor, gradient in zip(group.tensors[name], [] if stacked is None else stacked.unbind(0), strict=False):
             n = numbers[id(tensor)]
             total[n] = plus(total.get(n), gradient)
     pulled = batch.pull(cotangents)

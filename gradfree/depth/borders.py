@@ -15,7 +15,8 @@ made with outputs that are yet empty, and each is given its state, as ``.data``,
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,8 +36,10 @@ class Recorded(Protocol):
     chain: Any
     start: weakref.ref[Any]
     inputs: list[tuple[Tensor, GradientEdge]]
-    parameters: Sequence[Tensor]
     solving: bool
+
+    def leaves(self) -> Iterable[Sequence[Tensor]]:
+        """Return what each parameter leads to: itself, or those that are stacked in it."""
 
     def begin_backward(self) -> None:
         """Forget what another backward pass has left; refuse one that cannot be."""
@@ -96,8 +99,8 @@ class Start(torch.autograd.Function):
         refuse_second_derivatives()
         recording = ctx.recording
         initial, *gradients = recording.solve()
-        given = *(tensor for tensor, _ in recording.inputs), *recording.parameters
-        spare_hooks(tensor._backward_hooks for tensor, g in zip(given, gradients, strict=True) if g is None)
+        leaves = chain(([tensor] for tensor, _ in recording.inputs), recording.leaves())
+        spare_hooks(t._backward_hooks for own, g in zip(leaves, gradients, strict=True) if g is None for t in own)
         return None, initial, *gradients
 
 

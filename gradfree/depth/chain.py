@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,25 @@ from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.phases import phase
 from gradfree.torchside.residual import residual_factor
+
+
+class Trained(NamedTuple):
+    """What may be trained in a pass.
+
+    Attributes:
+        parameters: each once.
+        numbers: their places, by their ids.
+    """
+
+    parameters: Sequence[Tensor]
+    numbers: dict[int, int]
+
+    @classmethod
+    def of(cls, parameters: Iterable[Tensor]) -> Trained:
+        """Return ``parameters``, each once."""
+        # By identity: the hash of a tensor is computed in Python.
+        once = list({id(p): p for p in parameters}.values())
+        return cls(once, {id(p): n for n, p in enumerate(once)})
 
 
 class DepthChain(Chain):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from gradfree.algebra.cotangents import Cotangent
+from gradfree.algebra.cotangents import Cotangent, plus
+from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
+from gradfree.torchside.hooks import without_hooks
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,80 @@ _FREED = (
 )
 
 
+def refuse_changed(link: Link) -> None:
+    """Refuse that the output of ``link`` is not what its graph has computed."""
+    if link.out.grad_fn is not link.root:
+        raise ChainError(
+            f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
+            "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
+            "(y = y + x, not y += x)."
+        )
+
+
 def shares_memory(tensor: Tensor, state: Tensor) -> bool:
     """Tell whether a change to one is a change to the other."""
     return tensor is state or tensor.untyped_storage()._cdata == state.untyped_storage()._cdata
+
+
+def pull_aside(
+    links: Sequence[Link],
+    parameters: Sequence[Tensor],
+    given: Mapping[tuple[int, int], Tensor],
+    direct: list[Cotangent],
+    total: ChainGradients,
+) -> ChainGradients:
+    """Pull what the loss sends to tensors that blocks return beside their states, as router losses do.
+
+    All in one autograd call, before the engine solves: what comes back to a block's state is a direct cotangent of the
+    state before it, and no engine need know where that is from.
+
+    Args:
+        links: the links of the pass.
+        parameters: those of the chain.
+        given: the cotangents, by the number of a link and that of a tensor in its ``aside``.
+        direct: the direct cotangents of the states, which are added to.
+        total: what has come to the chain's inputs and parameters by other ways.
+
+    Returns:
+        The new total.
+    """
+    reached = [links[i] for i in sorted({i for i, _ in given})]
+    entries = [(i, n, edge) for i in sorted({i for i, _ in given}) for n, edge in links[i].entries]
+    numbers = sorted({n for link in reached for n in link.parameters if parameters[n].requires_grad})
+    leaves = [parameters[n] for n in numbers]
+    if not entries and not leaves:
+        return total
+    with walking(reached, list(given.values())), without_hooks(leaves):
+        grads = iter(
+            torch.autograd.grad(
+                [links[i].aside[n] for i, n in given],
+                [*(edge for *_, edge in entries), *leaves],  # type: ignore[arg-type]
+                [links[i].given(cotangent) for (i, _), cotangent in given.items()],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+    for i, number, _ in entries:
+        total = add_inside(direct, total, i, number, next(grads))
+    for n in numbers:
+        total.parameters[n] = plus(total.parameters[n], next(grads))
+    return total
+
+
+def add_inside(
+    direct: list[Cotangent], total: ChainGradients, index: int, number: int | None, cotangent: Cotangent
+) -> ChainGradients:
+    """Return ``total`` with a cotangent of an input of link ``index`` in it, or of the state that entered the chain.
+
+    What the state was that an earlier link has returned is added to ``direct``.
+    """
+    if number is not None:
+        total.inputs[number] = plus(total.inputs[number], cotangent)
+    elif index:
+        direct[index - 1] = plus(direct[index - 1], cotangent)
+    else:
+        total = total._replace(initial=plus(total.initial, cotangent))
+    return total
 
 
 # Why a block is no link of the chain of the block before it, and what to do about it.
@@ -103,6 +176,10 @@ BETWEEN = (
     "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
     "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
     "the layers from there on out of the chain: chains=[...].",
+)
+WHOLE = (
+    "the chain has run as a whole before it, which it did not in an earlier pass",
+    "the chain has run before it. Leave the layers from there on out of the chain: chains=[...].",
 )
 NOT_THE_STATE = (
     "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
@@ -116,12 +193,28 @@ NO_STATE = (
     "its first argument is no tensor (gradfree.register_port tells which one is the state): autograd goes through it",
     "its first argument is no tensor. If another one is the state, say so with gradfree.register_port.",
 )
+REPLICA = (
+    "{path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
+    "DistributedDataParallel."
+)
+CHANGED = (
+    "{path} changes its state in place, or returns more than its state, which it did not in an earlier pass. Attach "
+    "with batched=False."
+)
+HOOKED_INSIDE = (
+    "{path} puts a gradient hook on the state that it is given: it would see nothing, as the block runs in a batch. "
+    "Attach with batched=False."
+)
 BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
 HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
 INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
 OUTSIDER = (
     "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
     "attached. Pass it as an argument, or register it on the block and then attach."
+)
+ALIASED = (
+    "the output of {path} has a gradient hook or retain_grad(), but shares memory with another tensor that the block "
+    "returned: the gradient of that would be missing there. Remove it."
 )
 ALIASED_OUTSIDER = (
     "{path} uses {what} and so is left to autograd, and it returned another tensor that shares memory with its state: "

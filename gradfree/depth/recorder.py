@@ -8,6 +8,7 @@ autograd. The outer graph links all these, exactly; engines see shorter chains, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,12 @@ from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
+from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.depth.recording import ALIASED, Recording, has_hooks
+from gradfree.depth.recording import Recording, has_hooks
+from gradfree.depth.without_graph import WithoutGraph
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk
 from gradfree.torchside.guards import recomputed
@@ -75,6 +78,11 @@ class RecordedChain:
         # What every pass looks at, in one place: to go through all modules for it costs more than small blocks do.
         self._parameters = [module._parameters for module in modules if module._parameters]
         self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
+        self._trained: tuple[list[Tensor], list[bool], Trained] = ([], [], Trained([], {}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was trained: a copy has parameters of its own."""
+        return {**self.__dict__, "_trained": ([], [], Trained([], {}))}
 
     def record(self) -> list[Removable]:
         """Put the hooks on the blocks; return what to take off again."""
@@ -90,10 +98,14 @@ class RecordedChain:
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""
-        parameters = self.trainable()
-        around = (p for p in self.attachment.around() if p.requires_grad and not is_spread(p))
-        # By identity: the hash of a tensor is computed in Python.
-        return Recording(self, list({id(p): p for p in (*parameters, *around)}.values()), inputs)
+        around = [p for p in self.attachment.around() if not is_spread(p)]
+        found = [*(p for own in self._parameters for p in own.values() if p is not None), *around]
+        needed = [p.requires_grad for p in found]
+        before, needed_before, trained = self._trained
+        if needed != needed_before or not all(map(is_, found, before)):
+            trained = Trained.of(p for p, need in zip(found, needed, strict=True) if need)
+            self._trained = found, needed, trained
+        return Recording(self, trained, inputs)
 
     def trainable(self) -> list[Tensor]:
         """Return the parameters of all blocks that need a gradient, each once."""
@@ -139,10 +151,7 @@ class BlockRecorder:
         if not torch.is_grad_enabled() or recomputed():
             return None
         if getattr(block, "_is_replica", False):
-            raise ChainError(
-                f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
-                "DistributedDataParallel."
-            )
+            raise ChainError(why.REPLICA.format(path=self.path))
         state, others, put = self.port.take(args, kwargs)
         needed = state is not None and state.requires_grad
         if not needed and not others and not any(p.requires_grad for p in block.parameters()):
@@ -241,10 +250,7 @@ class BlockRecorder:
     def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _Call) -> Any:
         changed = [tensor for tensor, version in call.versions if tensor._version != version]
         if changed or rest is not None:
-            raise ChainError(
-                f"{self.path} changes its state in place, or returns more than its state, which it did not in an "
-                "earlier pass. Attach with batched=False."
-            )
+            raise ChainError(why.CHANGED.format(path=self.path))
         recording = call.recording
         assert call.given is not None
         # It shares its count of changes in place with the state that the block was given.
@@ -303,11 +309,13 @@ class BlockRecorder:
     ) -> tuple[str, str] | None:
         """Return why the block cannot be the next link of ``recording``, and what to do; ``None`` if it can."""
         last = recording.links[index].path if index < len(recording.links) else ""
+        if recording.columns is not None:
+            return why.WHOLE
         if index != len(recording.links) - 1:
             return f"the output of {last} has been used by another block: the blocks branch", why.BRANCHING
         if has_hooks(state):
             if recording.links[index].aliased:
-                raise ChainError(ALIASED.format(path=last))
+                raise ChainError(why.ALIASED.format(path=last))
             recording.hooked.add(index)
             return (
                 f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient",
@@ -347,33 +355,6 @@ class BlockRecorder:
         if _REENTRANT in graph.kinds:
             return "a checkpoint with use_reentrant=True, which backward() alone can run"
         return None
-
-
-class WithoutGraph:
-    """Runs a block without a graph where its recorder has said so, in place of its ``forward``.
-
-    Not by a switch in the hooks: an exception would leave that as it is.
-    """
-
-    def __init__(self, recorder: BlockRecorder, block: nn.Module):
-        self._recorder, self._block, self._forward = recorder, block, block.forward
-        block.forward = self.forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block's own forward."""
-        call = self._recorder.call
-        if call is None or not call.without_graph:
-            return self._forward(*args, **kwargs)
-        # Quicker than torch.no_grad(), which this is.
-        torch._C._set_grad_enabled(False)
-        try:
-            return self._forward(*args, **kwargs)
-        finally:
-            torch._C._set_grad_enabled(True)
-
-    def remove(self) -> None:
-        """Give the block its own forward back."""
-        del self._block.forward
 
 
 _REENTRANT: type = CheckpointFunction._backward_cls

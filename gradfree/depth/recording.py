@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,15 +19,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, increment_version
 
 from gradfree.algebra.cotangents import Cotangent, plus
+from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
-from gradfree.depth.aside import add_inside, pull_aside
+from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
-from gradfree.depth.chain import DepthChain
+from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link, shares_memory
+from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
@@ -65,6 +66,9 @@ class _Handed(NamedTuple):
     apart: list[Tensor]
 
 
+_none: OrderedDict[int, Any] = OrderedDict()
+
+
 class Recording:
     """What one forward pass through a chain leaves behind for its backward pass.
 
@@ -83,10 +87,9 @@ class Recording:
     ahead = True
     """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
 
-    def __init__(self, chain: Attached, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
+    def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
         self.chain = chain
-        self.parameters = parameters
-        self.numbers = {id(p): n for n, p in enumerate(parameters)}
+        self.parameters, self.numbers = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
         self.setting: Setting | None = None
@@ -97,7 +100,6 @@ class Recording:
         self.uncut = False
         self.solving = False
         self.freed = False
-        self._anchor = Anchor.apply(*parameters)
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
         self._backward = -1
@@ -108,8 +110,12 @@ class Recording:
 
     def begin(self, path: str, state: Tensor) -> Tensor:
         """Put the Start node behind ``state``, which ``path`` is given; return what the nodes to come are to follow."""
-        if self.chain.batching is not None and not self.inputs:
-            self.setting = self.chain.batching.begin(state, path)
+        batching = None if self.inputs else self.chain.batching
+        return self.begin_as(state, None if batching is None else batching.begin(state, path))
+
+    def begin_as(self, state: Tensor, setting: Setting | None) -> Tensor:
+        """Do the same for a pass of which is known how its blocks may be batched."""
+        self.setting = setting
         return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
@@ -122,6 +128,10 @@ class Recording:
     def more(self) -> int:
         """Return for how many blocks to come a node is to serve: as many again, so that few nodes serve many blocks."""
         return max(0, min(len(self.links), len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
+
+    @cached_property
+    def _anchor(self) -> Tensor:
+        return Anchor.apply(*self.parameters)
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
@@ -147,6 +157,12 @@ class Recording:
         # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
         without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
         return Entries.apply(self, entered, more, self._anchor, *without_history)
+
+    def pass_by(self, link: Ran, given: Tensor, state: Tensor) -> None:
+        """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
+        self.add(link)
+        self.given.append(given)
+        self.handed.append(_Handed(weakref.ref(state), weakref.ref(_none), state, state._version, []))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
@@ -243,6 +259,15 @@ class Recording:
         self._solved = True
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
+    @property
+    def columns(self) -> Stacks | None:
+        """What the parameters are, where all blocks have run at once."""
+        return None if self.setting is None else self.setting.columns
+
+    def leaves(self) -> Iterable[Sequence[Tensor]]:
+        """Return what each parameter leads to: itself, or those that are stacked in it."""
+        return ([p] for p in self.parameters) if self.columns is None else self.columns.rows
+
     def _gradients(self, keep: bool) -> ChainGradients:
         direct, aside, inside = self._direct, self._aside, self._inside
         self._direct, self._aside, self._inside = [], {}, []
@@ -276,7 +301,7 @@ class Recording:
             if not handed.hooks() and (state is None or not state.retains_grad):
                 continue
             if link.aliased:
-                raise ChainError(ALIASED.format(path=link.path))
+                raise ChainError(why.ALIASED.format(path=link.path))
             if link is not self.links[-1]:
                 raise ChainError(
                     f"the output of {link.path} has got a gradient hook or retain_grad() after the next block has used "
@@ -291,7 +316,7 @@ class Recording:
                     "gradient. Remove it, or return the tensor as a copy of its own."
                 )
         for link in self.links:
-            _refuse_changed(link)
+            refuse_changed(link)
         for index, link in enumerate(self.links[1:]):
             if link.in_place and self._direct[index] is not None:
                 raise ChainError(
@@ -351,12 +376,6 @@ class Recording:
         return self.chain.batching.chain(self.setting, self, chain)
 
 
-ALIASED = (
-    "the output of {path} has a gradient hook or retain_grad(), but shares memory with another tensor that the block "
-    "returned: the gradient of that would be missing there. Remove it."
-)
-
-
 def has_hooks(state: Tensor) -> bool:
     """Tell whether anybody looks at the gradient of ``state``."""
     return bool(state._backward_hooks) or state.retains_grad
@@ -368,15 +387,6 @@ def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
         [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
         [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
     )
-
-
-def _refuse_changed(link: Link) -> None:
-    if link.out.grad_fn is not link.root:
-        raise ChainError(
-            f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
-            "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
-            "(y = y + x, not y += x)."
-        )
 
 
 def _keep_graph() -> bool:

@@ -14,7 +14,9 @@ from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.batching import Batching
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
+from gradfree.depth.without_graph import WholeRow
 from gradfree.torchside.sharding import own_class, sharded
+from gradfree.torchside.unsaved import Unsaved
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -28,6 +30,7 @@ class Blocks(Site):
 
     def __init__(self, path: str, module: nn.Module):
         super().__init__(path, module)
+        self._container: nn.Module | None = module
         self.batching: Batching | None = None
         self.blocks = {f"{path}.{name}" if path else name: block for name, block in self.blocks_of(module).items()}
         around = {outer for block in self.blocks for outer in enclosing(block)}
@@ -42,6 +45,7 @@ class Blocks(Site):
         """Return the chain of ``modules``, in this order, wherever they are in the model."""
         site = cls.__new__(cls)
         Site.__init__(site, ", ".join(modules), nn.Identity())
+        site._container = None
         site.blocks = dict(modules)
         site.inside = {where: m for path, block in modules.items() for where, m in block.named_modules(prefix=path)}
         return site
@@ -86,7 +90,10 @@ class Blocks(Site):
         """Put the recording hooks on the blocks."""
         chain = RecordedChain(attachment, self)
         self.batching = chain.batching
-        return chain.record()
+        parts = chain.record()
+        if isinstance(self._container, nn.Sequential) and WholeRow.fits(self._container, chain):
+            parts += [WholeRow(chain, self._container, self.path), Unsaved(self._container, {*WholeRow.KEYS})]
+        return parts
 
     def __str__(self) -> str:
         told = self.batching.told if self.batching else ""

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
 from gradfree.depth.batched_chain import Ran
+from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
@@ -43,7 +44,7 @@ class LayerRecording(Recording):
     ahead = False
 
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
-        super().__init__(chain, parameters, inputs)
+        super().__init__(chain, Trained.of(parameters), inputs)
         self.initial, self.goes_on = state.detach(), state.requires_grad
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}

@@ -1,0 +1,1 @@
+"""Where engines pay, over the sizes of a net."""

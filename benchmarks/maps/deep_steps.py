@@ -1,0 +1,145 @@
+"""What forward and backward pass of a deep net cost: plain, compiled, as a CUDA graph, and by engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradfree import create_model
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.timing.profiles import peak_memory
+from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
+
+PLAIN, COMPILED, GRAPHED = "backprop", "compiled backprop", "graphed backprop"
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class DeepNet:
+    """A model with a batch of random examples.
+
+    Attributes:
+        family: what nets of other depths have in common with it, for people.
+        depth: number of blocks.
+        model: name of a registered model.
+        options: of the model.
+        batch: number of examples.
+        example: shape of one; of whole numbers below ``classes``, tokens, if there are ``tokens``.
+        classes: of the targets, one an example, or one a token.
+        tokens: whether examples are token sequences.
+    """
+
+    family: str
+    depth: int
+    model: str
+    options: Mapping[str, Any]
+    batch: int
+    example: tuple[int, ...]
+    classes: int = 10
+    tokens: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.depth} blocks, {self.family}, batch {self.batch}"
+
+    def examples(self) -> tuple[Tensor, Tensor]:
+        """Return random inputs and targets."""
+        shape = (self.batch, *self.example)
+        if self.tokens:
+            return torch.randint(self.classes, shape), torch.randint(self.classes, shape)
+        return torch.randn(shape), torch.randint(self.classes, (self.batch,))
+
+
+class Passes:
+    """Forward and backward pass of a net."""
+
+    def __init__(self, case: DeepStep, row: Row | None = None, compiled: bool = False):
+        torch.manual_seed(case.seed)
+        net, device = case.net, case.device
+        self.model: nn.Module = create_model(net.model, **net.options).to(device)
+        self.inputs, self.targets = (examples.to(device) for examples in net.examples())
+        self.parameters = list(self.model.parameters())
+        if row is not None:
+            row.create_engine().attach(self.model)
+        if compiled:
+            self.model.compile()
+
+    def __call__(self) -> None:
+        """Run both."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        cross_entropy(self.model(self.inputs), self.targets).backward()
+
+    def gradient(self) -> Tensor:
+        """Return the gradient of all parameters as one vector."""
+        self()
+        return torch.cat([p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in self.parameters])
+
+
+class Graphed:
+    """The same passes as one CUDA graph, which is launched at once."""
+
+    def __init__(self, case: DeepStep):
+        self._passes = Passes(case)
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._passes()
+        current.wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._passes()
+
+    def __call__(self) -> None:
+        """Run both."""
+        self._graph.replay()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepStep(Timing[Callable[[], Any]]):
+    """Time, peak memory and closeness of the gradients of forward and backward pass.
+
+    Attributes:
+        net: what is run.
+        compiled: whether torch.compile's backpropagation is run beside, which takes long to compile.
+    """
+
+    kind: ClassVar[str] = "deep step"
+    rounds: ClassVar[int] = 7
+    net: DeepNet
+    compiled: bool = False
+
+    @property
+    def topic(self) -> str:
+        """The net."""
+        return str(self.net)
+
+    def steps(self) -> Mapping[str, Callable[[], Any]]:
+        """Return what builds the passes."""
+        others: dict[str, Callable[[], Any]] = {}
+        if self.compiled:
+            others[COMPILED] = partial(Passes, self, compiled=True)
+        if torch.device(self.device).type == "cuda":
+            others[GRAPHED] = partial(Graphed, self)
+        rows = {row.label: partial(Passes, self, row) for row in self.rows}
+        return {PLAIN: partial(Passes, self), **others, **rows}
+
+    def costs(self, step: Callable[[], Any], turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the peak memory in bytes."""
+        return {"peak_memory": peak_memory(step, self.device)}
+
+    def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
+        """Return the costs, and how close each row's gradients are to the exact ones."""
+        found = super().results(steps, turns, errors)
+        exact = steps[PLAIN].gradient()
+        for cost in found["rows"]:
+            step = steps.get(cost["label"])
+            if isinstance(step, Passes):
+                cost["cosine"] = torch.cosine_similarity(step.gradient(), exact, 0).item()
+        return found

@@ -1,0 +1,60 @@
+"""Suites of deep nets, whose blocks can be pulled through at once."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from gradfree.benchmarks.maps.deep_steps import DeepNet
+from gradfree.benchmarks.maps.depth_map import DepthMap
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.rows import iterated
+from gradfree.benchmarks.tables.experiment import Suite
+
+
+def segments(count: int, k: int) -> Row:
+    """Return a row of Highway-BP with k sweeps over ``count`` segments."""
+    return Row(f"highway_bp C={count} k={k}", "highway_bp", {"iterations": k, "segments": count})
+
+
+def mlp(depth: int, width: int, batch: int) -> DeepNet:
+    """Return a residual MLP whose blocks have one hidden layer of the same width."""
+    options = {"in_features": width, "num_classes": 10, "depth": depth, "width": width, "expansion": 1}
+    return DeepNet(f"residual MLP of width {width}", depth, "residual_mlp", options, batch, (width,))
+
+
+def gpt(layers: int, width: int, batch: int) -> DeepNet:
+    """Return a GPT, two blocks a layer."""
+    options = {"vocab_size": 128, "context": 128, "layers": layers, "width": width, "heads": 4}
+    return DeepNet(f"GPT of width {width}", 2 * layers, "gpt", options, batch, (128,), 128, True)
+
+
+def resnet(depth: int, batch: int) -> DeepNet:
+    """Return a pre-activation ResNet for images of CIFAR's size."""
+    blocks = (depth - 2) // 2
+    return DeepNet(f"ResNet-{depth}", blocks, "preact_resnet", {"depth": depth}, batch, (3, 32, 32))
+
+
+DEPTH_MAP: Suite = (
+    DepthMap(
+        tuple(mlp(*sizes) for sizes in product((16, 64, 256), (32, 128), (8, 64))),
+        (*iterated("highway_bp", 0, 2, 4), segments(8, 1)),
+        threads=1,
+        title="residual MLPs",
+        compiled_up_to=16,
+    ),
+)
+
+_BATCHES = (1, 16, 256)
+GPU_DEPTH: Suite = (
+    DepthMap(
+        (
+            *(mlp(128, 256, batch) for batch in _BATCHES),
+            *(gpt(24, 128, batch) for batch in _BATCHES[:2]),
+            *(resnet(110, batch) for batch in _BATCHES),
+        ),
+        (*iterated("highway_bp", 0, 1, 2, 4), *(segments(count, 1) for count in (2, 4, 8))),
+        threads=1,
+        title="deep nets",
+        compiled_up_to=128,
+    ),
+)

@@ -1,0 +1,184 @@
+"""Running blocks without a graph: one by one, or all of an ``nn.Sequential`` where nobody looks between them.
+
+A state that no code of the user's is given needs no node of autograd's, and a block without hooks of the user's none of
+ours: what these cost is as much as small blocks take to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from gradfree.batched.stacks import Stacks
+from gradfree.depth import link as why
+from gradfree.depth.batched_chain import Ran
+from gradfree.depth.batching import Setting
+from gradfree.depth.borders import BORDERS
+from gradfree.depth.chain import Trained
+from gradfree.depth.recording import Attached, Recording
+from gradfree.errors import ChainError
+from gradfree.torchside.guards import recomputed
+
+
+class Call(Protocol):
+    """A call of a block that is being recorded."""
+
+    @property
+    def without_graph(self) -> bool:
+        """Whether the block is to run without a graph."""
+
+
+class Recorder(Protocol):
+    """What records the calls of a block."""
+
+    @property
+    def call(self) -> Call | None:
+        """The one that is running, if it is recorded."""
+
+
+class AttachedChain(Attached, Protocol):
+    """A chain with an engine attached."""
+
+    def check(self) -> None:
+        """Refuse what may have come since the engine was attached."""
+
+
+class WithoutGraph:
+    """Runs a block without a graph where its recorder has said so, in place of its ``forward``.
+
+    Not by a switch in the hooks: an exception would leave that as it is.
+
+    Attributes:
+        own: the block's own forward.
+    """
+
+    def __init__(self, recorder: Recorder, block: nn.Module):
+        self._recorder, self._block, self.own = recorder, block, block.forward
+        block.forward = self.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block's own forward."""
+        call = self._recorder.call
+        if call is None or not call.without_graph:
+            return self.own(*args, **kwargs)
+        # Quicker than torch.no_grad(), which this is.
+        torch._C._set_grad_enabled(False)
+        try:
+            return self.own(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(True)
+
+    def remove(self) -> None:
+        """Give the block its own forward back."""
+        del self._block.forward
+
+
+class WholeRow:
+    """Runs a container whose blocks are all batched, in place of its ``forward``; else that runs.
+
+    Args:
+        recorded: the chain, of all the container's blocks.
+        container: holds them.
+        path: of the container.
+    """
+
+    def __init__(self, recorded: AttachedChain, container: nn.Sequential, path: str):
+        self._recorded, self._container, self._path = recorded, container, path
+        self._blocks = list(recorded.blocks.values())
+        self._hooks = [hooks for b in self._blocks for hooks in (b._forward_hooks, b._forward_pre_hooks)]
+        self._backward_hooks = [hooks for b in self._blocks for hooks in (b._backward_hooks, b._backward_pre_hooks)]
+        self._wrapped = [vars(block)["forward"] for block in self._blocks]
+        forwards = [wrapped.__self__.own for wrapped in self._wrapped]
+        *self._inner, self._last = zip(recorded.blocks, self._blocks, forwards, strict=True)
+        self._forward = container.forward
+        vars(container).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
+
+    KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
+    """What is put on the container."""
+
+    @classmethod
+    def fits(cls, container: nn.Sequential, recorded: AttachedChain) -> bool:
+        """Tell whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
+        kind, blocks = type(container), list(recorded.blocks.values())
+        return (
+            kind.forward is nn.Sequential.forward
+            and kind.__iter__ is nn.Sequential.__iter__
+            and "forward" not in vars(container)
+            and list(container._modules.values()) == blocks
+            and all(isinstance(getattr(vars(b).get("forward"), "__self__", None), WithoutGraph) for b in blocks)
+            and all(type(b).__call__ is nn.Module.__call__ for b in blocks)
+        )
+
+    def remove(self) -> None:
+        """Give the container its own forward back."""
+        for key in self.KEYS:
+            vars(self._container).pop(key, None)
+
+    def _refuse(self) -> nn.Module:
+        raise ChainError(why.REPLICA.format(path=self._path))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Run the blocks."""
+        batching = self._recorded.batching
+        if batching is None or not batching.is_whole or not self._can_run(input):
+            return self._forward(input)
+        setting = batching.begin(input, next(iter(self._recorded.blocks)))
+        if setting is None or not setting.plan.whole:
+            return self._forward(input)
+        self._recorded.check()
+        return self._run(input, setting, batching.stack(setting))
+
+    def _can_run(self, state: Tensor) -> bool:
+        """Tell whether nobody would notice that the blocks run without hooks."""
+        return (
+            not torch.compiler.is_dynamo_compiling()
+            and torch.is_grad_enabled()
+            and not recomputed()
+            and type(state) is Tensor
+            and not isinstance(state.grad_fn, BORDERS)
+            and self._is_bare()
+        )
+
+    def _is_bare(self) -> bool:
+        """Tell whether the container has the blocks that it had, and these no hooks but the engine's."""
+        return (
+            list(self._container._modules.values()) == self._blocks
+            and [vars(block).get("forward") for block in self._blocks] == self._wrapped
+            and sum(map(len, self._hooks)) == len(self._hooks)
+            and not any(self._backward_hooks)
+            and not any(block._compiled_call_impl for block in self._blocks)
+            and not _has_any_global_hook()
+        )
+
+    def _run(self, state: Tensor, setting: Setting, columns: Stacks) -> Tensor:
+        recording = Recording(self._recorded, Trained(columns.stacks, {}), ())
+        before = recording.begin_as(state, setting)
+        given, x = state, state.detach()
+        torch._C._set_grad_enabled(False)
+        try:
+            for path, block, forward in self._inner:
+                after = self._step(path, forward, given)
+                link = Ran(path, block, after, x)
+                x = after
+                # As states do; what a block does with one that needs no gradient may be something else.
+                handed = after.detach().requires_grad_()
+                recording.pass_by(link, given, handed)
+                given = handed
+            path, block, forward = self._last
+            link = Ran(path, block, self._step(path, forward, given), x)
+        finally:
+            torch._C._set_grad_enabled(True)
+        hooked = next((i for i, handed in enumerate(recording.handed, 1) if handed.seen._backward_hooks), None)
+        if hooked is not None:
+            raise ChainError(why.HOOKED_INSIDE.format(path=[*self._recorded.blocks][hooked]))
+        return recording.leave(link, given, before)[0]
+
+    def _step(self, path: str, forward: Callable[[Tensor], Any], given: Tensor) -> Tensor:
+        version, out = given._version, forward(given)
+        if not isinstance(out, Tensor) or given._version != version:
+            raise ChainError(why.CHANGED.format(path=path))
+        return out.detach()
