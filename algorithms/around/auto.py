@@ -17,11 +17,11 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.choosing.switching import SwitchingHandle, Way
 from gradfree.engines.discovery import Chains
-from gradfree.engines.dry_run import Batch
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
+from gradfree.trial.dry_run import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.alternatives import told
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
-from gradfree.engines.dry_run import Batch, dry_run
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
+from gradfree.trial.dry_run import Batch, dry_run
 
 
 @dataclass(frozen=True, kw_only=True)
