@@ -87,15 +87,23 @@ def gradient_fidelity(
     Raises:
         ChainError: the engine cannot be attached, the model's pass breaks its rules or goes past the engine's hooks,
             or FSDP has sharded it.
-        ValueError: the model has no trainable parameter.
-        TypeError: ``batch`` is neither; a tensor, say.
+        ValueError: the model has no trainable parameter, or the batch no target.
+        TypeError: one of the arguments is of another kind, ``batch`` a tensor, say; or the loss is no scalar.
     """
+    if not isinstance(engine, Engine):
+        raise TypeError(f"engine must be an Engine, as gradfree.create_engine(name) makes it, not {engine!r}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {model!r}.")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function of outputs and target, not {loss_fn!r}.")
     trained = _trained(model)
     loss_of, inputs = _loss_of(model, loss_fn, batch)
 
     def gradients() -> tuple[Tensor | None, ...]:
         with left_intact(model, inputs), torch.enable_grad():
             loss = loss_of()
+            if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+                raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {loss!r}.")
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
@@ -148,6 +156,8 @@ def _loss_of(
             "batch must be a tuple, (*inputs, target), or a mapping of keyword arguments, not "
             f"{one(type(batch).__name__)}."
         )
+    if len(batch) < 2:
+        raise ValueError(f"batch must be a tuple, (*inputs, target), but has {len(batch)} of these.")
     *inputs, target = batch
     return lambda: loss_fn(model(*inputs), target), inputs
 

@@ -22,8 +22,8 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the question, after a space, whether what is nearest to ``name`` was meant; nothing if nothing is near."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1) or [k for k in known if name and k.startswith(name)]
+    known, alike = list(known), name.lower().replace("-", "_")
+    near = difflib.get_close_matches(alike, known, n=1) or [k for k in known if name and k.startswith(name)]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

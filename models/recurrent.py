@@ -18,19 +18,21 @@ _MODULES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def recurrent(cell: str, width: int) -> nn.Module:
+def recurrent(cell: str, width: int, clip: float | None = 0.5) -> nn.Module:
     """Return one batch-first layer with inputs and states of ``width`` features.
 
     Args:
         cell: "gru", "lstm", "rnn" for the plain tanh cell, or "para_gru", "para_lstm" for ParaRNN's.
         width: of inputs and states.
+        clip: of ParaRNN's cells: :class:`~gradfree.models.ParaGRU`.
 
     Raises:
-        ValueError: unknown cell.
+        ValueError: unknown cell, or a bad ``clip``.
     """
     if cell not in _MODULES:
         raise ValueError(f"cell must be one of {', '.join(map(repr, _MODULES))}, not {cell!r}.")
-    return _MODULES[cell](width, width, batch_first=True)
+    own = {"clip": clip} if cell.startswith("para") else {}
+    return _MODULES[cell](width, width, batch_first=True, **own)
 
 
 def remember(module: nn.Module, steps: int) -> None:

@@ -16,9 +16,9 @@ _STD = 0.02
 class PlainStack(nn.Module):
     """Recurrent layers with residual connections between them."""
 
-    def __init__(self, cell: str, layers: int, width: int, dropout: float):
+    def __init__(self, cell: str, layers: int, width: int, dropout: float, clip: float | None):
         super().__init__()
-        self.rnns = nn.ModuleList(recurrent(cell, width) for _ in range(layers))
+        self.rnns = nn.ModuleList(recurrent(cell, width, clip) for _ in range(layers))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, states: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
@@ -34,12 +34,12 @@ class PlainStack(nn.Module):
 class TransformerStack(nn.Module):
     """Pre-LN transformer with a recurrent layer for attention: x + Linear(RNN(LN(x))), then x + MLP(LN(x))."""
 
-    def __init__(self, cell: str, layers: int, width: int, dropout: float):
+    def __init__(self, cell: str, layers: int, width: int, dropout: float, clip: float | None):
         super().__init__()
         last = _STD / (2 * layers) ** 0.5
         # Lists by kind, as the chains run in time: blocks in one list would look like the links of a chain in depth.
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
-        self.rnns = nn.ModuleList(recurrent(cell, width) for _ in range(layers))
+        self.rnns = nn.ModuleList(recurrent(cell, width, clip) for _ in range(layers))
         self.outs = nn.ModuleList(_linear(width, width, last) for _ in range(layers))
         self.mlps = nn.ModuleList(
             nn.Sequential(
@@ -89,9 +89,10 @@ class RecurrentLM(nn.Module):
         dropout: on embeddings and on what is added to the stream.
         carry: whether a batch in training goes on from the states behind the one before, without gradients to it
             (truncated BPTT), unless it is told other ones; behind a batch of another size from zero.
+        clip: of ParaRNN's cells: :class:`ParaGRU`.
 
     Raises:
-        ValueError: unknown cell or block, or less than one layer.
+        ValueError: unknown cell or block, less than one layer, or a bad ``clip``.
     """
 
     carried: Tensor | None
@@ -105,6 +106,7 @@ class RecurrentLM(nn.Module):
         block: str = "plain",
         dropout: float = 0.0,
         carry: bool = False,
+        clip: float | None = 0.5,
     ):
         super().__init__()
         if block not in _STACKS:
@@ -115,7 +117,7 @@ class RecurrentLM(nn.Module):
         self.register_buffer("carried", None, persistent=False)
         self.embedding = nn.Embedding(vocab_size, width)
         self.dropout = nn.Dropout(dropout)
-        self.stack = _STACKS[block](cell, layers, width, dropout)
+        self.stack = _STACKS[block](cell, layers, width, dropout, clip)
         self.head = nn.Linear(width, vocab_size)
         if block == "transformer":
             nn.init.normal_(self.embedding.weight, std=_STD)

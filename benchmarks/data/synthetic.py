@@ -108,6 +108,12 @@ def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
     return Split(inputs.transpose(1, 2).unsqueeze(2), targets)
 
 
+def running_parity(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return :func:`parity` with a target at every step, the parity of the bits so far: int64 (B, ``length``) both."""
+    inputs, _ = parity(batch_size, length, generator)
+    return Split(inputs, inputs.cumsum(1) % 2)
+
+
 def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
     """Return :func:`parity` as images of one row, (B, 1, 1, ``length``), of the default dtype."""
     inputs, targets = parity(batch_size, length, generator)

@@ -21,6 +21,7 @@ _FROZEN = {
     "accuracy": "gradfree.benchmarks.own.Accuracy",
     "mean_squared_error": "torchmetrics.regression.mse.MeanSquaredError",
     "perplexity": "torchmetrics.text.perplexity.Perplexity",
+    "last_accuracy": "LastAccuracy",
     "recall_accuracy": "gradfree.benchmarks.tasks.RecallAccuracy",
 }
 """What functions of ours are called in records from before they had names without a file. Never to be changed."""

@@ -7,7 +7,7 @@ from itertools import product
 
 from gradfree.benchmarks.data.bundled import CONTEXT, Joined, pydoc
 from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.data.synthetic import Synthetic, adding_pixels, parity_pixels
+from gradfree.benchmarks.data.synthetic import Synthetic, adding_pixels, parity_pixels, running_parity
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, iterated
@@ -19,7 +19,7 @@ from gradfree.benchmarks.tasks.catalogue import (
     TINYSHAKESPEARE,
     cross_entropy,
 )
-from gradfree.benchmarks.tasks.metrics import digit_accuracy
+from gradfree.benchmarks.tasks.metrics import digit_accuracy, last_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
 from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
 from gradfree.benchmarks.training.comparison import Comparison
@@ -31,6 +31,7 @@ _VIA_CHAIN = Row("backprop via chain", "backprop", {})
 _LAYER_ROWS = (replace(_VIA_CHAIN, label="backprop"), DSF, *iterated("highway_bp", 2), SHOOTING)
 _ROWS = (BACKPROP, _VIA_CHAIN, DSF_GATE, *iterated("highway_bp", 2), SHOOTING)
 _EXACT = (BACKPROP, _VIA_CHAIN, SHOOTING)
+_NEWTON = Row("newton", "newton", {})
 
 TINYSHAKESPEARE_LONG = TextTask(
     name="tinyshakespeare_long",
@@ -77,6 +78,25 @@ PARITY_LONG = replace(
 )
 
 
+def _running(cell: str, steps: int) -> Task:
+    return Task(
+        name=f"running_parity_{cell}",
+        data=Synthetic(running_parity, length=32, train=20000, held_out=500),
+        model="recurrent_lm",
+        # Without a clip, as the paper's on parity.
+        options={"vocab_size": 2, "cell": cell, "layers": 1, "width": 32, "clip": None},
+        loss=cross_entropy,
+        score=Score("accuracy", "%", last_accuracy, factor=100.0),
+        learning_rate=5e-3,  # not tuned
+        batch_size=32,
+        steps=steps,
+        evaluations=2,
+    )
+
+
+RUNNING_PARITY = (_running("para_gru", 300), _running("para_lstm", 600))
+
+
 def _pixels(name: str, column: str, channels: int, train: int) -> Task:
     return Task(
         name=f"{name}_pixels",
@@ -107,8 +127,10 @@ LONG_SEQUENCES: Suite = (
     LongLayerTimings(_LAYERS[:6], _LAYER_ROWS, threads=2),
     Courses((replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
     Courses((ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
+    Courses(tuple(replace(task, steps=100) for task in (MNIST_PIXELS, CIFAR10_PIXELS)), _EXACT, threads=1),
     _TEXT,
     TimeToTarget(_TEXT, 9.0),
+    *(Comparison(task, (BACKPROP, _NEWTON)) for task in RUNNING_PARITY),
     Comparison(MNIST_PIXELS, _EXACT, learning_rates=(2e-3, 5e-3, 1e-2)),
     Comparison(CIFAR10_PIXELS, _EXACT, learning_rates=(2e-3, 5e-3, 1e-2)),
 )
@@ -124,7 +146,7 @@ _GPU_LAYERS = tuple(
 )
 _SHORTER = tuple(layer for layer in _GPU_LAYERS if layer.steps < 65536)
 
-_GPU_ROWS = (*_LAYER_ROWS, Row("newton", "newton", {}))
+_GPU_ROWS = (*_LAYER_ROWS, _NEWTON)
 
 GPU_TIME: Suite = (
     LongLayerTimings(_SHORTER, _GPU_ROWS, threads=1, compiled_up_to=1024),

@@ -30,6 +30,7 @@ from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
 from gradfree.errors import ChainError
+from gradfree.torchside.graph import keeps_graph
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
 
@@ -253,7 +254,7 @@ class Recording:
         self._follow_changes()
         self.solving = True
         try:
-            gradients = self._gradients(_keep_graph())
+            gradients = self._gradients(keeps_graph())
         finally:
             self.solving = False
         self._solved = True
@@ -387,9 +388,3 @@ def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
         [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
         [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
     )
-
-
-def _keep_graph() -> bool:
-    """Tell whether the running backward pass was called with ``retain_graph=True``."""
-    query = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if query is None else query()

@@ -30,6 +30,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
+    if not _are_paths(chains):
+        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {chains!r}."])
     if isinstance(model, torch.jit.ScriptModule):
         return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -62,6 +64,11 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
             if where in around and is_compiled(module):
                 return path_name(where)
     return None
+
+
+def _are_paths(chains: object) -> bool:
+    rows = [] if chains is None else chains
+    return isinstance(rows, Sequence) and all(isinstance(row, str | Sequence) for row in rows)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
@@ -107,8 +114,8 @@ def _find(
 
 def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site], kinds: Kinds) -> list[str]:
     if not found:
-        looked_for = ", or ".join(kind.looks_like for kind in kinds)
-        what = f"the model has no chain that can be found without help: {looked_for}."
+        evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
+        what = f"the model has no chain that can be found without help: {evident}."
         nameable = [
             path for path, m in modules.items() if (kind := _kind(m, kinds)) and not any(kind(path, m).problems())
         ]

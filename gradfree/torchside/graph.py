@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-_LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 """The class of nodes that stand for leaf tensors."""
 
 
@@ -44,7 +44,7 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
             stopped.add((node, index))
         elif node not in seen:
             seen.add(node)
-            if type(node) is _LEAF:
+            if type(node) is LEAF:
                 leaves.append(node.variable)
             else:
                 nodes.add(node)
@@ -60,3 +60,9 @@ def older(nodes: Iterable[Node], number: int) -> bool:
 def may_write(kinds: Iterable[type]) -> bool:
     """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)
+
+
+def keeps_graph() -> bool:
+    """Tell whether the running backward pass was called with ``retain_graph=True``."""
+    query = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if query is None else query()

@@ -119,3 +119,11 @@ def test_compiled_blocks_where_the_residual_path_must_be_seen():
     assert "'' (the model itself) is compiled, which hides the residual path" in refused(HIGHWAY, compiled)
     model.blocks[1].compile(backend="eager")
     assert "'blocks.1' is compiled, which hides the residual path of the blocks in 'blocks'" in refused(HIGHWAY, model)
+
+
+@pytest.mark.parametrize("engine", ["highway_bp", "backprop", "auto"])
+def test_what_torch_jit_has_made_is_named(engine):
+    """Its blocks run no hooks."""
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
+    with pytest.raises(gradfree.ChainError, match=r"the model is scripted, which hides its blocks"):
+        gradfree.create_engine(engine).attach(scripted)

@@ -23,6 +23,8 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             TypeError,
             "no option 'iteration'; its options are: iterations, tolerance, segments, gamma, block",
         ),
+        ("Highway-BP", {}, ValueError, "Did you mean 'highway_bp'?"),
+        ("HIGHWAY_BP", {}, ValueError, "Did you mean 'highway_bp'?"),
         (None, {}, TypeError, "the name of an engine must be a str, one of auto, backprop, deeppcr, "),
         ("highway_bp", {"block": 1}, TypeError, "block must be True or False, not 1"),
         ("highway_bp", {"iterations": -1}, ValueError, "iterations must be at least 0, not -1"),

@@ -16,10 +16,12 @@ from gradfree.benchmarks.data.synthetic import (
     copying,
     parity,
     parity_pixels,
+    running_parity,
 )
 from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites.long_sequences import RUNNING_PARITY
 from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY
-from gradfree.benchmarks.tasks.metrics import recall_accuracy
+from gradfree.benchmarks.tasks.metrics import last_accuracy, recall_accuracy
 from gradfree.benchmarks.training.training import Training
 
 
@@ -85,12 +87,24 @@ def test_parity_is_one_for_an_odd_number_of_ones(length):
         assert target == odd
 
 
+def test_the_running_parity_is_that_of_every_beginning():
+    inputs, targets = running_parity(8, 9, generator())
+    for length in range(1, 10):
+        assert torch.equal(targets[:, length - 1], inputs[:, :length].sum(1) % 2)
+    logits = F.one_hot(targets, 2).double()
+    logits[:, :-1] = 0.0  # Whatever is said before the last.
+    logits[:2, -1] = logits[:2, -1].flip(-1)
+    metric = last_accuracy()
+    metric.update(logits, targets)
+    assert metric.compute().item() == pytest.approx(0.75)
+
+
 def test_parity_without_memory():
     _, targets = parity(20000, 5, generator())
     assert targets.double().mean().item() == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize("task", [copying, adding, parity])
+@pytest.mark.parametrize("task", [copying, adding, parity, running_parity])
 def test_batches_come_from_the_generator_alone(task):
     before = torch.get_rng_state()
     source = generator()
@@ -130,7 +144,7 @@ def test_recall_counts_the_symbols_alone():
     assert metric.compute().item() == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("task", [COPYING, ADDING, PARITY], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [COPYING, ADDING, PARITY, *RUNNING_PARITY], ids=lambda task: task.name)
 def test_synthetic_tasks_train_and_are_scored(task):
     torch.set_default_dtype(torch.float32)
     small = replace(task, data=replace(task.data, length=4, train=64, held_out=32), batch_size=32, steps=30)

@@ -1,0 +1,181 @@
+"""The hooks on a cell that a model calls in a loop of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+
+from gradfree.chains.refusals import hooked
+from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
+from gradfree.depth.without_graph import WithoutGraph
+from gradfree.errors import ChainError, refuse
+from gradfree.loops.loop_inputs import computed_from
+from gradfree.loops.loop_nodes import LOOP_EXIT
+from gradfree.loops.loop_pass import LoopPass
+from gradfree.time.unrolled_chain import StepsAgain, closed_form
+from gradfree.torchside.marks import Marks, marks_of, unchanged
+from gradfree.torchside.sharding import sharded
+from gradfree.torchside.unsaved import Unsaved
+
+
+class _Call(NamedTuple):
+    """What the pre-hook leaves for the forward hook; the cell runs without a graph in between."""
+
+    recording: LoopPass
+    before: Tensor
+    state: Sequence[Tensor]
+    marks: Marks
+    without_graph: bool = True
+
+
+class LoopRecorder:
+    """Records the calls of a cell: those that follow each other through the state make one chain.
+
+    Args:
+        attachment: solves it.
+        site: the loop.
+        cell: what is called.
+    """
+
+    def __init__(self, attachment: Attachment, site: Site, cell: nn.Module):
+        self.attachment, self.cell, self.inside, self.splits = attachment, cell, site.inside, site.splits
+        self.path = site.path or "the cell"
+        self.mode = closed_form(cell)
+        self.names = list(inspect.signature(cell.forward).parameters)[:2]
+        self.again = StepsAgain(attachment, cell, self.path)
+        self.call: _Call | None = None
+        self.solving = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a call that an exception has cut short: its tensors cannot be copied."""
+        return {**self.__dict__, "call": None}
+
+    def record(self) -> list[Removable]:
+        """Put the hooks on the cell; return what to take off again."""
+        before = self.cell.register_forward_pre_hook(self.enter, with_kwargs=True)
+        return [
+            WithoutGraph(self, self.cell),
+            Unsaved(self.cell, {"forward"}),
+            before,
+            self.cell.register_forward_hook(self.leave, prepend=True),
+        ]
+
+    def parameters(self) -> list[Tensor]:
+        """Return the cell's."""
+        return list(self.cell.parameters())
+
+    # As hooks in depth are: what is compiled must not run past them.
+    @_disable_dynamo
+    def enter(self, cell: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Join the pass that the call's state belongs to, or start one."""
+        self.call = None
+        if self.solving or not torch.is_grad_enabled():
+            return
+        self._check()
+        given = self._given(args, kwargs)
+        if isinstance(given, str):
+            self.splits[self.path] = f"{given}: autograd goes through it"
+            return
+        x, parts = given
+        recording = self._joined(x, parts)
+        before = parts[0] if recording is not None else None
+        if recording is None:
+            recording = LoopPass(self, x, parts)
+            recording.inputs.take(x)
+            before = recording.begin()
+        assert before is not None
+        if before.requires_grad:
+            self.call = _Call(recording, before, parts, self._marks(x, parts))
+
+    @_disable_dynamo
+    def leave(self, cell: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        """Return the state with the pass's history."""
+        call, self.call = self.call, None
+        if call is None:
+            return None
+        parts = out if type(out) is tuple else (out,)
+        shapes = [part.shape if isinstance(part, Tensor) else None for part in parts]
+        if shapes != [part.shape for part in call.state] or not all(part.is_floating_point() for part in parts):
+            raise ChainError(
+                f"{self.path} was given a state of shapes {[tuple(part.shape) for part in call.state]}, but did not "
+                "return such a one: a cell returns the next state and nothing else. Return what else there is from the "
+                "module around it, or leave the cell out of chains=[...]."
+            )
+        if not unchanged(call.marks, self._marks(call.recording.inputs.taken[-1].x, call.state)):
+            raise ChainError(
+                f"{self.path} changes its input, its state, a parameter or a buffer: an engine runs it again in the "
+                "backward pass, which would change them once more. Compute new tensors instead, and keep statistics "
+                "outside of the cell."
+            )
+        handed = call.recording.leave(parts, call.before)
+        return tuple(handed) if type(out) is tuple else handed[0]
+
+    def _check(self) -> None:
+        """Refuse what may have come since the engine was attached."""
+        if getattr(self.cell, "_is_replica", False):
+            raise ChainError(
+                f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
+                "DistributedDataParallel."
+            )
+        refuse(sharded(self.inside))
+        refuse(hooked({self.path: self.cell, **self.inside}))
+        if len(self.cell._forward_pre_hooks) > 1:
+            raise ChainError(
+                f"{self.path} has got a forward pre-hook, which may change what the engine has seen. Remove it."
+            )
+
+    def _marks(self, x: Tensor, parts: Sequence[Tensor]) -> Marks:
+        """Return marks of what torch's own cells do not change."""
+        return [] if self.mode is not None else marks_of([x, *parts, *self.cell.parameters(), *self.cell.buffers()])
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Sequence[Tensor]] | str:
+        """Return the input and the parts of the state, or why the call is none of a cell's."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        if len(args) + len(kwargs) > 2 or given.keys() - set(self.names):
+            return "it is given more than an input and a state"
+        x, state = (given.get(name) for name in self.names)
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            return "its input is no batch, (B, I)"
+        if state is None and self.mode is not None:
+            hidden: Any = self.cell.hidden_size
+            zeros = x.new_zeros(len(x), hidden)
+            return x, [zeros] * (2 if self.mode == "LSTM" else 1)
+        parts = state if type(state) is tuple else (state,)
+        if not parts or not all(isinstance(part, Tensor) and part.dim() > 1 for part in parts):
+            return "its state is neither a tensor (B, H) nor a tuple of them"
+        if not all(part.is_floating_point() for part in parts):
+            return "its state has other than real numbers in it"
+        return x, parts
+
+    def _joined(self, x: Tensor, parts: Sequence[Tensor]) -> LoopPass | None:
+        """Return the pass that the state is the last one of, with the input taken; ``None`` to start another one."""
+        node: Any = parts[0].grad_fn
+        if not isinstance(node, LOOP_EXIT) or node.recording.cell is not self:
+            seen = computed_from(parts[0]) if parts[0].requires_grad else None
+            if seen is not None and any(other.recording.cell is self for other, _ in seen.states):
+                self.splits[self.path] = (
+                    "it was given what the model computes from a state, not the state behind a call"
+                )
+            return None
+        recording: LoopPass = node.recording
+        if problem := self._cannot_go_on(recording, node, x, parts):
+            self.splits[self.path] = problem
+            return None
+        return recording
+
+    def _cannot_go_on(self, recording: LoopPass, node: Any, x: Tensor, parts: Sequence[Tensor]) -> str | None:
+        numbers = [part.output_nr if part.grad_fn is node else 0 for part in parts]
+        if recording.freed or not recording.follows(node.index) or numbers != list(range(1, len(recording.first) + 1)):
+            return "it was given a state that another call has used, or parts of several"
+        if any(part._backward_hooks or part.retains_grad for part in parts):
+            return "the state before it has a gradient hook or retain_grad(), which sees its whole gradient"
+        if any(p is not q for p, q in zip_longest(recording.parameters, self.parameters())):
+            return "the cell has other parameters than in the call before"
+        return recording.inputs.take(x)

@@ -1,0 +1,81 @@
+"""Cells that a model calls in a loop of its own, as chains in time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
+from gradfree.loops.loop_recorder import LoopRecorder
+from gradfree.time.cell_layer import ElementwiseCell
+from gradfree.time.unrolled_chain import cell_problems, closed_form
+from gradfree.torchside.sharding import sharded
+
+
+class LoopedCell(Site):
+    """A cell, by name: torch's, or any module with a ``hidden_size`` that takes an input and a state and no more.
+
+    Calls of which each is given the state behind the one before make one chain, as the steps of a
+    :class:`~gradfree.CellLayer` do. Where that is not so, or inputs depend on the states, another chain starts.
+    """
+
+    dimension = "time"
+    looks_like = ""
+    may_be = "a cell that the model calls in a loop"
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Tell whether ``module`` is a cell."""
+        if isinstance(module, nn.RNNCellBase | ElementwiseCell):
+            return True
+        if not isinstance(getattr(module, "hidden_size", None), int):
+            return False
+        taken = inspect.signature(module.forward).parameters.values()
+        return len(taken) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
+
+    @classmethod
+    def is_evident(cls, module: nn.Module) -> bool:
+        """Never: whether it is called in a loop, a pass alone tells."""
+        return False
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether it is known what the cell carries."""
+        return closed_form(self._cell) in ("GRU", "LSTM") or isinstance(self._cell, ElementwiseCell)
+
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return a vector's shape: of the gate of h or, for LSTM, of c; of other cells that of every part."""
+        cell = self._cell
+        part = int(closed_form(cell) == "LSTM")
+        parts = range(cell.parts) if isinstance(cell, ElementwiseCell) else (part,)
+        return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc]
+
+    @classmethod
+    def attachment_on(cls, module: nn.Module) -> Attachment | None:
+        """Return the engine of the recorder whose hooks are on the cell."""
+        recorders = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
+        return next((r.attachment for r in recorders if isinstance(r, LoopRecorder)), None)
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the cell."""
+        yield from sharded({self.path: self._cell, **self.inside})
+        if self.holds_engine(self._cell):
+            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+            return
+        yield from cell_problems(self.path, self._cell)
+        if self._cell._forward_pre_hooks:
+            yield f"{self.path} has forward pre-hooks, which may change what an engine sees. Remove them."
+
+    def record(self, attachment: Attachment) -> Sequence[Removable]:
+        """Put the recording hooks on the cell."""
+        return LoopRecorder(attachment, self, self._cell).record()
+
+    @property
+    def _cell(self) -> nn.Module:
+        return self.blocks[self.path]
+
+    def __str__(self) -> str:
+        return f"{type(self._cell).__name__}, called in a loop, in time"
