@@ -6,6 +6,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -47,9 +48,8 @@ class Messages:
         Raises:
             ChainError: it names two ranks, and what they differ in.
         """
-        told: list[Any] = [None] * self.count
         with self._telling("what it was set up with", (self.position + 1) % self.count):
-            distributed.all_gather_object(told, facts, group=self._notes)
+            told = self.exchanged(facts)
         for other, its in enumerate(told):
             for name in told[0] | its:
                 if its.get(name) != told[0].get(name):
@@ -64,6 +64,19 @@ class Messages:
         told: list[Any] | None = [None] * self.count if self.position == 0 else None
         distributed.gather_object(thing, told, dst=self._ranks[0], group=self._notes)
         return told
+
+    def exchanged(self, thing: Any) -> list[Any]:
+        """Return what every rank has, on all of them."""
+        told: list[Any] = [None] * self.count
+        distributed.all_gather_object(told, thing, group=self._notes)
+        return told
+
+    def reduced(self, number: Tensor, largest: bool) -> Tensor:
+        """Return the largest, or the sum, of what every rank has."""
+        total = number.clone()
+        operation = distributed.ReduceOp.MAX if largest else distributed.ReduceOp.SUM
+        distributed.all_reduce(total, operation, self._group)
+        return total
 
     def send(self, tensor: Tensor, to: int, number: int, kind: int, what: str) -> None:
         """Send a tensor without waiting for it; ``number`` is that of the pass, ``what`` its name for messages."""
@@ -139,10 +152,18 @@ class Messages:
         return total
 
     def tell(self, error: BaseException) -> None:
-        """Leave word of what has stopped this rank, for those that wait for it; the first word counts."""
+        """Leave word of what has stopped this rank, for those that wait for it."""
         with suppress(Exception):
-            store = distributed.distributed_c10d._get_default_store()
-            store.compare_set(self._key, "", f"rank {self._ranks[self.position]}: {error}")
+            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", str(error))
+
+    def _told(self, other: int) -> str:
+        """Return what ``other`` has left word of, nothing if there is no word."""
+        store, key = distributed.distributed_c10d._get_default_store(), f"{self._key}/{other}"
+        with suppress(Exception):
+            # Ranks that wait for each other give up at about the same time.
+            store.wait([key], timedelta(seconds=2))
+            return str(store.get(key).decode())
+        return ""
 
     @contextmanager
     def _telling(self, what: str, other: int) -> Iterator[None]:
@@ -150,15 +171,10 @@ class Messages:
         try:
             yield
         except RuntimeError as error:
-            # Whatever has stopped that one may have stopped this one, too.
-            told = ""
-            with suppress(Exception):
-                store = distributed.distributed_c10d._get_default_store()
-                told = store.get(self._key).decode() if store.check([self._key]) else ""
-            reason = f"What stopped it: {told}" if told else "It has ended, hangs, or runs something else"
+            told = self._told(other)
+            reason = f"What has stopped it: {told}" if told else f"It has ended, hangs or does something else: {error}"
             raise ChainError(
-                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. "
-                f"{reason}. torch.distributed says: {error}"
+                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. {reason}"
             ) from error
 
 

@@ -25,6 +25,7 @@ from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
+from gradfree.ranks.whole import Whole
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import recomputed
 
@@ -84,7 +85,7 @@ def layer_parallel(
     return Stage(model, solver, site, placement, messages, [placement.blocks.index(tap) for tap in taps], residual)
 
 
-class Stage:
+class Stage(Whole):
     """One rank's part of a model; see :func:`layer_parallel`, which makes it.
 
     Attributes:
@@ -107,12 +108,12 @@ class Stage:
         taps: Sequence[int],
         residual: float | None,
     ):
-        self.model, self.engine, self.placement, self.messages, self.taps = model, engine, placement, messages, taps
+        super().__init__(model, list(model.state_dict()), placement, messages)
+        self.taps = taps
         blocks = list(site.blocks.values())
         self.ports = [port_of(block) for block in blocks]
         run = placement.runs[messages.position]
         own = list(site.blocks)[run.start : run.stop]
-        self.keys = list(model.state_dict())
         self._shared = shared_weights(model, placement, messages)
         here = {module for block in blocks[run.start : run.stop] for module in block.modules()}
         everywhere = {module for block in blocks for module in block.modules()}

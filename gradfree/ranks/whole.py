@@ -1,0 +1,134 @@
+"""What is of the whole model where its blocks lie on ranks: states for checkpoints, the norm of all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from gradfree.errors import ChainError
+from gradfree.ranks.messages import Messages
+from gradfree.ranks.placement import Placement
+
+
+class Whole:
+    """Puts together what the ranks hold, by the names that the model had before.
+
+    Args:
+        model: with this rank's part.
+        keys: of the whole model's state, in its order.
+        placement: what lies where.
+        messages: the ranks.
+    """
+
+    def __init__(self, model: nn.Module, keys: list[str], placement: Placement, messages: Messages):
+        self.model, self.placement, self.messages, self._keys = model, placement, messages, keys
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the whole model, on the CPU, on the first rank; nothing on the others.
+
+        Raises:
+            ChainError: weights that several ranks hold are no longer the same on them.
+        """
+        own = {key: value for key, value in self.model.state_dict().items() if self._holds(key)}
+        told = self.messages.gathered(_on_cpu(own))
+        found: dict[str, Any] = {}
+        for its in told or ():
+            for key, value in its.items():
+                if not torch.equal(found.setdefault(key, value), value):
+                    raise ChainError(
+                        f"{key} has drifted apart on the ranks that use it. All gradients must be scaled alike, by "
+                        "Stage.clip_grad_norm_, and the same optimizer must step on every rank."
+                    )
+        return {key: found[key] for key in self._keys if key in found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's part of the state of a whole model, however many ranks or processes wrote it.
+
+        Raises:
+            ChainError: other keys; nothing is loaded then.
+        """
+        if wrong := set(self._keys) ^ state.keys():
+            raise ChainError(f"the state is not that of this model: {sorted(wrong)[0]!r} is in one of them alone.")
+        self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
+
+    def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of one optimizer of the whole model, on the CPU, on the first rank; nothing on the others.
+
+        It is that of an optimizer over the whole model's parameters, or groups of them, in the model's order.
+        """
+        names = self._names()
+        own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        state = {names[id(p)]: kept for p, kept in optimizer.state.items()}
+        told = self.messages.gathered((own, _on_cpu(state)))
+        if told is None:
+            return {}
+        groups = self._numbered([groups for groups, _ in told])
+        numbers = {name: n for group in groups for name, n in group.items()}
+        options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        return {
+            "state": {numbers[name]: kept for _, its in told for name, kept in its.items()},
+            "param_groups": [o | {"params": list(g.values())} for o, g in zip(options, groups, strict=True)],
+        }
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """Take this rank's part of the state of an optimizer of the whole model."""
+        names = self._names()
+        own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        groups = self._numbered(self.messages.exchanged(own))
+        local = optimizer.state_dict()
+        kept: dict[int, Any] = {}
+        for ids, its, numbers in zip(local["param_groups"], own, groups, strict=True):
+            pairs = zip(ids["params"], its, strict=True)
+            kept |= {n: state["state"][numbers[name]] for n, name in pairs if numbers[name] in state["state"]}
+        options = [
+            whole | {"params": mine["params"]}
+            for mine, whole in zip(local["param_groups"], state["param_groups"], strict=True)
+        ]
+        optimizer.load_state_dict({"state": kept, "param_groups": options})
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all ranks so that their norm, as one vector, is ``max_norm`` at most; return it.
+
+        As ``torch.nn.utils.clip_grad_norm_`` of one process; every rank must call it.
+        """
+        grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        first = [g for name, g in grads.items() if self.placement.holders[name][0] == self.messages.position]
+        device = next(self.model.parameters()).device
+        norms = [torch.linalg.vector_norm(g, norm_type).to(device) for g in first] or [torch.zeros((), device=device)]
+        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        if norm_type == inf:
+            total = self.messages.reduced(norm, largest=True)
+        else:
+            total = self.messages.reduced(norm**norm_type, largest=False) ** (1 / norm_type)
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for grad in grads.values():
+            grad.mul_(scale.to(grad.device))
+        return total
+
+    def _holds(self, key: str) -> bool:
+        return self.messages.position in self.placement.holders.get(key, ())
+
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for name, p in self.model.named_parameters()}
+
+    def _numbered(self, told: list[list[list[str]]]) -> list[dict[str, int]]:
+        """Return for each group the numbers of its parameters by name, as an optimizer of the whole model has them."""
+        order = {name: n for n, name in enumerate(self.placement.holders)}
+        first = 0
+        groups = []
+        for its in zip(*told, strict=True):
+            names = sorted({self.placement.names[name] for names in its for name in names}, key=order.__getitem__)
+            groups.append({name: first + n for n, name in enumerate(names)})
+            first += len(names)
+        return groups
+
+
+def _on_cpu(state: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), state)

@@ -1,0 +1,93 @@
+"""One of three ranks, of which the second fails in the way that is asked for: how long the others wait, and what for.
+
+python failing_ranks.py FOLDER WAY: writes what each rank that goes on has been told.
+"""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+import gradfree
+from gradfree.errors import ChainError
+from gradfree.testing.cases.models import Plain, plain_model
+
+RANK, TIMEOUT = int(os.environ["RANK"]), 20
+
+
+class Failing(Plain):
+    """Fails in the second pass, forward or backward."""
+
+    way, passes = "", 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes == 2 and self.way in WAYS:
+            WAYS[self.way]()
+        out = super().forward(x)
+        if self.passes == 2 and self.way == "nan":
+            out = Nan.apply(out)
+        if self.passes == 2 and self.way == "killed in backward":
+            out = Killed.apply(out)
+        return out
+
+
+class Nan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent * float("nan")
+
+
+class Killed(Nan):
+    @staticmethod
+    def backward(ctx, cotangent):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    raise ValueError("the block's own error")
+
+
+WAYS = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hangs": lambda: time.sleep(4 * TIMEOUT),
+    "raises": fail,
+}
+
+
+def main(folder, way):
+    torch.set_default_dtype(torch.float64)
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    torch.manual_seed(0)
+    model = plain_model()
+    model.blocks[3] = Failing()
+    if RANK == 1:
+        model.blocks[3].way = way
+    options = {"iterations": 2 if way == "another engine" and RANK == 1 else 1}
+    if way == "another model" and RANK == 1:
+        model.blocks[0] = Plain(bias=False)
+    said, start = "", time.monotonic()
+    try:
+        gradfree.layer_parallel(model, "highway_bp", chains=["blocks"], **options)
+        with torch.autograd.set_detect_anomaly(way == "nan", check_nan=False):
+            for _ in range(3):
+                start = time.monotonic()
+                model(torch.randn(4, 6)).sum().backward()
+    except (ChainError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+    torch.save((said, time.monotonic() - start), os.path.join(folder, f"{RANK}.pt"))
+    # The others are to hear of it by the process group, not by the end of the process.
+    time.sleep(0 if way.startswith("killed") else 2 * TIMEOUT)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,28 @@
+"""Checkpoints are the whole model's, whatever the number of ranks; gradients are clipped by the norm over all ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from rank_processes import results_of_ranks
+
+
+@pytest.mark.slow
+def test_three_ranks_write_and_two_resume(tmp_path):
+    """Weights and optimizer states of three ranks are those of one process, and two ranks go on from there alike."""
+    found = results_of_ranks(tmp_path, Path(__file__).with_name("whole_ranks.py"), ranks=3)
+    for rank in found:
+        assert rank["norms of ranks"] == pytest.approx(rank["norms"], rel=1e-10)
+        assert min(rank["norms"]) > 0.1
+    assert found[0]["checkpoint"] < 1e-10
+    assert found[0]["resumed"] < 1e-10
+
+
+@pytest.mark.slow
+def test_a_second_dimension_shares_the_data(tmp_path):
+    """DDP around each rank's part: replicas stay equal to the last bit, and train as one process on all the data."""
+    found = results_of_ranks(tmp_path, Path(__file__).with_name("mesh_ranks.py"), ranks=4)
+    for (weights, off), (others, _) in ((found[0], found[2]), (found[1], found[3])):
+        assert weights.keys() == others.keys()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert off < 1e-10
