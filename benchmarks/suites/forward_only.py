@@ -16,6 +16,8 @@ from gradfree.benchmarks.training.cadence import Cadences
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
 
+ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
+FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
 DFA = Row("dfa", "dfa", {})
 FA = Row("fa", "fa", {})
@@ -23,14 +25,11 @@ PEPITA = Row("pepita", "pepita", {})
 
 
 def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
-    """Return a row of each engine that keeps weights orthogonal, at 1 and the other temperatures."""
+    """Return a row of each engine that keeps weights orthogonal, at each temperature."""
     return tuple(
-        row
+        Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature})
         for engine in ("orthogonal_backprop", "foton")
-        for row in (
-            Row(engine, engine, {}),
-            *(Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature}) for temperature in temperatures),
-        )
+        for temperature in temperatures
     )
 
 
@@ -42,8 +41,8 @@ def _cadences(**options: float) -> tuple[Row, ...]:
     return (Row("foton as it drifts", "foton", options), *(_every(steps, **options) for steps in (1, 4, 8, 16)))
 
 
-ORTHOGONAL, _, FOTON, WARM = _orthogonal(16.0)
-ROWS = (*_orthogonal(16.0), BACKPROP, DFA, PEPITA)
+_, _, COLD, WARM = _orthogonal(1.0, 16.0)
+ROWS = (*_orthogonal(1.0, 16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
 _CADENCES = _cadences(temperature=16.0)
@@ -90,7 +89,7 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 QUICK = Comparison(
     replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 10}),
-    (BACKPROP, *(row for row in _orthogonal(16.0) if row.options), DFA, PEPITA),
+    (BACKPROP, *_orthogonal(16.0), DFA, PEPITA),
     learning_rates=(0.3, 1.0, 3.0),
 )
 """The shortest comparison that shows what each is like."""
@@ -101,7 +100,7 @@ FORWARD_ONLY: Suite = (
     DepthSweep(CIFAR10, _mlps(5, 20), ROWS, _RATES),
     DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, ROWS, _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
-    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(), BACKPROP, DFA, PEPITA), _RATES),
+    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _RATES),
     Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
     Cadences(MNIST, _mlps(20), _CADENCES, _RATES),
     StepCosts(
@@ -112,3 +111,12 @@ FORWARD_ONLY: Suite = (
         threads=2,
     ),
 )
+
+_TEMPERATURES = (COLD, WARM, FOTON)
+
+TEMPERATURE: Suite = (
+    DepthSweep(MNIST, _mlps(5, 20), _TEMPERATURES, _RATES),
+    DepthSweep(CIFAR10, _mlps(5, 20), _TEMPERATURES, _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
+)
+"""FOTON's temperature, given and learnt."""

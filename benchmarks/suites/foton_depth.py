@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.suites.forward_only import CIFAR10, FOTON, PEPITA, ROWS, WARM
+from gradfree.benchmarks.suites.forward_only import CIFAR10, COLD, PEPITA, ROWS, WARM
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
@@ -105,7 +105,7 @@ def _beside(sweep: DepthSweep, *differs: str) -> Beside:
             columns=tuple(map(str, sweep.depths)),
             claims=tuple(
                 Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
-                for row in (FOTON, WARM)
+                for row in (COLD, WARM)
                 for depth in sweep.depths
             ),
             differs=(

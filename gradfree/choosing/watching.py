@@ -49,7 +49,7 @@ class GradientWatch:
         ValueError: ``every`` below 1, ``rises`` below 0, ``least_cosine`` not between -1 and 1.
     """
 
-    def __init__(self, every: int = 100, least_cosine: float = 0.9, rises: int = 3):
+    def __init__(self, every: int = 100, least_cosine: float = 0.99, rises: int = 3):
         if isinstance(least_cosine, bool) or not isinstance(least_cosine, int | float):
             raise TypeError(f"GradientWatch: least_cosine must be a number, not {least_cosine!r}.")
         if not -1.0 < least_cosine < 1.0:

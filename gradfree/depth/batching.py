@@ -18,7 +18,7 @@ from gradfree.batched.replay import hindrance, keeps_tensors, left_as_it_was
 from gradfree.batched.stacks import Stack, Stacks
 from gradfree.depth.batched_chain import BatchedChain, Group, Ran
 from gradfree.depth.chain import DepthChain
-from gradfree.depth.link import Link
+from gradfree.depth.link import Link, walking
 from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
@@ -342,7 +342,8 @@ def _cut(setting: Setting, recorded: PassToBatch, links: Sequence[Any]) -> str |
 
 
 def _factor(link: Link) -> Any:
-    return 0.0 if link.state is None else residual_factor(link.out, link.state)
+    with walking([link], ()):
+        return 0.0 if link.state is None else residual_factor(link.out, link.state)
 
 
 def _number(link: Link) -> float:

@@ -12,6 +12,9 @@ from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
 
+LOG_TEMPERATURE = "log temperature"
+"""The mean that a temperature behind the layers is kept as, where it is learnt."""
+
 
 class Layered(Container):
     """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
@@ -48,6 +51,10 @@ class Layered(Container):
                     f"functions of single elements. It knows, in their plain forms: {known_layers()}. Tell it of a "
                     "layer of your own by gradfree.register_layer."
                 )
+
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what ranks average: of the residual path, and of a temperature that is learnt."""
+        return {**super().means(), LOG_TEMPERATURE: ()}
 
     @property
     def can_be_batched(self) -> bool:

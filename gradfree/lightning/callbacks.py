@@ -95,7 +95,7 @@ class WatchGradient(pl.Callback):
         ValueError: an option out of range.
     """
 
-    def __init__(self, every_n_steps: int = 100, least_cosine: float = 0.9, rises: int = 3):
+    def __init__(self, every_n_steps: int = 100, least_cosine: float = 0.99, rises: int = 3):
         self.watch = GradientWatch(every_n_steps, least_cosine, rises)
         self._steps = 0
 

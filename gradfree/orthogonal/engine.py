@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
@@ -19,6 +20,7 @@ from gradfree.engines.options import check_count, check_positive
 from gradfree.layers.chain import LayerChain
 from gradfree.layers.site import Layered
 from gradfree.orthogonal.retraction import Retraction
+from gradfree.orthogonal.temperature import LEARNT, Temperature
 from gradfree.orthogonal.weights import drift, matrices
 from gradfree.torchside.optimizer_steps import AfterStep
 
@@ -37,7 +39,8 @@ class OrthogonalEngine(Engine):
         orthogonalize_steps: Newton-Schulz steps of one retraction.
         temperature: what the chain's output is multiplied by while the engine is attached, in training and
             evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
-            the logits, which this makes up for.
+            the logits, which this makes up for. "learnt" with the weights, from 1 on; see
+            :class:`~gradfree.orthogonal.temperature.Temperature`.
 
     Raises:
         TypeError: an option of another type, or a rule that does not take layers or has parts of its own.
@@ -46,14 +49,15 @@ class OrthogonalEngine(Engine):
 
     orthogonalize_every: int | None = None
     orthogonalize_steps: int = 1
-    temperature: float = 1.0
+    temperature: float | Literal["learnt"] = LEARNT
 
     def __post_init__(self) -> None:
         if self.orthogonalize_every is not None:
             check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
         name = type(self).__name__
-        check_positive(self, "temperature")
+        if self.temperature != LEARNT:
+            check_positive(self, "temperature")
         rule = self.rule
         if not isinstance(rule, Engine) or not any(issubclass(Layered, kind) for kind in rule.kinds):
             raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")
@@ -75,8 +79,8 @@ class OrthogonalEngine(Engine):
 
     @property
     def keeps_means(self) -> bool:
-        """As in :attr:`rule`."""
-        return self.rule.keeps_means
+        """Whether ranks have something to average: the temperature, or what :attr:`rule` keeps."""
+        return self.temperature == LEARNT or self.rule.keeps_means
 
     @property
     def reads_states(self) -> bool:
@@ -97,8 +101,11 @@ class OrthogonalEngine(Engine):
         assert isinstance(chain, LayerChain)
         if weights := list(matrices({link.path: link.block for link in chain.links}).values()):
             chain.offer("drift", lambda: drift(weights).max())
-        if self.temperature != 1.0:
-            direct = [None if e is None else e / self.temperature for e in direct]
+        factor = Temperature(chain.memory, self.temperature).factor(chain.recording.initial)
+        if self.temperature == LEARNT:
+            chain.offer("temperature", lambda: torch.as_tensor(factor))
+        if isinstance(factor, Tensor) or factor != 1.0:
+            direct = [None if e is None else (e / factor).to(e.dtype) for e in direct]
         return self.rule.gradients(chain, direct)
 
     def after_step(self, memory: Memory) -> AfterStep:
@@ -108,6 +115,10 @@ class OrthogonalEngine(Engine):
 
         def retract(blocks: Mapping[str, nn.Module], steps: int) -> None:
             retraction.after_step(blocks, steps)
+            *_, last = blocks.values()
+            for hook in last._forward_hooks.values():
+                if isinstance(hook, Temperature):
+                    hook.after_step()
             if then is not None:
                 then(blocks, steps)
 
@@ -123,14 +134,4 @@ class OrthogonalEngine(Engine):
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()
-        return [*parts, last.register_forward_hook(_Temperature(self.temperature))]
-
-
-class _Temperature:
-    """A forward hook: multiplies the output."""
-
-    def __init__(self, factor: float):
-        self.factor = factor
-
-    def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
-        return self.factor * out
+        return [*parts, last.register_forward_hook(Temperature(attachment.memory, self.temperature))]

@@ -44,7 +44,7 @@ def test_orthogonal_backprop_retracts_as_foton_does():
             optimizer.step()
             yield
 
-    with OrthogonalBackprop(orthogonalize_every=1, orthogonalize_steps=4).attach(net):
+    with OrthogonalBackprop(orthogonalize_every=1, orthogonalize_steps=4, temperature=1.0).attach(net):
         for _ in train(net):
             assert drift(weights_of(with_weights(net).values())).max() < 1e-9
     for _ in train(other):

@@ -112,7 +112,7 @@ def test_a_drift_is_noticed_before_the_bound_is_reached(monkeypatch, caplog):
     assert falling_to([0.99 - 1e-4 * n for n in range(8)]) > 0.98
     looks = iter(falling)
     monkeypatch.setattr("gradfree.choosing.watching._cosine", lambda seen: next(looks, 1.0))
-    model, watch = plain_model(), gradfree.GradientWatch(every=1)
+    model, watch = plain_model(), gradfree.GradientWatch(every=1, least_cosine=0.9)
     train(model, wrapped(model, watch=watch, iterations=0), 9)
     (message,) = caplog.messages
     assert message.startswith("step 7: the gradient's cosine with the exact one, 0.934, falls towards 0.9.")

@@ -97,7 +97,7 @@ def test_what_is_kept_has_the_names_that_checkpoints_know():
     with FOTON(refresh_feedback_every=2).attach(layers) as handle:
         train(layers, 1)
         assert handle.state_dict()[""].keys() == {
-            *("steps", "drifts", "F to 4"),
+            *("steps", "drifts", "F to 4", "mean of log temperature"),
             *(f"drift probe of {i}" for i in (0, 2, 4)),
         }
 
@@ -144,7 +144,7 @@ def test_a_composition_shows_what_it_is_made_of():
     assert "engine=DFA(seed=1)" in repr(Orthogonal(DFA(seed=1)))
     assert Orthogonal(DFA(seed=1)) != Orthogonal(DFA(seed=2))
     assert repr(FOTON(streaming=True)) == (
-        "FOTON(orthogonalize_every=None, orthogonalize_steps=1, temperature=1.0, refresh_feedback_every=1, "
+        "FOTON(orthogonalize_every=None, orthogonalize_steps=1, temperature='learnt', refresh_feedback_every=1, "
         "streaming=True, perturbation='difference')"
     )
 

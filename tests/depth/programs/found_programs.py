@@ -89,6 +89,16 @@ FOUND = {
         },
         "refused: the backward pass inside … to … failed: its graph is freed",
     ),
+    "the same of a batch": (
+        {
+            "blocks": (replace(BLOCK, operations=("no_grad part",), keeps=True), BLOCK),
+            "alike": True,
+            "kept": True,
+            "engine": 2,
+            "batched": True,
+        },
+        "refused: the backward pass inside … failed: its graph is freed",
+    ),
     "a hook on the last state of a batch": (
         {"end": "hook", "steps": 2, "engine": engine("dsf"), "batched": True},
         "exact",

@@ -1,0 +1,65 @@
+"""The temperature behind a chain of orthogonal layers, whose logits are bounded: given, or learnt with the weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+
+from gradfree.chains.memory import Memory
+from gradfree.layers.site import LOG_TEMPERATURE
+
+LEARNT: Literal["learnt"] = "learnt"
+_RATE = 0.05
+_KEY = f"mean of {LOG_TEMPERATURE}"
+
+
+class Temperature:
+    """What the chain's output is multiplied by, as a forward hook on its last layer.
+
+    Learnt, it starts at 1, and each step of the optimizer moves log T by 0.05 times r = Σ g·y / Σ |g·y|, where y is the
+    chain's output and g the loss's gradient with respect to T y: against the loss, by a share that says how far the
+    outputs agree, and that no scale of the loss changes. Where they all ask for the same it goes from 1 to 16 in 56
+    steps. It ends where the outputs are calibrated: high where classes are told apart well, low where they are not.
+
+    Args:
+        memory: of the chain; keeps log T.
+        given: T; "learnt" for one that is learnt.
+    """
+
+    def __init__(self, memory: Memory, given: float | Literal["learnt"]):
+        self._memory, self._given = memory, given
+        self._asked: Tensor | None = None
+
+    def factor(self, like: Tensor) -> float | Tensor:
+        """Return T, for a tensor like ``like``."""
+        if not isinstance(self._given, str):
+            return self._given
+        log = self._memory.of("means").get(_KEY)
+        # Of a mean over ranks none of which has taken a step there is nothing yet.
+        return 1.0 if log is None else log.to(like.device).nan_to_num().exp().to(like.dtype)
+
+    @_disable_dynamo
+    def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
+        """Multiply the output."""
+        scaled = out * self.factor(out)
+        if self._given == LEARNT and scaled.requires_grad:
+            scaled.register_hook(partial(self._ask, out.detach()))
+        return scaled
+
+    def _ask(self, out: Tensor, cotangent: Tensor) -> None:
+        asked = (out * cotangent).to(torch.promote_types(out.dtype, torch.float32))
+        sums = torch.stack([asked.sum(), asked.abs().sum()])
+        self._asked = sums if self._asked is None else self._asked + sums
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Move it as the backward passes since the last step have asked for; those that were no numbers have not."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            means = self._memory.of("means")
+            move = _RATE * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0)
+            means[_KEY] = means[_KEY].to(move).nan_to_num() - move if _KEY in means else -move

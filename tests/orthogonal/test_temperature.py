@@ -1,0 +1,132 @@
+"""The temperature that is learnt: it goes where the loss wants the outputs' scale, whatever the loss's own scale."""
+
+import copy
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gradfree
+from gradfree.algorithms import FOTON, OrthogonalBackprop
+from gradfree.chains.memory import average_means
+
+ENGINES = {"foton": FOTON(), "streaming": FOTON(streaming=True), "orthogonal_backprop": OrthogonalBackprop()}
+
+
+def net():
+    made = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    gradfree.orthogonalize(made)
+    return made
+
+
+def temperature(handle):
+    return math.exp(handle.state_dict()[""]["mean of log temperature"])
+
+
+def taught(engine, loss, steps, scale=1.0, rate=0.0):
+    """Return the temperature after each step, the weights as they are unless ``rate`` is more than nothing."""
+    torch.manual_seed(0)
+    model, x = net(), torch.randn(64, 8)
+    found, optimizer = [], torch.optim.SGD(model.parameters(), lr=rate)
+    with engine.attach(model) as handle:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (scale * loss(model(x), x)).backward()
+            optimizer.step()
+            found.append(temperature(handle))
+    return found
+
+
+def known(out, x):
+    """The loss of labels that the outputs tell."""
+    return F.cross_entropy(out, (out.detach()).argmax(1))
+
+
+def noise(out, x):
+    return F.cross_entropy(out, (x[:, 0] * 1e4).long() % 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_it_rises_where_outputs_are_right_and_falls_where_they_are_noise(engine):
+    """By a twentieth of its logarithm at most."""
+    right, wrong = taught(engine, known, 60), taught(engine, noise, 100)
+    assert all(1.0 < after / before < math.exp(0.05) for before, after in pairwise(right))
+    assert right[-1] > 3
+    assert wrong[-1] < 0.7
+
+
+@pytest.mark.parametrize("scale", [1e-4, 65536.0])
+def test_no_scale_of_the_loss_changes_it(scale):
+    """Loss scaling, accumulation."""
+    assert taught(FOTON(), noise, 5, scale) == pytest.approx(taught(FOTON(), noise, 5), rel=1e-9)
+
+
+def test_it_ends_where_the_loss_is_least():
+    """Of targets that are three times the outputs, in the mean."""
+    torch.manual_seed(0)
+    model, x = net(), torch.randn(64, 8)
+    target = 3 * model(x).detach() + 0.01 * torch.randn(64, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with FOTON().attach(model) as handle:
+        for _ in range(100):
+            (model(x) - target).pow(2).mean().backward()
+            optimizer.step()
+        assert temperature(handle) == pytest.approx(3.0, rel=0.06)
+
+
+def test_the_error_is_taken_without_it():
+    model, x = net(), torch.randn(5, 8)
+    y = torch.randint(3, (5,))
+    with OrthogonalBackprop().attach(model) as handle:
+        handle.load_state_dict({"": {"mean of log temperature": torch.tensor(1.5)}})
+        F.cross_entropy(model(x), y).backward()
+    factor = math.exp(1.5)
+    expected = torch.autograd.grad(F.cross_entropy(factor * model(x), y) / factor, list(model.parameters()))
+    for p, g in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g)
+
+
+def test_steps_that_overflowed_do_not_move_it():
+    model, x = net(), torch.randn(5, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with FOTON().attach(model) as handle:
+        for scale in (1.0, math.inf, 1.0):
+            known(model(x), x).mul(scale).backward()
+            optimizer.zero_grad()  # GradScaler takes no such step, its next one finds what is left of it.
+        optimizer.step()
+        assert temperature(handle) == 1.0
+        known(model(x), x).backward()
+        optimizer.step()
+        assert temperature(handle) == pytest.approx(1.03, abs=0.02)
+
+
+def test_it_is_in_checkpoints_and_gone_with_the_engine():
+    model, x = net(), torch.randn(5, 8)
+    plain, optimizer = model(x), torch.optim.SGD(model.parameters(), lr=0.0)
+    with FOTON().attach(model) as handle:
+        for _ in range(3):
+            known(model(x), x).backward()
+            optimizer.step()
+        hot, state = model(x), copy.deepcopy(handle.state_dict())
+        with gradfree.engine_figures() as figures:
+            known(model(x), x).backward()
+        assert figures[""]["temperature"].item() == pytest.approx(temperature(handle))
+    torch.testing.assert_close(model(x), plain)
+    with FOTON().attach(model) as handle:
+        handle.load_state_dict(state)
+        torch.testing.assert_close(model(x), hot, rtol=0, atol=0)
+    torch.testing.assert_close(hot, math.exp(state[""]["mean of log temperature"]) * plain)
+
+
+def test_ranks_have_the_mean_of_their_temperatures(monkeypatch):
+    """Before the first step there is none: its mean is no number, and the outputs stay as they are."""
+    model, x = net(), torch.randn(5, 8)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
+    with FOTON().attach(model) as handle:
+        assert [name for _, name, _ in handle._means] == ["residual", "log temperature"]
+        plain = model(x)
+        average_means(handle._means, x)
+        torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
