@@ -11,7 +11,7 @@ OUT ?= results/gpu
 LACKING ?= datasets dill docstring_parser hypothesis jsonargparse multiprocess orthogonium sortedcontainers typeshed_client
 MANYLINUX := 2_28 2_27 2_17 2014 1
 
-.PHONY: help demo test docs gpu wheels lint types layout wheel-test format clean
+.PHONY: help demo test docs gpu wheels dist lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,12 @@ test: $(READY)  ## Set up and run all tests but the installations
 
 docs: $(READY)  ## Build the documentation site, build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+
+dist: $(READY)  ## Build wheel and source distribution into dist/ and check their descriptions
+	rm -rf dist
+	$(BIN)/pip install --quiet twine==7.0.0
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
 	$(BIN)/pytest -m slow tests/packaging

@@ -37,7 +37,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CellLayer",
     "Chain",

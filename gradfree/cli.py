@@ -11,9 +11,8 @@ from typing import Any
 
 from gradfree import __doc__ as description
 from gradfree import __version__
-from gradfree.entries import entries, lookup
+from gradfree.entries import ENGINES, MODELS, entries, lookup
 from gradfree.extras import MissingExtra, needs_extra
-from gradfree.registry import ENGINES, MODELS
 from gradfree.wording import plain
 
 COMMANDS = "gradfree.commands"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
-from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
+from jsonargparse import ActionYesNo, ArgumentParser, auto_cli, set_parsing_settings
 
 from gradfree.wording import did_you_mean
 
 
 def run_command(commands: Mapping[str, Any], given: Sequence[str], description: str | None) -> None:
     """Run what the words ``given`` ask for, or say what is wrong with them and end the process."""
+    set_parsing_settings(add_print_completion_argument=True)
     auto_cli(dict(commands), list(given), prog="gradfree", description=description, parser_class=_Parser)
 
 
@@ -20,7 +21,8 @@ class _Parser(ArgumentParser):
     """A parser with ``--dry-run`` for ``dry_run``, and switches for what is true or false: ``--retry``, ``--no-retry``.
 
     ``--dry_run`` and ``--retry=true``, as in a configuration file, will do. An option is not taken for another that it
-    begins like: with ``--seed`` for ``--seeds`` another thing may be meant.
+    begins like: with ``--seed`` for ``--seeds`` another thing may be meant. What is no option and has a list takes all
+    words that are left.
     """
 
     def __init__(self, *args: Any, **settings: Any):
@@ -38,4 +40,8 @@ class _Parser(ArgumentParser):
         if settings.get("type") is bool:
             del settings["type"]
             settings.update(action=ActionYesNo(no_prefix="no-"), nargs="?")
+        kind = getattr(settings.get("action"), "_typehint", None)
+        if not names[0].startswith("-") and get_origin(kind) is list:
+            del settings["action"]
+            settings.update(type=get_args(kind)[0], nargs="+")
         return super().add_argument(*names, **settings)

@@ -10,6 +10,9 @@ from typing import Any
 from gradfree import checkout
 from gradfree.wording import no_such, one
 
+ENGINES = "gradfree.engines"
+MODELS = "gradfree.models"
+
 
 def entries(group: str) -> dict[str, metadata.EntryPoint]:
     """Return the entry points of ``group`` by name; an installed package's beat a checkout's."""

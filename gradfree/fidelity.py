@@ -15,9 +15,9 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
-from gradfree.engines.intact import left_intact
 from gradfree.errors import ChainError
 from gradfree.torchside.sharding import is_spread
+from gradfree.trial.intact import left_intact
 from gradfree.wording import one
 
 

@@ -8,10 +8,7 @@ from typing import Any
 from torch import nn
 
 from gradfree.engines.engine import Engine
-from gradfree.entries import entries, lookup
-
-ENGINES = "gradfree.engines"
-MODELS = "gradfree.models"
+from gradfree.entries import ENGINES, MODELS, entries, lookup
 
 
 def list_engines() -> list[str]:

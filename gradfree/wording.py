@@ -22,9 +22,10 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the question, after a space, whether what is nearest to ``name`` was meant; nothing if nothing is near."""
-    known, tries = list(known), (name, name.lower().replace("-", "_"))
-    near = [k for tried in tries for k in difflib.get_close_matches(tried, known, n=1)]
-    near += [k for k in known if name and k.startswith(name)]
+    known, alike = list(known), name.lower().replace("-", "_")
+    near = [k for word in (name, alike) for k in difflib.get_close_matches(word, known, n=1)] or [
+        k for k in known if name and k.startswith(name)
+    ]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

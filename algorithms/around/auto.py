@@ -17,11 +17,11 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.choosing.switching import SwitchingHandle, Way
 from gradfree.engines.discovery import Chains
-from gradfree.engines.dry_run import Batch
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
+from gradfree.trial.dry_run import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +62,11 @@ class Auto(Engine):
         """Return the most that one of them says."""
         return max(engine.outputs_within(dtype) for engine in self.engines)
 
-    def validate(
-        self,
-        model: nn.Module,
-        chains: Chains | None = None,
-        *,
-        residual: float | None = None,
-        batch: Batch | None = None,
+    def examine(
+        self, model: nn.Module, chains: Chains | None = None, residual: float | None = None, batch: Batch | None = None
     ) -> Report:
         """Tell the chains of all engines that fit, with a batch by dry runs, or what stands in the first's way."""
-        return _joined({e: e.validate(model, chains, residual=residual, batch=batch) for e in self.engines})
+        return _joined({e: e.examine(model, chains, residual, batch) for e in self.engines})
 
     def attach(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+from torch import nn
 
 from gradfree.benchmarks.advice.compiled import compiled_cost
 from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
@@ -48,7 +49,7 @@ def run(
     """Print every engine's report, time those that can be attached, and recommend one, or plain backprop.
 
     Raises:
-        UsageError: the model, the data or the device are not there, or no engine can be attached.
+        UsageError: the model, the data or the device are not there, or no engine can be attached, or none can train.
     """
     require(device)
     paths = listed(chains) or None
@@ -71,6 +72,7 @@ def run(
         say("torch.compile")
         compiled = compiled_cost(job, standings.threads, _COMPILING * budget)
         runners = race(job, net, [BACKPROP, *_racers(standings)], train, say) if train else []
+    _print_reports({"On the first batch": _dry_run(rows, net, job)}, console)
     advice = advise(standings, compiled, paths)
     sections = [contest_section(job, standings, compiled, advice), *([race_section(job, runners)] if runners else [])]
     record = advice_record(job, standings, compiled, advice)
@@ -81,6 +83,8 @@ def run(
     if out is not None:
         files = _write(record, report, out)
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
+    if standings.failures and not (standings.untried or standings.contestants[1:]):
+        raise UsageError(f"every engine fails on {model}, see above: stay with backprop.")
 
 
 def _write(record: Record, report: SuiteReport, out: Path) -> list[Path]:
@@ -95,6 +99,14 @@ def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
         names = ", ".join(name for name, report in reports.items() if str(report) == text)
         indented = "\n".join(f"  {line}" for line in text.splitlines())
         console.print(f"{names}:\n{indented}\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _dry_run(rows: Sequence[Row], model: nn.Module, job: Job) -> Report:
+    """Return what an engine finds out on a batch: one that asks for residual paths, if there is one."""
+    engines = [row.create_engine() for row in rows]
+    batch = job.batches[0]
+    inputs = batch if isinstance(batch, Mapping) else tuple(batch[:-1])
+    return next((e for e in engines if e.needs_residual), engines[0]).validate(model, job.chains, batch=inputs)
 
 
 def _loader_beside(model: str) -> str | None:

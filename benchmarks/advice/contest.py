@@ -129,7 +129,7 @@ def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[st
 
     Every engine's first settings come before any one's second.
     """
-    reports = {name: engine_class(name)().validate(model, chains) for name in list_engines()}
+    reports = {name: engine_class(name)().examine(model, chains) for name in list_engines()}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
     settings = {name: list(engine_class(name).worth_trying) for name in fit}
     deepest = max(map(len, settings.values()), default=0)

@@ -17,6 +17,7 @@ from gradfree.extras import needs_extra
 def run(
     suite: str | None = None,
     out: Path | None = None,
+    name: str | None = None,
     seeds: int = 3,
     device: str = "cpu",
     jobs: int = os.cpu_count() or 1,
@@ -27,6 +28,7 @@ def run(
     retry: bool = False,
     dry_run: bool = False,
     list: bool = False,
+    tracker: str | None = None,
     **axes: Any,
 ) -> None:
     """Train with the engines of a suite, or with those that are named, time the steps, and report.
@@ -41,6 +43,7 @@ def run(
             docs/benchmarks.md has what each compares, needs and takes. Or one of your own, module:function.
         out: folder for records and report; results/<suite> if not given, or one named by what is
             swept.
+        name: of the run, in its report, and of its folder in results if --out names none.
         seeds: training runs for each engine and task.
         device: where to train: cpu, cuda, or both, separated by a comma.
         jobs: training runs at a time; as many as cores if not given.
@@ -52,6 +55,8 @@ def run(
         retry: run cases that failed again.
         dry_run: check everything and say what would be run.
         list: list all cases and whether they are done.
+        tracker: hand every training run to Lightning's logger as well: tensorboard, wandb, csv, or one of your own,
+            module:function.
         **axes: what :class:`~gradfree.benchmarks.sweeps.axes.Sweep` has.
     """
     for option, value in ("seeds", seeds), ("jobs", jobs):
@@ -59,7 +64,9 @@ def run(
             raise UsageError(f"--{option} must be at least 1, not {value}.")
     session = _extra("bench.session")
     manner = session.Manner(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
-    session.run(suite, Sweep(**axes), out, seeds, device, shard, data, manner)
+    session.run(
+        session.KeptRun(Sweep(**axes), suite=suite, name=name), out, seeds, device, shard, data, tracker, manner
+    )
 
 
 def search(
@@ -92,15 +99,16 @@ def search(
     _extra("sweeps.search", "optuna").run(Sweep(**axes), space or {}, trials, out, seed, device, data)
 
 
-def report(suite: str | None = None, out: Path | None = None) -> None:
+def report(suite: str | None = None, out: Path | None = None, tracker: str | None = None) -> None:
     """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
 
     Args:
-        suite: the comparisons to show, as for `gradfree bench run`. If not given, those of the sweep whose records the
+        suite: the comparisons to show, as for `gradfree bench run`. If not given, those of the run whose records the
             folder has, or "quick".
         out: folder of the records, and for the report; results/<suite> if not given.
+        tracker: as for `gradfree bench run`.
     """
-    _extra("bench.session").report(suite, out)
+    _extra("bench.session").report(suite, out, tracker)
 
 
 def advise(
@@ -141,14 +149,14 @@ def _seconds(option: str, given: str) -> float:
     return float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def compare(a: Path, b: Path) -> None:
-    """Print what changed between two sets of results, say of two commits or machines.
+def compare(sets: list[str], out: Path | None = None) -> None:
+    """Print what changed between sets of results, say of commits or machines: of each to the first.
 
     Args:
-        a: folder or file of records.
-        b: another.
+        sets: folders or files of records, two or more, in their order.
+        out: folder for a report with a history; none if not given.
     """
-    _extra("bench.session").compare(a, b)
+    _extra("bench.session").compare([Path(name) for name in sets], out)
 
 
 COMMANDS: dict[str, Any] = {

@@ -5,28 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_lowercase
 
 from rich.console import Console
 from rich.text import Text
 
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
+from gradfree.benchmarks.reports.tracking import track
 from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.plan import Plan, Shard
 from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.kept import KeptSweep
+from gradfree.benchmarks.sweeps.kept import KeptRun, command_of
 from gradfree.benchmarks.sweeps.sweep import suite_of
-from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.experiment import Suite, belonging
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra
@@ -55,24 +58,28 @@ class Manner:
 
 
 def run(
-    suite: str | None,
-    sweep: Sweep,
+    asked: KeptRun,
     out: Path | None,
     seeds: int,
     device: str,
     shard: str,
     data: str | None,
+    tracker: str | None,
     manner: Manner,
 ) -> None:
     """Run the cases that have no record yet, then report."""
-    loader = loader_in(data)
+    loader, sweep = loader_in(data), asked.sweep
     devices, share = devices_in(device), Shard.parse(shard)
     if loader and not sweep.named:
         raise UsageError(f"--data {loader} is for a model of your own: --model module:function.")
-    if sweep.named and suite:
-        raise UsageError(f"--suite {suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
-    kept = KeptSweep(sweep, loader) if sweep.named else None
-    comparisons, folder = (suite_of(sweep, loader), out or kept.folder) if kept else _open(suite or "quick", out)
+    if sweep.named and asked.suite:
+        raise UsageError(f"--suite {asked.suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
+    kept = replace(asked, loader=loader, suite=asked.suite or (None if sweep.named else "quick"))
+    flags = {name: getattr(sweep, name) for name in sweep.named}
+    flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data, "name": kept.name}
+    folder = out or kept.folder
+    kept = replace(kept, command=command_of({**flags, "out": str(folder)}))
+    comparisons = _comparisons(kept)
     there = tuple(
         experiment for experiment in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not experiment.optional
     )
@@ -80,10 +87,11 @@ def run(
     comparisons = there or comparisons
     for experiment in comparisons:
         experiment.check()
-    _run(Plan(comparisons, seeds, devices, share), RecordFile(folder / RECORDS, str(share)), manner, kept)
+    plan = Plan(comparisons, seeds, devices, share)
+    _run(plan, RecordFile(folder / RECORDS, str(share)), manner, kept, tracker)
 
 
-def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptSweep | None) -> None:
+def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptRun, tracker: str | None) -> None:
     listed = list(plan.cases(known := file.read()))
     if manner.listing:
         print("\n".join(_states(listed, known)))
@@ -98,15 +106,14 @@ def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptSweep | None) -
         print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
         return
     make_folder(file.path.parent)
-    if kept:
-        kept.keep(file.path.parent)
+    kept.keep(file.path.parent)
     try:
         run_cases(plan.cases, file, _executor(manner), manner.retry)
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
     if sections(plan.suite, known := file.read()):
-        _show(plan.suite, file)
+        _show(plan.suite, file, kept, tracker)
     _refuse_failures(list(plan.cases(known)), known)
 
 
@@ -141,38 +148,49 @@ def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]
         raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
 
 
-def report(suite: str | None, out: Path | None) -> None:
+def report(suite: str | None, out: Path | None, tracker: str | None) -> None:
     """Print the tables and write the report's files."""
-    if suite is None and out and (kept := KeptSweep.of(out)):
-        comparisons, folder = suite_of(kept.sweep, kept.loader), out
-    else:
-        comparisons, folder = _open(suite or "quick", out)
-    _show(comparisons, RecordFile(folder / RECORDS))
+    kept = KeptRun.of(out) if out and not suite else None
+    asked = kept or KeptRun(Sweep(), suite=suite or "quick")
+    _show(_comparisons(asked), RecordFile((out or asked.folder) / RECORDS), asked, tracker)
 
 
-def _open(suite: str, out: Path | None) -> tuple[Suite, Path]:
-    if names_a_function(suite):
-        return suite_by(suite), out or Path("results", suite.replace(":", "-"))
-    if suite not in SUITES:
-        raise UsageError(no_such("suite", suite, SUITES))
-    return SUITES[suite], out or Path("results", suite)
+def _comparisons(asked: KeptRun) -> Suite:
+    """Return what is compared."""
+    if asked.sweep.named or not asked.suite:
+        return suite_of(asked.sweep, asked.loader)
+    if names_a_function(asked.suite):
+        return suite_by(asked.suite)
+    if asked.suite not in SUITES:
+        raise UsageError(no_such("suite", asked.suite, SUITES))
+    return SUITES[asked.suite]
 
 
-def compare(a: Path, b: Path) -> None:
-    """Print what two sets of records have in common and in what they differ."""
-    console, before, after = Console(), read_records(a), read_records(b)
-    console.print(Text(f"a: {a}\nb: {b}\n"))
-    found = compare_records(before, after)
+def compare(paths: Sequence[Path], out: Path | None) -> None:
+    """Print what sets of records have in common and in what they differ."""
+    if not 2 <= len(paths) <= len(ascii_lowercase):
+        raise UsageError(f"name 2 to {len(ascii_lowercase)} sets of records to compare, not {len(paths)}.")
+    console, sets = Console(), [read_records(path) for path in paths]
+    named = [f"{name}: {path}" for name, path in zip(ascii_lowercase, paths, strict=False)]
+    console.print(Text("\n".join([*named, ""])))
+    found = compare_records(*sets)
     if all(section.title == UNMATCHED for section in found):
-        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
+        console.print(Text("Nothing can be compared: no case has results in several.\n", "bold yellow"))
     for section in found:
         print_section(section, console)
-    for change in environment_changes(before, after):
+    for change in environment_changes(*sets):
         console.print(Text(change, "bold yellow"))
+    if out:
+        make_folder(out)
+        title = f"gradfree bench compare: {', '.join(named)}"
+        report = SuiteReport(title, found, Provenance([record for records in sets for record in records]))
+        console.print(Text(f"Report: {' '.join(map(str, publish(report, out)))}"))
 
 
-def _show(comparisons: Suite, file: RecordFile) -> None:
-    report = SuiteReport.of(f"gradfree bench: {file.path.parent.resolve().name}", comparisons, file.read())
+def _show(comparisons: Suite, file: RecordFile, asked: KeptRun, tracker: str | None) -> None:
+    folder, records = file.path.parent, file.read()
+    title = f"gradfree bench: {asked.name or folder.resolve().name}"
+    report = replace(SuiteReport.of(title, comparisons, records), command=asked.command)
     if not report.sections:
         raise UsageError(
             f"{file.path} has no results of this suite; `gradfree bench run --suite` makes them. Of a sweep name the "
@@ -180,6 +198,8 @@ def _show(comparisons: Suite, file: RecordFile) -> None:
         )
     console = Console()
     # First: a reader that closes the output early, head say, has a report all the same.
-    files = publish(report, file.path.parent)
+    files = publish(report, folder)
     report.print(console)
     console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))
+    if tracker:
+        console.print(Text(f"Tracked: {track(belonging(comparisons, records), tracker, folder)}"))

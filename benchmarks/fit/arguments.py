@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradfree.cli import UsageError
-from gradfree.entries import entries
-from gradfree.registry import MODELS
+from gradfree.entries import MODELS, entries
 
 CONFIGS = {path.stem: path for path in sorted((Path(__file__).parent / "configs").glob("*.yaml"))}
 """The configurations that come with gradfree, by name."""

@@ -29,9 +29,8 @@ from gradfree import ChainError, list_engines
 from gradfree.benchmarks.fit.arguments import CONFIGS, expanded
 from gradfree.benchmarks.fit.datamodules import Examples
 from gradfree.cli import UsageError
-from gradfree.entries import entries
+from gradfree.entries import MODELS, entries
 from gradfree.lightning import RandomStates
-from gradfree.registry import MODELS
 
 _HELP = """{what}
 

@@ -35,11 +35,13 @@ class SuiteReport:
         title: for people.
         sections: one a comparison.
         provenance: of the records.
+        command: that made them, if it is known.
     """
 
     title: str
     sections: Sequence[Section]
     provenance: Provenance
+    command: str = ""
 
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
@@ -65,7 +67,7 @@ class SuiteReport:
             print_section(section, console)
         for warning in self.provenance.warnings():
             console.print(Text(f"Warning: {warning}", "bold yellow"))
-        for line in self.provenance.lines():
+        for line in self._made:
             console.print(Text(line, "dim"))
 
     def markdown(self) -> str:
@@ -74,7 +76,12 @@ class SuiteReport:
         lines += ["" for _ in lines[:1]]
         lines += [line for section in self.sections for line in _markdown_section(section)]
         lines += [f"**{warning}**\n" for warning in self.provenance.warnings()]
-        return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self.provenance.lines()), ""])
+        return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self._made), ""])
+
+    @property
+    def _made(self) -> list[str]:
+        """Where the records come from."""
+        return [*self.provenance.lines(), *([f"by: {self.command}"] if self.command else [])]
 
 
 def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:

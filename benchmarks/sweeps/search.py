@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,6 +18,7 @@ from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.running.places import devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.workers import Workers
 from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.kept import command_of
 from gradfree.benchmarks.sweeps.space import Space
 from gradfree.benchmarks.sweeps.study import SharedStudy, joined
 from gradfree.benchmarks.sweeps.sweep import suite_of
@@ -108,14 +108,8 @@ class Search:
         if "learning_rate" in settings:
             usual = self._comparison(replace(sweep, learning_rates=None)).task.learning_rate
             sweep = replace(sweep, learning_rates=sorted({usual, settings["learning_rate"]}))
-        flags = {f.name.replace("_", "-"): getattr(sweep, f.name) for f in fields(sweep)}
-        flags |= {"data": self.data, "device": self.device, "out": str(out)}
-        words = [
-            (f"--{name}", value if isinstance(value, str) else json.dumps(value))
-            for name, value in flags.items()
-            if value is not None
-        ]
-        return shlex.join(["gradfree", "bench", "run", *(word for pair in words for word in pair)])
+        flags = {f.name: getattr(sweep, f.name) for f in fields(sweep)}
+        return command_of({**flags, "data": self.data, "device": self.device, "out": str(out)})
 
     def _comparison(self, sweep: Sweep) -> Comparison:
         comparison, *others = [part for part in suite_of(sweep, self.loader) if isinstance(part, Comparison)]

@@ -17,8 +17,7 @@ from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.imported import Builder
 from gradfree.chains.handle import Handle
-from gradfree.entries import lookup
-from gradfree.registry import MODELS
+from gradfree.entries import MODELS, lookup
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -95,7 +95,7 @@ class DepthChain(Chain):
                     raise ChainError(
                         f"{link.path} turns a state of shape {tuple(before or ())} into one of "
                         f"{tuple(link.out.shape)}: one diagonal for all links needs states of one shape. Attach one "
-                        "chain for each shape, chains=[...], or use another engine."
+                        "chain for each shape, chains=[...], or use the engine 'fixed_point' or 'truncated'."
                     )
         return [0.0 if link.state is None else factor for link in self.links]
 

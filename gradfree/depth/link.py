@@ -90,7 +90,8 @@ def walking(links: Sequence[Pathed], delta: Sequence[Cotangent]) -> Iterator[Non
 
 _FREED = (
     "its graph is freed already. A loss on a tensor that a block or a hook has kept from inside has run it, or an "
-    "earlier backward pass: call backward(retain_graph=True), or return that tensor from the block beside the state."
+    "earlier backward pass: call backward(retain_graph=True), return that tensor from the block beside the state, or "
+    "use the engine 'backprop'."
 )
 
 
@@ -186,7 +187,11 @@ NOT_THE_STATE = (
 )
 IN_PLACE = (
     "{path} modifies its input in place: other uses of that state would get a wrong gradient. Use the out-of-place "
-    "operation (nn.ReLU(inplace=False), x = x + y)."
+    "operation (nn.ReLU(inplace=False), x = x + y), or the engine 'backprop'."
+)
+NO_STATE = (
+    "its first argument is no tensor (gradfree.register_port tells which one is the state): autograd goes through it",
+    "its first argument is no tensor. If another one is the state, say so with gradfree.register_port.",
 )
 REPLICA = (
     "{path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
@@ -200,7 +205,6 @@ HOOKED_INSIDE = (
     "{path} puts a gradient hook on the state that it is given: it would see nothing, as the block runs in a batch. "
     "Attach with batched=False."
 )
-NO_STATE = "its first argument is no tensor. If another one is the state, say so with gradfree.register_port."
 BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
 HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
 INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."

@@ -157,7 +157,7 @@ class BlockRecorder:
         if not needed and not others and not any(p.requires_grad for p in block.parameters()):
             return None
         if state is None:
-            self.chain.split(self.path, "its first argument is no tensor: autograd goes through it", why.NO_STATE)
+            self.chain.split(self.path, *why.NO_STATE)
             return None
         recording, before, begun = self._join(state, others)
         recording.before(self.path, block, state)

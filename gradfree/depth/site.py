@@ -69,6 +69,8 @@ class Blocks(Site):
         yield from hooked(self.inside)
         for path, block in self.blocks.items():
             yield from _block_problems(path, block)
+        taken = [problem for path, block in self.blocks.items() for problem in attached(path, block, [Container])]
+        yield from taken[:1]  # Its remedy is that of all.
 
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return one number's shape."""
@@ -146,7 +148,6 @@ def _composite(module: nn.Module) -> bool:
 
 
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
-    yield from attached(path, block, [Container])
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
     if "ScriptModule" in names:
         yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."

@@ -114,13 +114,16 @@ def _find(
 
 def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site], kinds: Kinds) -> list[str]:
     if not found:
-        candidates = [path for path, module in modules.items() if _kind(module, kinds)]
-        named = f"What can be named: {candidates}." if candidates else "Or name its blocks: chains=[['b1', 'b2']]."
         evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
-        return [
-            f"the model has no chain that can be found without help: {evident}. Put "
-            f"its parts into a container of their own, or name it: chains=['path.to.blocks']. {named}"
+        what = f"the model has no chain that can be found without help: {evident}."
+        nameable = [
+            path for path, m in modules.items() if (kind := _kind(m, kinds)) and not any(kind(path, m).problems())
         ]
+        if nameable:
+            return [f"{what} What can be named, chains=[...]: {nameable}."]
+        if any(kind.dimension == "depth" and not kind.of_layers for kind in kinds):
+            return [f"{what} Put its blocks into one, or name them, in their order: chains=[['block1', 'block2']]."]
+        return [what]
     rivals = [path for path, site in found.items() if not site.several]
     if len(rivals) < 2:
         return []

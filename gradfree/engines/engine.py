@@ -22,12 +22,13 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.engines.alternatives import told
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
-from gradfree.engines.dry_run import Batch, dry_run
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
+from gradfree.trial.dry_run import Batch, dry_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,8 @@ class Engine(ABC):
     ) -> Report:
         """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
+        Where it cannot, the notes say what can be attached to this model: other options, chains and engines are tried.
+
         With a batch the model runs forward and backward once, with the engine on it: then the report also tells of
         every block what its residual path is read as and how much of the gradient that carries, which pieces a chain is
         split into, what is done in batches, and what the first training step would be refused for. Weights, gradients,
@@ -178,6 +181,15 @@ class Engine(ABC):
             TypeError: ``model`` is no module, or ``residual`` no number.
             Exception: whatever the model itself raises on the batch.
         """
+        report = self.examine(model, chains, residual, batch)
+        if not report.ok and (works := told(self, model, chains, residual, batch)):
+            return replace(report, notes=[*report.notes, works])
+        return report
+
+    def examine(
+        self, model: nn.Module, chains: Chains | None = None, residual: float | None = None, batch: Batch | None = None
+    ) -> Report:
+        """Return what :meth:`validate` does, but for what else would work."""
         if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
             raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
         if not isinstance(model, nn.Module):
@@ -210,15 +222,15 @@ class Engine(ABC):
         if not self.needs_residual:
             return report
         problems = [
-            f"{path!r} has no gate that carries its state from step to step, which {self} needs. Use the engine "
-            "'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
+            f"{path!r} has no gate that carries its state from step to step, which {type(self).__name__} needs. "
+            "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
             for path, site in report.chains.items()
             if not site.has_residual
         ]
         problems += [
-            f"{where} is compiled, which hides the residual path of the blocks in {path!r} that {self} needs. Compile "
-            "what lies inside the blocks, declare the path, attach(..., residual=1.0), or use the engine "
-            "'fixed_point' or 'truncated'."
+            f"{where} is compiled, which hides the residual path of the blocks in {path!r} that "
+            f"{type(self).__name__} needs. Compile what lies inside the blocks, declare the path, "
+            "attach(..., residual=1.0), or use the engine 'fixed_point' or 'truncated'."
             for path, site in report.chains.items()
             if site.declared is None and (where := compiled_around_blocks(model, site))
         ]
@@ -261,7 +273,7 @@ class Engine(ABC):
         """
         if batched not in ("auto", True, False):
             raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
-        report = self.validate(model, chains, residual=residual)
+        report = self.examine(model, chains, residual)
         unfit = () if batched is not True else _batched_problems(report, self)
         return replace(report, problems=[*report.problems, *_lean_problems(report, lean), *unfit])
 
@@ -296,8 +308,9 @@ class Engine(ABC):
         """
         report = self.fitting(model, chains, lean=lean, residual=residual, batched=batched)
         if not report.ok:
-            problems = "\n".join(f"- {problem}" for problem in report.problems)
-            raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{problems}")
+            works = told(self, model, chains, residual, None)
+            lines = "\n".join(f"- {line}" for line in (*report.problems, *([works] if works else [])))
+            raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine's hooks.
             torch.compiler.reset()
@@ -324,8 +337,11 @@ def _lean_problems(report: Report, lean: bool) -> Iterator[str]:
 
 
 def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:
-    if not engine.pulls_at_once or not report.chains:
-        yield f"batched=True is for chains that are pulled through at once; {engine} does not do that. Leave it out."
+    if report.ok and not (engine.pulls_at_once and report.chains):
+        yield (
+            f"batched=True is for chains that are pulled through at once, which {type(engine).__name__} does not do. "
+            "Leave it out."
+        )
         return
     for path, site in report.chains.items():
         if not site.can_be_batched:

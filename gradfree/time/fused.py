@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.time.fused_layer import FusedLayer, LayerFunction
@@ -60,7 +61,7 @@ class Recurrent(Site):
         elif type(module).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}:
             yield f"{self.path} is a {type(module).__name__} with a forward of its own, which an engine would replace."
         if module.proj_size:
-            yield f"{self.path} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
+            yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
     def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the module's forward."""

@@ -68,7 +68,7 @@ def loops():
 def test_what_nobody_has_registered_is_not_found():
     report = engine().validate(LoopModel())
     assert "no chain that can be found without help" in report.problems[0]
-    assert "Or name its blocks: chains=[['b1', 'b2']]" in report.problems[0]
+    assert "chains=[['block1', 'block2']]" in report.problems[0]
 
 
 @pytest.mark.usefixtures("loops")

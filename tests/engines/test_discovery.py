@@ -53,7 +53,7 @@ def test_an_empty_container():
 
 def test_a_model_without_a_chain():
     assert "no chain that can be found without help" in refused(HIGHWAY, nn.Linear(3, 3))
-    assert "chains=['path.to.blocks']" in refused(HIGHWAY, nn.Linear(3, 3))
+    assert "chains=[['block1', 'block2']]" in refused(HIGHWAY, nn.Linear(3, 3))
 
 
 def test_several_possible_chains_of_layers_are_ambiguous():

@@ -134,8 +134,8 @@ def test_a_list_for_engines_that_take_layers_and_for_one_that_leaves_chains_alon
 
 def test_what_can_be_named_is_told_where_nothing_is_found():
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6))
-    assert "What can be named: ['', '0']" in str(ENGINE.validate(model))
-    assert "Or name its blocks: chains=[['b1', 'b2']]" in str(ENGINE.validate(nn.Linear(2, 2)))
+    assert "What can be named, chains=[...]: ['', '0']" in str(ENGINE.validate(model))
+    assert "or name them, in their order: chains=[['block1', 'block2']]" in str(ENGINE.validate(nn.Linear(2, 2)))
 
 
 def test_of_several_chains_some_may_have_no_residual_path():

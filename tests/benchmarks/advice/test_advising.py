@@ -67,6 +67,33 @@ def test_chains_are_separated_by_commas(capsys, tmp_path, monkeypatch):
     assert "chain 'y': 2 blocks" in out
 
 
+@pytest.mark.slow
+def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path, monkeypatch):
+    """Each says why, and so does the dry run: nothing is recommended that was never on the model."""
+    (tmp_path / "kept_inside.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.inner = nn.Linear(4, 4)\n"
+        "    def forward(self, x):\n        self.kept = torch.tanh(self.inner(x))\n        return x + self.kept\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.blocks = nn.Sequential(*[Block() for _ in range(3)])\n"
+        "    def forward(self, x):\n"
+        "        out = self.blocks(x).sum()\n"
+        "        return {'loss': out + sum(b.kept.pow(2).sum() for b in self.blocks)}\n"
+        "def build():\n    return Net()\n"
+        "def loader():\n    return [{'x': torch.randn(5, 4)}] * 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", "kept_inside:build", "--budget", "5s"])
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert "every engine fails on kept_inside:build" in told.err
+    assert "problem: the backward pass inside blocks.2 failed" in told.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

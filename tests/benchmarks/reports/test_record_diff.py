@@ -56,7 +56,7 @@ def test_what_is_in_one_only_is_listed():
     *_, unmatched = compare(A, B)
     assert texts(unmatched) == [["points highway_bp k=1", "training, cpu", "3", "2"]]
     nothing = compare(A, list(dict(trained(PLAIN, [1], [1], device="cuda")).values()))
-    assert [section.title for section in nothing] == ["not in both"]
+    assert [section.title for section in nothing] == ["not in all"]
     assert texts(nothing[0])[-1] == ["points backprop", "training, cuda", "0", "1"]
 
 
@@ -111,7 +111,7 @@ def test_sets_with_nothing_in_common_are_said_to_be_so(others, said, tmp_path, c
     write(tmp_path / "old" / "records.jsonl", A)
     write(tmp_path / "new" / "records.jsonl", others)
     main(["bench", "compare", str(tmp_path / "old"), str(tmp_path / "new")])
-    assert ("Nothing can be compared: no case has results in both." in capsys.readouterr().out) is said
+    assert ("Nothing can be compared: no case has results in several." in capsys.readouterr().out) is said
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,55 @@ def test_a_set_that_cannot_be_read_is_an_error(content, words, tmp_path, capsys)
         main(["bench", "compare", str(tmp_path / "old"), str(other)])
     assert stopped.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_many_sets_are_a_history_beside_the_first(tmp_path, capsys):
+    """Each is compared with the first, and a chart goes from set to set; a set that lacks a case does not hide it."""
+    third = [record for record in B if "highway" not in record["case"]]
+    scores, times, _ = compare(A, A, B)
+    assert texts(scores)[1] == [
+        "points",
+        "backprop via chain",
+        "3",
+        "96.00",
+        "96.00",
+        "97.00",
+        "+0.00 ± 0.00",
+        "+1.00 ± 0.25",
+    ]
+    assert texts(times)[1] == [
+        "points",
+        "backprop via chain",
+        "12.5",
+        "12.5",
+        "6.25",
+        "1.00",
+        "0.98–1.02",
+        "0.50",
+        "0.49–0.51",
+    ]
+    assert "c is faster beyond the quartiles in 1 of 3 rows: points backprop via chain." in times.remarks
+    (history,) = times.charts
+    rows = history.points.filter(label="points backprop via chain").select("x", "y").rows()
+    assert rows == [("a", 1.0), ("b", 1.0), ("c", pytest.approx(0.5))]
+    assert texts(compare(A, B, third)[-1])[-1][2:] == ["3", "2", "0"]
+    for name, records in ("one", A), ("two", A), ("three", B):
+        write(tmp_path / name / "records.jsonl", records)
+    main(
+        [
+            "bench",
+            "compare",
+            *(str(tmp_path / name) for name in ("one", "two", "three")),
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    )
+    assert "+1.00 ± 0.25" in capsys.readouterr().out
+    assert "times, device: cpu: from set to set" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_one_set_is_nothing_to_compare(tmp_path, capsys):
+    write(tmp_path / "one" / "records.jsonl", A)
+    with pytest.raises(SystemExit):
+        main(["bench", "compare", str(tmp_path / "one")])
+    assert "name 2 to 26 sets of records to compare, not 1." in capsys.readouterr().err

@@ -10,7 +10,7 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.kept import KeptSweep
+from gradfree.benchmarks.sweeps.kept import KeptRun
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
@@ -73,7 +73,9 @@ def test_one_learning_rate_is_used_and_several_are_tried():
 
 def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
     (part,) = suite_of(Sweep(tasks="points", engines="all"))
-    assert {row.engine for row in part.rows} == {"backprop", "deeppcr", "dsf", "fixed_point", "highway_bp", "truncated"}
+    assert {row.engine for row in part.rows} == {
+        *("auto", "backprop", "deeppcr", "dsf", "fixed_point", "highway_bp", "truncated")
+    }
     of_layers, in_time = capsys.readouterr().err.splitlines()
     assert of_layers.startswith("points without dfa, fa, foton, orthogonal_backprop, pepita: the model has no chain")
     assert in_time.startswith("points without newton, shooting: the model has no chain")
@@ -291,18 +293,18 @@ def test_contradictory_flags_are_refused(flags, message, capsys):
 
 def test_each_sweep_has_a_folder_of_its_own(tmp_path):
     """The same for the same, so that it goes on; what is kept there is what was named."""
-    one = KeptSweep(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"), None)
-    assert one.folder == KeptSweep(one.sweep, None).folder
+    one = KeptRun(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"))
+    assert one.folder == KeptRun(one.sweep).folder
     assert re.fullmatch(r"points-[0-9a-f]{6}", one.folder.name)
-    others = [KeptSweep(replace(one.sweep, depth="2"), None), KeptSweep(one.sweep, "mine:loader")]
+    others = [KeptRun(replace(one.sweep, depth="2")), KeptRun(one.sweep, "mine:loader")]
     assert len({kept.folder for kept in (one, *others)}) == 3
-    assert KeptSweep(Sweep(tasks="./my texts", engines="dsf"), None).folder.name.startswith("my-texts-")
+    assert KeptRun(Sweep(tasks="./my texts", engines="dsf")).folder.name.startswith("my-texts-")
     one.keep(tmp_path)
-    assert KeptSweep.of(tmp_path) == one
-    assert KeptSweep.of(tmp_path / "elsewhere") is None
-    (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"sweep\.json is no sweep: 'sweep'"):
-        KeptSweep.of(tmp_path)
+    assert KeptRun.of(tmp_path) == one
+    assert KeptRun.of(tmp_path / "elsewhere") is None
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"run\.json is no run: 'sweep'"):
+        KeptRun.of(tmp_path)
 
 
 @pytest.mark.slow

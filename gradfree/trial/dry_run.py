@@ -18,10 +18,10 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.survey import ChainFindings
 from gradfree.depth.ports import tensors_in
-from gradfree.engines.intact import left_intact
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
+from gradfree.trial.intact import left_intact
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a model's ``forward``: the only one, those by position, or those by keyword."""

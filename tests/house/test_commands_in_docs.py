@@ -1,0 +1,64 @@
+"""Every command in a block of the README and the docs is one: options are known, targets of make are there.
+
+Examples in Python run whole, in test_docs.py. These would take hours: they are read up to where work begins.
+"""
+
+import re
+import shlex
+from unittest.mock import MagicMock
+
+import pytest
+import yaml
+from places import ROOT
+
+from gradfree.benchmarks.bench import commands
+from gradfree.benchmarks.fit import commands as fit_commands
+from gradfree.cli import main
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TARGETS = set(re.findall(r"^([\w-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+PYTHON = {"python", "{eval-rst}", "{toctree}"}
+
+
+def blocks(page):
+    """The language and the text of each block of a page."""
+    return re.findall(r"^```([\w{}-]*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def lines(program):
+    """What is written after ``program`` at the begin of a line, or behind variables, in blocks of all pages."""
+    for page in PAGES:
+        for language, text in blocks(page):
+            if language not in PYTHON:
+                for line in text.replace("\\\n", " ").splitlines():
+                    if found := re.match(rf"(?:\w+=\S+ )*{program} (.*)", line):
+                        yield pytest.param(found[1], id=f"{page.name}: {found[1][:60]}")
+
+
+@pytest.mark.parametrize("line", lines("gradfree"))
+def test_a_command_is_understood(line, monkeypatch, capsys, tmp_path):
+    calls = MagicMock()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("tasks: digits\n", encoding="utf-8")
+    monkeypatch.setattr(commands, "_extra", lambda *_: calls)
+    monkeypatch.setattr(fit_commands, "_run", calls)
+    main(shlex.split(line, comments=True))
+    assert calls.mock_calls or capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", lines("make"))
+def test_a_target_is_there(line):
+    words = [word for word in shlex.split(line, comments=True) if "=" not in word]
+    assert set(words) <= TARGETS
+
+
+def test_files_of_a_sweep_are_understood(tmp_path, monkeypatch):
+    calls = MagicMock()
+    monkeypatch.setattr(commands, "_extra", lambda *_: calls)
+    found = [text for page in PAGES for language, text in blocks(page) if language == "yaml" and "engines:" in text]
+    assert found
+    for text in found:
+        assert yaml.safe_load(text)
+        (tmp_path / "sweep.yaml").write_text(text, encoding="utf-8")
+        main(["bench", "run", "--config", str(tmp_path / "sweep.yaml")])
+    assert len(calls.run.mock_calls) == len(found)
