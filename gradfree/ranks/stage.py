@@ -60,7 +60,7 @@ def layer_parallel(
         first: paths of modules or parameters that the first rank holds; by default what comes before the blocks in
             ``model.named_modules()``.
         last: likewise of the last rank; by default all else.
-        taps: paths of blocks whose output the model also uses behind the chain.
+        taps: paths of blocks whose output the model also uses behind the chain; over gloo alone.
         residual: as in :meth:`gradfree.Engine.attach`.
         **options: the engine's options, if it is given by name.
 
@@ -75,6 +75,8 @@ def layer_parallel(
         raise ChainError(
             "there is no process group: call torch.distributed.init_process_group() first, under torchrun."
         )
+    if taps:
+        _check_tags(distributed.group.WORLD if group is None else group, model)
     messages = Messages(distributed.group.WORLD if group is None else group)  # type: ignore[arg-type]
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
@@ -83,6 +85,17 @@ def layer_parallel(
         raise ChainError(f"taps names {unknown[0]!r}, which is no block of {site.path!r}.")
     messages.agree({"the engine": repr(solver), "the taps": list(taps), **_facts(model, placement)})
     return Stage(model, solver, site, placement, messages, [placement.blocks.index(tap) for tap in taps], residual)
+
+
+def _check_tags(group: Any, model: nn.Module) -> None:
+    """Refuse taps where messages between two ranks are not told apart: one's cotangent could be taken for another's."""
+    backends = dict(pair.split(":") for pair in str(distributed.get_backend_config(group)).split(","))
+    kind = next(model.parameters()).device.type
+    if backends.get(kind) != "gloo":
+        raise ChainError(
+            f"taps go over gloo alone, which tells messages apart by tags; on {kind} this group has "
+            f"{backends.get(kind)}. Leave taps out, or give a group of gloo's as mesh."
+        )
 
 
 class Stage(Whole):
