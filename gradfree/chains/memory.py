@@ -81,7 +81,8 @@ def average_means(means: Sequence[KeptMean], like: Tensor) -> None:
         like: of their device, and of their precision if that is more than single.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
-    none = like.new_full((), nan, dtype=wide)
+    # Of a spread parameter, new tensors would be spread, too.
+    none = torch.full((), nan, dtype=wide, device=like.device)
     kept = [(memory.of("means"), _mean(name), shape) for memory, name, shape in means]
     # Means from a checkpoint may still be elsewhere.
     own = torch.cat([at.get(key, none).to(none).expand(shape).flatten() for at, key, shape in kept])

@@ -10,7 +10,7 @@ from torch import nn
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.loops.loop_recorder import LoopRecorder
-from gradfree.time.cell_layer import ElementwiseCell
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.unrolled_chain import cell_problems, closed_form
 from gradfree.torchside.sharding import sharded
 
@@ -31,7 +31,8 @@ class LoopedCell(Site):
         """Tell whether ``module`` is a cell."""
         if isinstance(module, nn.RNNCellBase | ElementwiseCell):
             return True
-        if not isinstance(getattr(module, "hidden_size", None), int):
+        # Layers take sequences: they are chains of other kinds.
+        if isinstance(module, nn.RNNBase | CellLayer) or not isinstance(getattr(module, "hidden_size", None), int):
             return False
         taken = inspect.signature(module.forward).parameters.values()
         return len(taken) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)

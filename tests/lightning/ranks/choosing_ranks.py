@@ -8,7 +8,8 @@ import warnings
 import lightning.pytorch as pl
 import torch
 from plain_modules import weights
-from rank_scripts import QUIET, Module, leave, loader
+from rank_processes import leave
+from rank_scripts import QUIET, Module, loader
 
 import gradfree.lightning
 from gradfree.choosing.turns import Turns
