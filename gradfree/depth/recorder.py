@@ -256,7 +256,8 @@ class BlockRecorder:
         # It shares its count of changes in place with the state that the block was given.
         x = call.given.detach() if call.begun else recording.handed[-1].seen
         link = Ran(self.path, block, state.detach(), x)
-        return self.port.join(recording.leave(link, call.given, call.before)[0], rest)
+        # Not the state itself, which leads to a node that keeps the recording.
+        return self.port.join(recording.leave(link, x, call.before)[0], rest)
 
     def _link(
         self,

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
 from gradfree.depth.batched_chain import Ran
+from gradfree.depth.borders import Anchor
 from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
@@ -50,6 +51,7 @@ class LayerRecording(Recording):
         self._random: dict[str, RandomState] = {}
         self._version = 0
         self._streamed = 0
+        self._anchor = torch.empty(0)
         self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -103,6 +105,10 @@ class LayerRecording(Recording):
             )
         super().add(link)
         self._version = link.out._version
+        if link.parameters:
+            # What enters a layer leads to the parameters of those before it alone: else autograd, asked for the
+            # gradients of the layer's own, would compute that of its input, too.
+            self._anchor = Anchor.apply(self._anchor, *(self.parameters[n] for n in link.parameters))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, and let go of what is not needed any more.

@@ -9,6 +9,7 @@ import torch
 from exact_engines import EXACT
 
 import gradfree
+from gradfree.depth.batched_chain import Ran
 from gradfree.depth.recording import Recording
 from gradfree.testing.cases.models import (
     Model,
@@ -54,6 +55,24 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
             assert seen[0]() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_batched_pass_is_freed_with_its_last_tensor(backward):
+    """Also where its graph is retained: no state that the recording keeps leads back to it."""
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("highway_bp", iterations=9).attach(model, batched=True):
+        model(x).sum().backward()
+        out = model(x).sum()
+        (start,) = {n for n in walk([out]).nodes if hasattr(n, "recording") and not hasattr(n, "index")}
+        recording = start.recording
+        assert all(isinstance(link, Ran) for link in recording.links)
+        seen = weakref.ref(recording)
+        del start, recording
+        if backward:
+            out.backward(retain_graph=True)
+        del out
+        assert seen() is None
 
 
 def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
