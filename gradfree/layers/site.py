@@ -12,8 +12,8 @@ from gradfree.depth.site import Container
 from gradfree.layers.recording import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
 
-LOG_TEMPERATURE = "log temperature"
-"""The mean that a temperature behind the layers is kept as, where it is learnt."""
+LOG_TEMPERATURE, ASKED = "log temperature", "asked of the temperature"
+"""The means that a temperature behind the layers is kept as, where it is learnt."""
 
 
 class Layered(Container):
@@ -54,7 +54,7 @@ class Layered(Container):
 
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what ranks average: of the residual path, and of a temperature that is learnt."""
-        return {**super().means(), LOG_TEMPERATURE: ()}
+        return {**super().means(), LOG_TEMPERATURE: (), ASKED: (2,)}
 
     @property
     def can_be_batched(self) -> bool:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from gradfree.chains.memory import Memory
-from gradfree.layers.site import LOG_TEMPERATURE
+from gradfree.layers.site import ASKED, LOG_TEMPERATURE
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
-_KEY = f"mean of {LOG_TEMPERATURE}"
+_LOG, _ASKED = f"mean of {LOG_TEMPERATURE}", f"mean of {ASKED}"
 
 
 class Temperature:
@@ -24,9 +24,10 @@ class Temperature:
     chain's output and g the loss's gradient with respect to T y: against the loss, by a share that says how far the
     outputs agree, and that no scale of the loss changes. Where they all ask for the same it goes from 1 to 16 in 56
     steps. It ends where the outputs are calibrated: high where classes are told apart well, low where they are not.
+    Ranks average both sums before they are used: T is then that of one process with the batches of all.
 
     Args:
-        memory: of the chain; keeps log T.
+        memory: of the chain; keeps log T before the last step, and the sums of that.
         given: T; "learnt" for one that is learnt.
     """
 
@@ -38,9 +39,8 @@ class Temperature:
         """Return T, for a tensor like ``like``."""
         if not isinstance(self._given, str):
             return self._given
-        log = self._memory.of("means").get(_KEY)
-        # Of a mean over ranks none of which has taken a step there is nothing yet.
-        return 1.0 if log is None else log.to(like.device).nan_to_num().exp().to(like.dtype)
+        log = self._log()
+        return 1.0 if log is None else log.to(like.device).exp().to(like.dtype)
 
     @_disable_dynamo
     def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
@@ -60,6 +60,19 @@ class Temperature:
         """Move it as the backward passes since the last step have asked for; those that were no numbers have not."""
         asked, self._asked = self._asked, None
         if asked is not None:
-            means = self._memory.of("means")
-            move = _RATE * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0)
-            means[_KEY] = means[_KEY].to(move).nan_to_num() - move if _KEY in means else -move
+            log = self._log()
+            self._memory.of("means").update(
+                {_LOG: asked.new_zeros(()) if log is None else log.to(asked), _ASKED: asked}
+            )
+
+    def _log(self) -> Tensor | None:
+        """Return log T, moved by what was asked in the last step; ``None`` before the first."""
+        means = self._memory.of("means")
+        if _LOG not in means:
+            return None
+        # Of a mean over ranks none of which has taken a step there is nothing yet.
+        log = means[_LOG].nan_to_num()
+        if _ASKED not in means:
+            return log
+        asked = means[_ASKED]
+        return log.to(asked) - _RATE * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0)

@@ -97,7 +97,7 @@ def test_what_is_kept_has_the_names_that_checkpoints_know():
     with FOTON(refresh_feedback_every=2).attach(layers) as handle:
         train(layers, 1)
         assert handle.state_dict()[""].keys() == {
-            *("steps", "drifts", "F to 4", "mean of log temperature"),
+            *("steps", "drifts", "F to 4", "mean of log temperature", "mean of asked of the temperature"),
             *(f"drift probe of {i}" for i in (0, 2, 4)),
         }
 

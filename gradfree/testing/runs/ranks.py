@@ -14,6 +14,7 @@ from tempfile import mkdtemp
 
 from torch import distributed, nn
 
+from gradfree.chains.handle import Handle
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.testing.cases.cases import CASES, ModelCase, Specimen, isolated
@@ -40,8 +41,8 @@ def on_two_ranks(run: Run, engine: Engine, case: ModelCase) -> list[Updates]:
 def ddp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train under torch's DistributedDataParallel."""
     specimen = Specimen(case)
-    with attached_inside(engine, specimen):
-        _train(specimen, nn.parallel.DistributedDataParallel(specimen.model), rank)
+    with attached_inside(engine, specimen) as handle:
+        _train(specimen, nn.parallel.DistributedDataParallel(specimen.model), handle, rank)
     return updates_of(specimen)
 
 
@@ -52,17 +53,18 @@ def fsdp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
 
     specimen = Specimen(case)
     fully_shard(specimen.model, mesh=init_device_mesh("cpu", (RANKS,)))
-    with attached_inside(engine, specimen):
-        _train(specimen, specimen.model, rank)
+    with attached_inside(engine, specimen) as handle:
+        _train(specimen, specimen.model, handle, rank)
     return updates_of(specimen)
 
 
-def _train(specimen: Specimen, model: nn.Module, rank: int) -> None:
+def _train(specimen: Specimen, model: nn.Module, handle: Handle, rank: int) -> None:
     optimizer = optimizer_of(specimen.model)
     for x in batches(specimen):
         optimizer.zero_grad()
         loss_of(model(x.chunk(RANKS)[rank])).backward()
         optimizer.step()
+        handle.average_over_ranks()
 
 
 def lightning_run(engine: Engine, case: ModelCase, rank: int) -> Updates:

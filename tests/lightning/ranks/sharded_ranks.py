@@ -37,13 +37,15 @@ def kinds(name):
     return [kind for kind in KINDS if create_engine(name).validate(Net(kind)).ok]
 
 
-def trained(model, batches):
-    """Return all weights after some steps."""
+def trained(model, batches, handle=None):
+    """Return all weights after some steps, behind each of which ranks average what the engine remembers."""
     stepper = optimizer(model)
     for x, y in batches:
         stepper.zero_grad()
         nn.functional.cross_entropy(model(x.double()), y).backward()
         stepper.step()
+        if handle is not None:
+            handle.average_over_ranks()
     return weights(model)
 
 
@@ -65,15 +67,15 @@ def one_process(name, kind):
 
 def attached_and_sharded(name, kind):
     model = create_net(kind)
-    with create_engine(name).attach(model):
+    with create_engine(name).attach(model) as handle:
         fully_shard(model, mesh=mesh())
-        return trained(model, mine())
+        return trained(model, mine(), handle)
 
 
 def sharded_and_attached(name, kind):
     model = fully_shard(create_net(kind), mesh=mesh(), reshard_after_forward=True)
-    with create_engine(name).attach(model):
-        return trained(model, mine())
+    with create_engine(name).attach(model) as handle:
+        return trained(model, mine(), handle)
 
 
 def sharded_in_parts(name, kind):
@@ -82,8 +84,8 @@ def sharded_in_parts(name, kind):
     for part in (model.net.stem, model.net.middle):
         fully_shard(part, mesh=mesh())
     fully_shard(model, mesh=mesh())
-    with create_engine(name).attach(model):
-        return trained(model, mine())
+    with create_engine(name).attach(model) as handle:
+        return trained(model, mine(), handle)
 
 
 class Sharded(Module):
