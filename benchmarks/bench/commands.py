@@ -13,7 +13,7 @@ from gradfree.benchmarks.sweeps.axes import Paths, Sweep
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra, require
 
-BROUGHT = (
+BROUGHT: tuple[str, ...] = (
     "altair",
     "datasets",
     "filelock",
