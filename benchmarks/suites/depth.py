@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
+from gradfree.benchmarks.data.bundled import digits
+from gradfree.benchmarks.maps.closeness import Closeness
 from gradfree.benchmarks.maps.deep_steps import DeepNet
 from gradfree.benchmarks.maps.depth_map import DepthMap
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import iterated
 from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC, cross_entropy
+from gradfree.benchmarks.tasks.task import Task
 
 
 def segments(count: int, k: int) -> Row:
@@ -36,13 +41,34 @@ def resnet(depth: int, batch: int) -> DeepNet:
 
 DEPTH_MAP: Suite = (
     DepthMap(
-        tuple(mlp(*sizes) for sizes in product((16, 64, 256), (32, 128), (8, 64))),
+        tuple(mlp(*sizes) for sizes in product((16, 64, 256), (16, 32, 64, 128), (8, 64))),
         (*iterated("highway_bp", 0, 2, 4), segments(8, 1)),
         threads=1,
         title="residual MLPs",
         compiled_up_to=16,
     ),
 )
+
+DIGITS_MLP_64 = Task(
+    name="digits_mlp_64",
+    data=digits,
+    model="residual_mlp",
+    options={"in_features": 64, "num_classes": 10, "depth": 64, "width": 32, "expansion": 1},
+    loss=cross_entropy,
+    score=DIGITS.score,
+    learning_rate=1e-3,  # not tuned
+    batch_size=64,
+    steps=400,
+)
+PYDOC_GPT_12 = replace(PYDOC, name="pydoc_gpt_12", options={**PYDOC.options, "layers": 6})
+
+
+def _closeness(task: Task, *counts: int) -> Closeness:
+    cut = tuple(segments(count, k) for count in counts for k in range(min(count, 4)))
+    return Closeness((task,), (*iterated("highway_bp", 0, 1, 2, 3), *cut), threads=1)
+
+
+SEGMENTS: Suite = (_closeness(DIGITS_MLP_64, 16, 8, 4, 2), _closeness(PYDOC_GPT_12, 6, 3))
 
 _BATCHES = (1, 16, 256)
 GPU_DEPTH: Suite = (
