@@ -10,10 +10,12 @@ from gradfree.benchmarks.maps.closeness import Closeness
 from gradfree.benchmarks.maps.deep_steps import DeepNet
 from gradfree.benchmarks.maps.depth_map import DepthMap
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.rows import iterated
+from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC, cross_entropy
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.target import TimeToTarget
 
 
 def segments(count: int, k: int) -> Row:
@@ -69,6 +71,33 @@ def _closeness(task: Task, *counts: int) -> Closeness:
 
 
 SEGMENTS: Suite = (_closeness(DIGITS_MLP_64, 16, 8, 4, 2), _closeness(PYDOC_GPT_12, 6, 3))
+
+_DIGITS_MLP_128 = replace(
+    DIGITS_MLP_64,
+    name="digits_mlp_128",
+    options={**DIGITS_MLP_64.options, "depth": 128},
+    steps=200,
+    evaluations=20,
+)
+_PYDOC_GPT_24 = replace(
+    PYDOC,
+    name="pydoc_gpt_24",
+    options={**PYDOC.options, "layers": 12, "width": 32, "heads": 2},
+    steps=300,
+    evaluations=20,
+)
+
+
+def _trained(task: Task, target: float, *rates: float) -> Suite:
+    rows = (BACKPROP, *iterated("highway_bp", 0, 2), segments(4, 1))
+    compared = Comparison(task, rows, learning_rates=rates)
+    return compared, TimeToTarget(compared, target)
+
+
+DEPTH_TRAINING: Suite = (
+    *_trained(_DIGITS_MLP_128, 95.0, 1e-3, 3e-3, 1e-2),
+    *_trained(_PYDOC_GPT_24, 12.0, 1e-3, 2e-3, 4e-3),
+)
 
 _BATCHES = (1, 16, 256)
 GPU_DEPTH: Suite = (
