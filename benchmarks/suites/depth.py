@@ -76,15 +76,15 @@ _DIGITS_MLP_128 = replace(
     DIGITS_MLP_64,
     name="digits_mlp_128",
     options={**DIGITS_MLP_64.options, "depth": 128},
-    steps=200,
-    evaluations=20,
+    steps=150,
+    evaluations=10,
 )
 _PYDOC_GPT_24 = replace(
     PYDOC,
     name="pydoc_gpt_24",
     options={**PYDOC.options, "layers": 12, "width": 32, "heads": 2},
-    steps=300,
-    evaluations=20,
+    steps=200,
+    evaluations=10,
 )
 
 
@@ -95,8 +95,8 @@ def _trained(task: Task, target: float, *rates: float) -> Suite:
 
 
 DEPTH_TRAINING: Suite = (
-    *_trained(_DIGITS_MLP_128, 95.0, 1e-3, 3e-3, 1e-2),
-    *_trained(_PYDOC_GPT_24, 12.0, 1e-3, 2e-3, 4e-3),
+    *_trained(_DIGITS_MLP_128, 95.0, 1e-3, 3e-3),
+    *_trained(_PYDOC_GPT_24, 12.0, 2e-3, 4e-3),
 )
 
 _BATCHES = (1, 16, 256)
