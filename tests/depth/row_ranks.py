@@ -1,4 +1,4 @@
-"""Trains rows without hooks on each rank, wrapped by DDP and sharded by FSDP2; writes weights, and what ran by hooks."""
+"""Trains rows without hooks on each rank, wrapped by DDP and sharded by FSDP2; writes weights and what ran by hooks."""
 
 import os
 import sys
