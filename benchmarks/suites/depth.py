@@ -35,6 +35,12 @@ def gpt(layers: int, width: int, batch: int) -> DeepNet:
     return DeepNet(f"GPT of width {width}", 2 * layers, "gpt", options, batch, (128,), 128, True)
 
 
+def vit(layers: int, width: int, batch: int) -> DeepNet:
+    """Return a vision transformer for images of CIFAR's size, two blocks a layer."""
+    options = {"layers": layers, "width": width, "heads": 4}
+    return DeepNet(f"ViT of width {width}", 2 * layers, "vit", options, batch, (3, 32, 32))
+
+
 def resnet(depth: int, batch: int) -> DeepNet:
     """Return a pre-activation ResNet for images of CIFAR's size."""
     blocks = (depth - 2) // 2
@@ -89,8 +95,7 @@ _PYDOC_GPT_24 = replace(
 
 
 def _trained(task: Task, target: float, *rates: float) -> Suite:
-    rows = (BACKPROP, *iterated("highway_bp", 0, 2), segments(4, 1))
-    compared = Comparison(task, rows, learning_rates=rates)
+    compared = Comparison(task, (BACKPROP, *iterated("highway_bp", 0, 2)), learning_rates=rates)
     return compared, TimeToTarget(compared, target)
 
 
@@ -104,7 +109,8 @@ GPU_DEPTH: Suite = (
     DepthMap(
         (
             *(mlp(128, 256, batch) for batch in _BATCHES),
-            *(gpt(24, 128, batch) for batch in _BATCHES[:2]),
+            *(gpt(24, 128, batch) for batch in _BATCHES),
+            *(vit(24, 128, batch) for batch in _BATCHES),
             *(resnet(110, batch) for batch in _BATCHES),
         ),
         (*iterated("highway_bp", 0, 1, 2, 4), *(segments(count, 1) for count in (2, 4, 8))),
