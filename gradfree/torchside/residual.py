@@ -118,7 +118,7 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
     known: _Known = {}
     with torch.no_grad():
         factor = _factor(out.grad_fn, out.output_nr, Layout.of(out.shape), state, known)
-    if checkpointed and any(len(key) == 1 for key in known):
+    if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
         _take_the_rest(out)
     return factor
 

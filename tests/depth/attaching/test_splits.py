@@ -284,7 +284,7 @@ def test_checkpoints_around_blocks_save_memory_with_an_engine_too():
 def test_no_block_runs_again_for_what_the_residual_path_does_not_need():
     """Each runs forward, once more in the sweep, and once more for its parameters; the mask is on no path to x."""
     model = Checkpointed([Dropping() for _ in range(LENGTH)])
-    with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"]):
+    with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"], batched=False):
         model(torch.randn(4, 6)).sum().backward()
     assert [block.calls for block in model.blocks] == [2, *[3] * (LENGTH - 1)]
 
