@@ -1,10 +1,12 @@
-"""Checkpoints are the whole model's, whatever the number of ranks; gradients are clipped by the norm over all ranks."""
+"""Checkpoints are the whole model's, clipping is by the norm over all ranks, and what a rank holds falls as 1/n."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from rank_processes import results_of_ranks
+
+from gradfree.testing.runs.rank_costs import modelled
 
 
 @pytest.mark.slow
@@ -16,6 +18,16 @@ def test_three_ranks_write_and_two_resume(tmp_path):
         assert min(rank["norms"]) > 0.1
     assert found[0]["checkpoint"] < 1e-10
     assert found[0]["resumed"] < 1e-10
+    for rank in found:
+        assert rank["shares"].keys() == {"weights and gradients", "AdamW", "activations"}
+        assert all(0.33 < share < 0.36 for share in rank["shares"].values()), rank["shares"]
+
+
+def test_the_model_of_the_cost():
+    """One rank is one process, and so is a pipeline of one microbatch; with many it takes 1/n, a backward pass 2/3."""
+    assert modelled(1, sweeps=0) == modelled(4, microbatches=1) == 1
+    assert modelled(4, microbatches=10**6) == pytest.approx(1 / 4, rel=1e-4)
+    assert modelled(10**6, sweeps=1) == pytest.approx(1 / 3, rel=1e-4)
 
 
 @pytest.mark.slow

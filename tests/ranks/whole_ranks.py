@@ -1,6 +1,7 @@
 """One of three ranks that train a model with clipped gradients, write it, and go on as two; one process beside them.
 
-Writes how far the whole model's weights are off, and whether the checkpoint is that of the one process.
+Writes how far the whole model's weights are off, whether the checkpoint is that of the one process, and which share of
+its memory a rank takes.
 """
 
 import os
@@ -12,6 +13,8 @@ from rank_processes import leave
 from torch import distributed, nn
 
 import gradfree
+from gradfree.testing.runs.rank_costs import held
+from gradfree.testing.runs.rank_timing import Working
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -84,6 +87,11 @@ def main(folder):
         whole = stage.state_dict()
         if RANK == 0:
             found["resumed"] = off(whole, dict(one.state_dict()))
+    x, blocks = torch.randn(8, 256), [Working() for _ in range(6)]
+    alone = held(nn.Sequential(*blocks), x)
+    model = nn.Sequential(*blocks)
+    gradfree.layer_parallel(model, "highway_bp", chains=[""], iterations=1)
+    found["shares"] = {what: size / alone[what] for what, size in held(model, x).items()}
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 
