@@ -153,16 +153,16 @@ class Entries(torch.autograd.Function):
 
 
 class Anchor(torch.autograd.Function):
-    """(parameters) -> what leads from all Entries to the parameters.
+    """(h_0, other inputs and parameters) -> what leads from all Entries to these.
 
-    Autograd, asked for their gradients alone, must run the Entries, too. Start would do, were it not for the cycle from
-    the graphs of the blocks over it and the recording to these graphs.
+    Autograd, asked for their gradients alone, or for those of what lies before the chain, must run the Entries, too.
+    Start would do, were it not for the cycle from the graphs of the blocks over it and the recording to these graphs.
     """
 
     @staticmethod
-    def forward(ctx: _Context, *parameters: Tensor) -> Tensor:
+    def forward(ctx: _Context, *tensors: Tensor | None) -> Tensor:
         """Count them."""
-        ctx.count = len(parameters)
+        ctx.count = len(tensors)
         ctx.set_materialize_grads(False)
         return torch.empty(0)
 

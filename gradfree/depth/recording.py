@@ -93,6 +93,7 @@ class Recording:
         self.parameters, self.numbers = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
+        self._origin: Tensor | None = None
         self.setting: Setting | None = None
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
@@ -116,7 +117,7 @@ class Recording:
 
     def begin_as(self, state: Tensor, setting: Setting | None) -> Tensor:
         """Do the same for a pass of which is known how its blocks may be batched."""
-        self.setting = setting
+        self.setting, self._origin = setting, state
         return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
@@ -132,7 +133,7 @@ class Recording:
 
     @cached_property
     def _anchor(self) -> Tensor:
-        return Anchor.apply(*self.parameters)
+        return Anchor.apply(self._origin, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
@@ -294,7 +295,7 @@ class Recording:
 
     def _free(self) -> None:
         """Leave the graphs to the chain that is solved, which may let go of each as soon as it has walked it."""
-        self.links, self.given, self.handed, self.freed = [], [], [], True
+        self.links, self.given, self.handed, self._origin, self.freed = [], [], [], None, True
 
     def _refuse(self) -> None:
         for link, handed in zip(self.links, self.handed, strict=True):
