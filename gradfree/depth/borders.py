@@ -153,14 +153,15 @@ class Entries(torch.autograd.Function):
 
 
 class Anchor(torch.autograd.Function):
-    """(h_0, other inputs and parameters) -> what leads from all Entries to these.
+    """(leaf tensors before the chain, parameters) -> what leads from all Entries to these.
 
-    Autograd, asked for their gradients alone, or for those of what lies before the chain, must run the Entries, too.
-    Start would do, were it not for the cycle from the graphs of the blocks over it and the recording to these graphs.
+    Autograd, asked for their gradients alone, must run the Entries, too. Start would do, were it not for the cycle from
+    the graphs of the blocks over it and the recording to these graphs. h_0 would, but an engine that asks a block's
+    graph for gradients of parameters that the graph before the chain has, too, would go through that.
     """
 
     @staticmethod
-    def forward(ctx: _Context, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: _Context, *tensors: Tensor) -> Tensor:
         """Count them."""
         ctx.count = len(tensors)
         ctx.set_materialize_grads(False)

@@ -25,12 +25,12 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
-from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
+from gradfree.depth.borders import EXITS, INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import keeps_graph
+from gradfree.torchside.graph import keeps_graph, walk
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
 
@@ -133,7 +133,16 @@ class Recording:
 
     @cached_property
     def _anchor(self) -> Tensor:
-        return Anchor.apply(self._origin, *(tensor for tensor, _ in self.inputs), *self.parameters)
+        return Anchor.apply(*self._before(), *self.parameters)
+
+    def _before(self) -> list[Tensor]:
+        """Return what leads to the leaf tensors before the chain, and to no node that may not run twice."""
+        origins = [tensor for tensor, _ in self.inputs]
+        if self._origin is not None and self._origin.requires_grad:
+            origins.append(self._origin)
+        graph = walk(origins, ends=(EXITS,))
+        anchors = (node.recording._anchor for node, _ in graph.stops)
+        return [*(t for t in graph.leaves if id(t) not in self.numbers), *anchors]
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""

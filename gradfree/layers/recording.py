@@ -51,7 +51,8 @@ class LayerRecording(Recording):
         self._random: dict[str, RandomState] = {}
         self._version = 0
         self._streamed = 0
-        self._anchor = Anchor.apply(state, *inputs)
+        self._origin = state
+        self._anchor = Anchor.apply(*self._before())
         self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
