@@ -142,8 +142,9 @@ class Recording:
         if self._origin is not None and self._origin.requires_grad:
             origins.append(self._origin)
         graph = walk(origins, ends=(EXITS,))
-        anchors = (node.recording._anchor for node, _ in graph.stops)
-        return [*(t for t in graph.leaves if id(t) not in self.numbers), *anchors]
+        earlier: list[Any] = [node for node, _ in graph.stops]
+        leaves = (tensor for tensor in graph.leaves if id(tensor) not in self.numbers)
+        return [*leaves, *(node.recording._anchor for node in earlier)]
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
