@@ -25,12 +25,12 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
-from gradfree.depth.borders import EXITS, INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
+from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start, leading_to
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import keeps_graph, walk
+from gradfree.torchside.graph import keeps_graph
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import spare_hooks
 
@@ -94,7 +94,7 @@ class Recording:
         self.parameters, self.numbers = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
-        self._origin: Tensor | None = None
+        self._origins: list[Tensor] = []
         self.setting: Setting | None = None
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
@@ -118,7 +118,7 @@ class Recording:
 
     def begin_as(self, state: Tensor, setting: Setting | None) -> Tensor:
         """Do the same for a pass of which is known how its blocks may be batched."""
-        self.setting, self._origin = setting, state
+        self.setting, self._origins = setting, [state]
         return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
@@ -137,14 +137,8 @@ class Recording:
         return Anchor.apply(*self._before(), *self.parameters)
 
     def _before(self) -> list[Tensor]:
-        """Return what leads to the leaf tensors before the chain, and to no node that may not run twice."""
-        origins = [tensor for tensor, _ in self.inputs]
-        if self._origin is not None and self._origin.requires_grad:
-            origins.append(self._origin)
-        graph = walk(origins, ends=(EXITS,))
-        earlier: list[Any] = [node for node, _ in graph.stops]
-        leaves = (tensor for tensor in graph.leaves if id(tensor) not in self.numbers)
-        return [*leaves, *(node.recording._anchor for node in earlier)]
+        """Return what leads to the leaf tensors before the chain that are not among its parameters."""
+        return leading_to([*self._origins, *(tensor for tensor, _ in self.inputs)], self.numbers)
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
@@ -308,7 +302,7 @@ class Recording:
 
     def _free(self) -> None:
         """Leave the graphs to the chain that is solved, which may let go of each as soon as it has walked it."""
-        self.links, self.given, self.handed, self._origin, self.freed = [], [], [], None, True
+        self.links, self.given, self.handed, self._origins, self.freed = [], [], [], [], True
 
     def _refuse(self) -> None:
         for link, handed in zip(self.links, self.handed, strict=True):

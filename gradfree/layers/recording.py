@@ -51,7 +51,7 @@ class LayerRecording(Recording):
         self._random: dict[str, RandomState] = {}
         self._version = 0
         self._streamed = 0
-        self._origin = state
+        self._origins = [state]
         self._anchor = Anchor.apply(*self._before())
         self.first = next(iter(chain.blocks))
         kind = state.device.type
