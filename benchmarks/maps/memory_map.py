@@ -60,7 +60,7 @@ class MemoryStep(Timing[Trainee]):
     """Time and peak memory of a training step with plain SGD, by row."""
 
     kind: ClassVar[str] = "memory step"
-    rounds: ClassVar[int] = 7
+    rounds: ClassVar[int] = 5
     network: Network
 
     @property
