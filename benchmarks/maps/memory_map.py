@@ -23,7 +23,7 @@ from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timings, times
 from gradfree.benchmarks.timing.speed import Timing, Turn, clocked
 from gradfree.benchmarks.timing.trainee import Trainee
 
-_LAYERS = 400
+_LAYERS = 200
 """How many layers the steps of a turn run through, all together: so few are more than one step."""
 
 EACH, SEGMENTS = "each block", "√L segments"
@@ -60,7 +60,7 @@ class MemoryStep(Timing[Trainee]):
     """Time and peak memory of a training step with plain SGD, by row."""
 
     kind: ClassVar[str] = "memory step"
-    rounds: ClassVar[int] = 5
+    rounds: ClassVar[int] = 3
     network: Network
 
     @property

@@ -131,7 +131,7 @@ def _checkpointed(row: Row) -> tuple[Row, ...]:
 
 FORWARD_MEMORY: Suite = (
     MemoryMap(
-        subjects=tuple(Network(depth=depth, width=64, batch=2048) for depth in (10, 100, 1000)),
+        subjects=tuple(Network(depth=depth, width=64, batch=512) for depth in (10, 100, 1000)),
         rows=(*_checkpointed(BACKPROP), *_checkpointed(ORTHOGONAL), FOTON, STREAMING),
         threads=1,
     ),
