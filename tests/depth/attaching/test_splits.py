@@ -262,6 +262,7 @@ def test_checkpoints_around_blocks(engine, how, reentrant):
     assert_exact(engine, model, lambda: model(x), ["blocks"])
 
 
+@pytest.mark.slow
 def test_checkpoints_around_blocks_save_memory_with_an_engine_too():
     """To read a residual path computes no block again, or leaves nothing of it; a dry run reads it like a step."""
     sizes = {"nhead": 2, "dim_feedforward": 64, "batch_first": True}
