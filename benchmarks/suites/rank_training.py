@@ -1,6 +1,6 @@
 """Whether training on ranks comes to the accuracy of one process.
 
-torchrun --nproc-per-node N -m gradfree.benchmarks.training.rank_training
+torchrun --nproc-per-node N -m gradfree.benchmarks.suites.rank_training
 
 Residual MLPs on the digits, three seeds: one process with backpropagation, then the blocks on all ranks with k = 0 to
 N - 1 sweeps. Prints the accuracies on held-out digits at the end.
