@@ -143,9 +143,9 @@ class MemoryMap(Timings[Network]):
         return (
             "One step with plain SGD by number of hidden layers, as a multiple of the first row's in the same round "
             f"({', '.join(told)}), medians of {MemoryStep.rounds} interleaved rounds, of the processor's time. "
-            "MiB: peak memory of the step, gradients included, weights not. Checkpoints are those of torch.utils.checkpoint, not "
-            "reentrant: of each layer with its activation function, or of √L runs of such blocks, the last of which "
-            "is stored."
+            "MiB: peak memory of the step, gradients included, weights not. Checkpoints are those of "
+            "torch.utils.checkpoint, not reentrant: of each layer with its activation function, or of √L runs of such "
+            "blocks, the last of which is stored."
         )
 
     def _front(self, facts: pl.DataFrame, network: Network) -> list[str]:
