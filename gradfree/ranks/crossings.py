@@ -75,7 +75,7 @@ class Departed(torch.autograd.Function):
         return None, None, None, *direct, *(None,) * ctx.outputs
 
 
-class Reached(torch.autograd.Function):
+class HandedOut(torch.autograd.Function):
     """(what looks at their cotangents, which need one, the last state, outputs) -> these outputs.
 
     On the last rank, whose chain every backward pass through an output must reach: other ranks wait for cotangents.

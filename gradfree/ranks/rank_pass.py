@@ -18,7 +18,7 @@ from gradfree.depth.ports import Port, replaced, tensors_in
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, nowhere
-from gradfree.ranks.crossings import Arrived, Departed, Reached
+from gradfree.ranks.crossings import Arrived, Departed, HandedOut
 from gradfree.ranks.messages import COTANGENT, NOTE, STATE, TAP, Halt, Messages
 from gradfree.ranks.placement import Placement
 from gradfree.ranks.same_loss import compare_loss
@@ -235,7 +235,7 @@ class RankPass:
         if not (self._grad and any(needing)):
             return out
         assert state is not None
-        found = Reached.apply(self._look, needing, state, *tensors)
+        found = HandedOut.apply(self._look, needing, state, *tensors)
         return found[0] if skeleton is None else _filled(skeleton, found)
 
     def _look(self, cotangents: Sequence[Cotangent]) -> None:
