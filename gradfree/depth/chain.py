@@ -18,7 +18,6 @@ from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.phases import phase
-from gradfree.torchside.residual import residual_factor
 
 
 class Trained(NamedTuple):
@@ -38,6 +37,13 @@ class Trained(NamedTuple):
         # By identity: the hash of a tensor is computed in Python.
         once = list({id(p): p for p in parameters}.values())
         return cls(once, {id(p): n for n, p in enumerate(once)})
+
+
+NO_RESIDUAL = (
+    "no residual path from {first!r} to {last!r}: no block's output is x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) "
+    "or another sum with its input x that autograd can see (a compiled block hides it). If there is one all the same, "
+    "declare it: {declare}(..., residual=1.0)."
+)
 
 
 class DepthChain(Chain):
@@ -100,20 +106,24 @@ class DepthChain(Chain):
         return [0.0 if link.state is None else factor for link in self.links]
 
     def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
-        """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
+        """Return ``weight`` · K_i, read off each block's graph; see :attr:`~.link.Link.residual`."""
         if weight == 0.0:
             return self.constant(0.0)
         factors = self._residuals()
         # Where every block changes the shape, there is none to see.
         kept = any(before == link.out.shape for before, link in self._shapes())
         if self.alone and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
-            raise ChainError(
-                f"no residual path from {self.links[0].path!r} to {self.links[-1].path!r}: no block's output is "
-                "x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) or another sum with its input x that autograd can "
-                "see (a compiled block hides it). If there is one all the same, declare it: attach(..., residual=1.0). "
-                "The engines 'fixed_point' and 'truncated' need none."
-            )
+            first, last = self.links[0].path, self.links[-1].path
+            where = NO_RESIDUAL.format(first=first, last=last, declare="attach")
+            raise ChainError(f"{where} The engines 'fixed_point' and 'truncated' need none.")
         return factors if weight == 1.0 else [f * weight for f in factors]
+
+    @property
+    def has_residual(self) -> bool | None:
+        """Whether any block has a residual path; ``None`` where every one changes the shape: there is none to see."""
+        if not any(before == link.out.shape for before, link in self._shapes()):
+            return None
+        return not all(is_number(f, 0.0) for f in self._residuals())
 
     def _residuals(self) -> list[Factor]:
         with walking(self.links[::-1], ()):
@@ -185,7 +195,7 @@ class DepthChain(Chain):
             if delta is not None and link.state is not None:
                 (pulled,) = self._pull_links([i], [delta])
                 if pulled is not None and pulled.shape == link.out.shape:
-                    factor = residual_factor(link.out, link.state) if self.declared is None else self.declared
+                    factor = residual_of(pulled.shape, link, self.declared)
             found.append(LinkFindings.of_link(link.path, factor, delta, pulled))
             delta = pulled
         return found[::-1]
@@ -284,9 +294,7 @@ def residual_of(before: torch.Size | None, link: Link, declared: float | None) -
     """Return K of ``link``; what changes the shape ``before``, or leads out of the chain, carries nothing."""
     if link.state is None or before != link.out.shape:
         return 0.0
-    if declared is not None:
-        return declared
-    return residual_factor(link.out, link.state)
+    return link.residual if declared is None else declared
 
 
 def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
