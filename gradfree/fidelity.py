@@ -137,7 +137,8 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
 
     remembered = handle.state_dict()
-    approximate = gradients()
+    with handle.uncompared():
+        approximate = gradients()
     handle.load_state_dict(remembered)
     _refuse_bypassed(model, handle, trained, approximate)
     with handle.exactly():

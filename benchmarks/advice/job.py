@@ -59,9 +59,10 @@ class Job:
             UsageError: there are none, or they are of another kind.
         """
         while True:
-            yield from self._once()
+            yield from self.once()
 
-    def _once(self) -> Iterator[Batch]:
+    def once(self) -> Iterator[Batch]:
+        """Yield the batches, once."""
         batch = None
         for batch in _batches(Imported.to(self.data).result(), self.data):
             yield self._on_device(batch)
@@ -82,7 +83,7 @@ class Job:
     @cached_property
     def batches(self) -> list[Batch]:
         """A few of them."""
-        return list(islice(self._once(), _BATCHES))
+        return list(islice(self.once(), _BATCHES))
 
     @cached_property
     def loss_fn(self) -> Callable[..., Tensor]:

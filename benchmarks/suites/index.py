@@ -31,6 +31,7 @@ from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
 from gradfree.benchmarks.timing.scans import Operands, ScanTimings
 from gradfree.benchmarks.timing.strategies import StrategyTimings
 from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.watching import WatchedRow, Watching
 from gradfree.cli import UsageError
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
@@ -79,6 +80,21 @@ _AS_STRATEGY = Row("backprop", "backprop", {})
 _SWEPT = _BACKPROP + iterated("fixed_point", 1, 2, 4)
 _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
+# At a rate and for so long that the blocks leave the neighbourhood of the identity, where k = 0 is nearly exact.
+_PYDOC_WATCHED = replace(
+    PYDOC,
+    name="pydoc_watched",
+    options={**PYDOC.options, "width": 48},
+    learning_rate=3e-3,
+    batch_size=12,
+)
+_UNWATCHED = _highway(0)[0]
+
+
+def _watched(least_cosine: float) -> WatchedRow:
+    label = f"{_UNWATCHED.label} watched at {least_cosine:g}"
+    return WatchedRow(label, _UNWATCHED.engine, _UNWATCHED.options, every=50, least_cosine=least_cosine)
+
 
 def _pydoc(cell: str) -> Task:
     """Return a training just long enough to see how the gradients come closer with k."""
@@ -119,6 +135,7 @@ SUITES: dict[str, Suite] = {
     "gpu-depth": GPU_DEPTH,
     "forward-only": FORWARD_ONLY,
     "temperature": TEMPERATURE,
+    "watching": (Watching(_PYDOC_WATCHED, (BACKPROP, _UNWATCHED, _watched(0.99), _watched(0.9))),),
     "lightning": (
         StrategyTimings(
             (DIGITS,), (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))

@@ -122,6 +122,17 @@ class Handle:
                 attachment.exactly = exactly
 
     @contextmanager
+    def uncompared(self) -> Iterator[None]:
+        """Have backward passes inside the block get the engine's gradients, also where passes are being compared."""
+        before = {attachment: attachment.differences for attachment in self._attachments.values()}
+        self.compare(False)
+        try:
+            yield
+        finally:
+            for attachment, differences in before.items():
+                attachment.differences = differences
+
+    @contextmanager
     def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
         """Have the chains that the engine solves inside the block looked at: what it yields fills, by path, in turn."""
         found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}

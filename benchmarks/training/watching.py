@@ -1,0 +1,97 @@
+"""What it saves to watch an engine's gradient while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from gradfree import GradientWatch
+from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.tables.chart import Axis, Chart, runs
+from gradfree.benchmarks.tables.column import Column, column
+from gradfree.benchmarks.tables.experiment import matching
+from gradfree.benchmarks.tables.facts import Fact, fact, run_fact, table
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.outcomes import COSINE, scored
+from gradfree.benchmarks.training.summary import Summary
+
+_LOOK, _ACTED, _EXACT = "cosine when looked at", "options made better", "runs that go on exact"
+
+
+@dataclass(frozen=True)
+class WatchedRow(Row):
+    """An engine whose gradient is watched; see :class:`gradfree.GradientWatch`.
+
+    Attributes:
+        every: steps from one look to the next.
+        least_cosine: below which the engine takes better options.
+    """
+
+    every: int
+    least_cosine: float
+
+    def watch(self) -> GradientWatch:
+        """Return a new watch."""
+        return GradientWatch(self.every, self.least_cosine)
+
+
+@dataclass(frozen=True)
+class Watching(Comparison):
+    """Engines on one task, watched and not. Steps are not timed: what one takes changes on the way."""
+
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield nothing."""
+        return iter(())
+
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return the comparison's facts, and what the watches have seen and done."""
+        found = super().facts(records, device)
+        known: list[Fact] = []
+        for row, case in zip(self.rows, self.training(0, device, records), strict=True):
+            if isinstance(row, WatchedRow) and case:
+                who = {"task": self.task.name, "device": device, "row": row.label, "series": row.series}
+                known += _seen(list(matching(records, case)), who)
+        return pl.concat([found, table(known)])
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of scores, and of what watching has done."""
+        return WatchingSummary(self.task, self.learning_rates, facts).section
+
+
+def _seen(found: Sequence[Record], who: Mapping[str, object]) -> Iterator[Fact]:
+    """Yield what the watches of some runs have seen, and what they did."""
+    for record in found:
+        for step, cosine in record["results"]["looks"].items():
+            place = {"setting": f"step {step}", "at": float(step)}
+            yield run_fact(_LOOK, "1", cosine, record["seeds"][0], **who, **place)
+    if found:
+        risen = [record["results"]["risen"] for record in found]
+        yield fact(_ACTED, "count", note=" ".join(map(str, risen)), **who)
+        exact = sum(record["results"]["exact"] for record in found)
+        yield fact(_EXACT, "1", exact, note=f"{exact} of {len(found)}", **who)
+
+
+@dataclass(frozen=True)
+class WatchingSummary(Summary):
+    """What the facts on a task say, some of whose rows are watched."""
+
+    @property
+    def _columns(self) -> list[Column]:
+        score = self.task.score
+        return [
+            column(f"test {score.name} ({score.unit})", scored(self.task), "{value:.3f} ± {margin:.3f}"),
+            column("cosine", COSINE, "{value:.3f}"),
+            column("better options, run by run", _ACTED, "{note}"),
+            column("exact in the end", _EXACT, "{note}"),
+        ]
+
+    def _charts(self) -> Iterator[Chart]:
+        yield from super()._charts()
+        looks = runs(self.facts, _LOOK)
+        if not looks.is_empty():
+            title = f"{self.task.name}: what watching sees, a line a run"
+            yield Chart(title, looks, Axis("step (number)"), Axis("cosine with the exact gradient"), "solid")
