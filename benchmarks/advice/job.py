@@ -71,6 +71,8 @@ class Job:
 
     def _on_device(self, batch: Any) -> Batch:
         if isinstance(batch, (Sequence, Mapping)) and len(batch):
+            if self.device == "cpu":
+                return batch
             from lightning.fabric.utilities.apply_func import move_data_to_device
 
             moved: Batch = move_data_to_device(batch, torch.device(self.device))

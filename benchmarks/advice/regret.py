@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,7 @@ import torch
 from torch import nn
 
 from gradfree import ChainError, gradient_fidelity
-from gradfree.benchmarks.advice.advising import measured
-from gradfree.benchmarks.advice.compiled import LABEL as COMPILED
-from gradfree.benchmarks.advice.contest import Contestant, rows_to_try
+from gradfree.benchmarks.advice.contest import Budget, Contestant, contest, rows_to_try
 from gradfree.benchmarks.advice.known_models import KNOWN, KnownJob
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, advise
 from gradfree.benchmarks.records.case import Case, Row
@@ -35,7 +32,6 @@ from gradfree.benchmarks.timing.side_by_side import Timings, times
 from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
 
 _ROUNDS = 9
-_WARM_UP = 3
 _TURN = 0.03
 """Seconds of steps in a turn, if a step takes less."""
 _HOPELESS = 2.0
@@ -86,19 +82,16 @@ class AdviceCheck(Case):
         net = job.build()
         _, rows = rows_to_try(net, None)
         start = monotonic()
-        standings, compiled = measured(job, net, rows, self.budget, lambda what: None)
-        spent, advice = monotonic() - start, advise(standings, compiled, None)
-        taken = advice.engine or (COMPILED if advice.code else BACKPROP.label)
-        told = {"taken": taken, "words": advice.words, "spent": spent, "compiled": compiled}
+        standings = contest(job, net, rows, Budget(self.budget), lambda what: None)
+        spent, advice = monotonic() - start, advise(standings, "not compiled", None)
+        taken = advice.engine or BACKPROP.label
+        told = {"taken": taken, "words": advice.words, "spent": spent, "untried": standings.untried}
         return {**told, "rows": _timed(_candidates(rows, net, job), taken, job)}
 
 
 def _candidates(rows: Sequence[Row], net: nn.Module, job: KnownJob) -> Iterator[Contestant]:
-    """Yield whatever has backpropagation's gradient, warm: plain, compiled, and with every engine and setting."""
-    compiled = copy.deepcopy(net)
-    compiled.compile()
+    """Yield whatever has backpropagation's gradient: plain, and with every engine and setting."""
     yield Contestant.of(BACKPROP, net, job)
-    yield Contestant.of(Row(COMPILED, BACKPROP.engine, BACKPROP.options), compiled, job)
     known = {candidate.engine for candidate in rows}
     more = (row(engine, options) for engine, settings in _MORE.items() if engine in known for options in settings)
     for candidate in chain(rows, more):
@@ -114,8 +107,7 @@ def _timed(candidates: Iterator[Contestant], taken: str, job: KnownJob) -> list[
     first = {}
     for candidate in candidates:
         step = partial(candidate.step, job.batches[0])
-        for _ in range(_WARM_UP if candidate.row.label == COMPILED else 1):
-            step()
+        step()
         first[candidate.row.label] = step, clocked(step, 1)
     fastest = min(seconds for _, seconds in first.values())
     steps = {
@@ -182,9 +174,9 @@ class Regrets(Timings[str]):
                 column("advice took (s)", _SPENT, "{value:.0f}"),
             ],
             setup="Models in training by AdamW on random examples.",
-            legend=f"Advised: within {self.budget:g} s, compiling included. Fastest: of every setting that advice "
-            f"tries, of {sum(map(len, _MORE.values()))} more and of torch.compile, those whose gradient has a cosine "
-            f"of {AS_GOOD} or more, in turns, {_ROUNDS} rounds. ×: median of a step's time as a multiple of plain "
+            legend=f"Advised: within {self.budget:g} s, torch.compile aside. Fastest: of every setting that advice "
+            f"tries, and of {sum(map(len, _MORE.values()))} more, those whose gradient has a cosine of {AS_GOOD} or "
+            f"more, in turns, {_ROUNDS} rounds. ×: median of a step's time as a multiple of plain "
             "backprop's; regret: how much longer a step takes as advised than with the fastest.",
             remarks=[f"{within}, not on {', '.join(much)}." if much else f"{within}.", *self.failures(facts)],
         )
