@@ -11,6 +11,9 @@ OUT ?= results/gpu
 LACKING ?= datasets dill docstring_parser hypothesis jsonargparse multiprocess orthogonium sortedcontainers typeshed_client
 MANYLINUX := 2_28 2_27 2_17 2014 1
 
+# A test that hangs fails, by name, instead of all others.
+ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+
 .PHONY: help demo test docs gpu wheels dist lint types layout wheel-test format clean
 
 help:  ## Say what there is
@@ -20,7 +23,7 @@ demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on r
 	$(BIN)/gradfree bench run
 
 test: $(READY)  ## Set up and run all tests but the installations
-	$(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging
+	$(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging $(ENDLESS)
 
 docs: $(READY)  ## Build the documentation site, build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 class MissingExtra(ImportError):
@@ -22,8 +23,22 @@ def needs_extra(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("gradfree."):
             raise
-        message = (
-            f"{error.name} is not installed; gradfree's extra {extra!r} brings it. "
-            f"Do, in a checkout of it: pip install '.[{extra}]'"
-        )
-        raise MissingExtra(message) from error
+        raise _missing(error.name, extra) from error
+
+
+def require(extra: str, *names: str) -> None:
+    """Look for the packages ``names`` of ``extra`` before work of hours begins that needs one of them at its end.
+
+    Raises:
+        MissingExtra: one is not installed.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise _missing(name, extra)
+
+
+def _missing(name: str, extra: str) -> MissingExtra:
+    return MissingExtra(
+        f"{name} is not installed; gradfree's extra {extra!r} brings it. "
+        f"Do, in a checkout of it: pip install '.[{extra}]'"
+    )

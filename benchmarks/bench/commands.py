@@ -11,7 +11,23 @@ from typing import Any, Literal
 
 from gradfree.benchmarks.sweeps.axes import Paths, Sweep
 from gradfree.cli import UsageError
-from gradfree.extras import needs_extra
+from gradfree.extras import needs_extra, require
+
+BROUGHT: tuple[str, ...] = (
+    "altair",
+    "datasets",
+    "filelock",
+    "jinja2",
+    "joblib",
+    "lightning",
+    "PIL",
+    "polars",
+    "rich",
+    "scipy",
+    "sklearn",
+)
+BROUGHT += ("tokenizers", "torchmetrics", "vl_convert")
+"""What the extra "bench" brings for these commands, some of it imported only where it is used."""
 
 
 def run(
@@ -170,5 +186,6 @@ COMMANDS: dict[str, Any] = {
 
 def _extra(name: str, extra: str = "bench") -> ModuleType:
     """Import a module that needs an extra's packages."""
+    require("bench", *BROUGHT)
     with needs_extra(extra):
         return importlib.import_module(f"gradfree.benchmarks.{name}")

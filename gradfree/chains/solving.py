@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
@@ -42,7 +42,8 @@ class Attachment:
         solved: likewise.
         lean: likewise.
         batched: likewise.
-        outside: the model's modules that lie in no chain, whose parameters blocks may use all the same.
+        outside: the parameters of the model's modules that lie in no chain, which blocks may use all the same. Not the
+            modules: graphs keep the attachment, and a model that keeps a state would never be freed.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Attachment:
         path: str,
         solved: set[str],
         lean: bool,
-        outside: Sequence[nn.Module] = (),
+        outside: Sequence[Mapping[str, Tensor | None]] = (),
         batched: Literal["auto"] | bool = False,
     ):
         self.engine, self.path, self.solved, self.lean, self.batched = engine, path, solved, lean, batched
@@ -68,8 +69,8 @@ class Attachment:
 
     def around(self) -> Iterator[Tensor]:
         """Yield the parameters that the model has outside of its chains."""
-        for module in self._outside:
-            yield from (p for p in module._parameters.values() if p is not None)
+        for own in self._outside:
+            yield from (p for p in own.values() if p is not None)
 
     def solve(self, chain: Chain, direct: Any, name: str | None = None) -> ChainGradients:
         """Return the gradients of ``chain``: the engine's, or backpropagation's.

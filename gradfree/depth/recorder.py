@@ -291,14 +291,14 @@ class BlockRecorder:
         """Return the recording that ``state`` belongs to, the node's output to continue from, and whether it is new."""
         node: Any = state.grad_fn
         recording = node.recording if isinstance(node, EXITS) else None
-        if recording is not None and recording.chain is self.chain:
+        if recording is not None and recording.of() is self.chain:
             problem = self._cannot_go_on(recording, node.index + state.output_nr - 1, state, others)
             if problem is None:
                 return recording, state, False
             self.chain.split(self.path, *problem)
         else:
             self.chain.check()
-            if isinstance(node, ASIDE) and node.recording.chain is self.chain:
+            if isinstance(node, ASIDE) and node.recording.of() is self.chain:
                 self.chain.split(self.path, *why.NOT_THE_STATE)
             elif state.requires_grad and self.path != next(iter(self.chain.blocks)):
                 self.chain.split(self.path, *why.BETWEEN)

@@ -74,7 +74,8 @@ class Recording:
     """What one forward pass through a chain leaves behind for its backward pass.
 
     Attributes:
-        chain: what is recorded.
+        chain: what is recorded, until the pass is freed: a state may be kept on one of the modules that it leads to.
+        of: the same, for as long as it is there.
         parameters: what may be trained in it: its own parameters, and those around it.
         numbers: the places of parameters in that list, by their ids.
         inputs: the tensors that need a gradient and that the first block was given beside its state.
@@ -89,7 +90,7 @@ class Recording:
     """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
 
     def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
-        self.chain = chain
+        self.chain, self.of = chain, weakref.ref(chain)
         self.parameters, self.numbers = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
@@ -195,6 +196,7 @@ class Recording:
         start = self.start()
         assert start is not None  # The graph that is walked leads to it.
         if not torch._C._will_engine_execute_node(start):
+            self.begin_backward()
             raise ChainError(
                 f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
                 f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
@@ -290,6 +292,7 @@ class Recording:
             attachment.solved.update(paths)
         if not keep:
             self._free()
+            del self.chain
         return total
 
     def _free(self) -> None:

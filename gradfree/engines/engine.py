@@ -317,7 +317,7 @@ class Engine(ABC):
             torch.compiler.reset()
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}
-        outside = [module for module in model.modules() if module not in inside]
+        outside = [module._parameters for module in model.modules() if module not in inside]
         on = {path: Attachment(self, path, site.solved, lean, outside, batched) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))

@@ -61,12 +61,13 @@ class LoopPass:
         first: the initial state, part by part.
 
     Attributes:
+        of: the cell, for as long as it is there; the pass keeps it until it is freed.
         inputs: of the calls.
         asked: whether another loop's pass is asking for what its inputs send to these states.
     """
 
     def __init__(self, cell: CalledCell, x: Tensor, first: Sequence[Tensor]):
-        self.cell, self.first = cell, list(first)
+        self.cell, self.of, self.first = cell, weakref.ref(cell), list(first)
         self.parameters = cell.parameters()
         self.wanted = [p.requires_grad for p in self.parameters]
         self.inputs = LoopInputs(x, cell.path)
@@ -115,6 +116,7 @@ class LoopPass:
         start = self.start()
         assert start is not None  # The graph that is walked leads to it.
         if not self.asked and not torch._C._will_engine_execute_node(start):
+            self._begin_backward()
             raise ChainError(
                 f"torch.autograd.grad was asked for the gradient of a state of {self.cell.path}: inside a chain there "
                 "is its direct cotangent only. Detach the engine, or ask for gradients of parameters or of what lies "
@@ -176,7 +178,8 @@ class LoopPass:
         made = [*gradients.initial, *back, *gradients.parameters]
         check_made_finite(made, cell.path)
         if not keep:
-            self._steps, self.inputs.taken, self.freed = [], [], True
+            self._steps, self._held, self.inputs.taken, self.freed = [], [], [], True
+            del self.cell
         return [g if g is None else g.to(tensor.dtype) for g, tensor in zip(made, given, strict=True)]
 
     def _solved(self, count: int) -> ChainGradients:

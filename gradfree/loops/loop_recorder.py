@@ -157,9 +157,9 @@ class LoopRecorder:
     def _joined(self, x: Tensor, parts: Sequence[Tensor]) -> LoopPass | None:
         """Return the pass that the state is the last one of, with the input taken; ``None`` to start another one."""
         node: Any = parts[0].grad_fn
-        if not isinstance(node, LOOP_EXIT) or node.recording.cell is not self:
+        if not isinstance(node, LOOP_EXIT) or node.recording.of() is not self:
             seen = computed_from(parts[0]) if parts[0].requires_grad else None
-            if seen is not None and any(other.recording.cell is self for other, _ in seen.states):
+            if seen is not None and any(other.recording.of() is self for other, _ in seen.states):
                 self.splits[self.path] = (
                     "it was given what the model computes from a state, not the state behind a call"
                 )

@@ -34,7 +34,8 @@ class LoopedCell(Site):
         # Layers take sequences: they are chains of other kinds.
         if isinstance(module, nn.RNNBase | CellLayer) or not isinstance(getattr(module, "hidden_size", None), int):
             return False
-        taken = inspect.signature(module.forward).parameters.values()
+        # Its class's: an engine that is on the cell stands in for the forward of the cell itself.
+        _, *taken = inspect.signature(type(module).forward).parameters.values()
         return len(taken) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
 
     @classmethod

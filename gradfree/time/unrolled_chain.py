@@ -329,6 +329,9 @@ def closed_form(cell: nn.Module) -> str | None:
     as_made = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
     if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or list(cell._parameters) != as_made:
         return None
+    own = [id(parameter) for parameter in cell._parameters.values() if parameter is not None]
+    if len(set(own)) < len(own):  # Tied.
+        return None
     names: dict[type, str] = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}
     if type(cell) is nn.RNNCell:
         return f"RNN_{cell.nonlinearity.upper()}"

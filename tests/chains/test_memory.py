@@ -16,7 +16,7 @@ SAVED = {
     "pepita": ("pepita", {"mirror_every": 2}, "blocks", dict.fromkeys(MATRICES, (6, 6)) | {"steps": ()}),
     "foton": (
         "foton",
-        {"refresh_feedback_every": 5},
+        {"refresh_feedback_every": 5, "temperature": 1.0},
         "blocks",
         {"F to blocks.4": (6, 6), "steps": (), "drifts": (3,)}
         | {f"drift probe of blocks.{n}": (6, 1) for n in (0, 2, 4)},

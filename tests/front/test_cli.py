@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gradfree
+from gradfree.benchmarks.bench.commands import BROUGHT
 from gradfree.cli import main
 
 BINARY = Path(sys.executable).with_name("gradfree")
@@ -158,29 +159,17 @@ def test_a_damaged_record_file_is_an_error(capsys, tmp_path):
     assert "records.jsonl, line 1 is no record" in err
 
 
-EXTRA = ("altair", "datasets", "polars", "rich", "sklearn", "tokenizers")
-# A process for each, forked when torch is there: to import it takes longer than all the rest.
-LACKING = """
-import os, sys
-sys.modules.update(dict.fromkeys(sys.argv[1:]))
-from gradfree.cli import main
-main(["engines"])
-for missing in sys.argv[1:]:
-    if not os.fork():
-        for name in sys.argv[1:]:
-            if name != missing:
-                del sys.modules[name]
-        main(["bench", "run"])
-    _, status = os.wait()
-    assert os.waitstatus_to_exitcode(status) == 2
-"""
-
-
 @pytest.mark.slow
-def test_only_the_benchmarks_need_their_extra():
-    done = subprocess.run([sys.executable, "-c", LACKING, *EXTRA], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == gradfree.list_engines()
-    for missing, line in zip(EXTRA, done.stderr.splitlines(), strict=True):
-        assert line.startswith(f"gradfree: error: {missing}")
-        assert line.endswith("Do, in a checkout of it: pip install '.[bench]'")
+def test_the_lists_need_no_extra():
+    code = f"import sys; sys.modules.update(dict.fromkeys({BROUGHT})); from gradfree.cli import main; main(['engines'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == gradfree.list_engines(), done.stderr
+
+
+@pytest.mark.parametrize("missing", BROUGHT)
+def test_what_a_run_needs_at_its_end_is_missed_before_it_begins(missing, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    code, _, err = outcome(capsys, "bench", "run", "--dry-run", "--out", str(tmp_path))
+    assert code == 2
+    assert err.startswith(f"gradfree: error: {missing}")
+    assert err.endswith("Do, in a checkout of it: pip install '.[bench]'\n")

@@ -7,9 +7,11 @@ a few cases.
 import os
 import sys
 from datetime import timedelta
+from functools import cache
 from itertools import product
 
 import torch
+from pairwise import cover
 from rank_processes import leave
 from torch import distributed, nn
 from torch.utils.checkpoint import checkpoint
@@ -155,8 +157,27 @@ SWEPT = {
     "keyword arguments, tuples, dictionaries": (lambda: (Named(), torch.randint(11, (3, 4))), logits, {}),
 }
 
-SWEEPING = ({"name": "highway_bp"}, {"name": "highway_bp", "gamma": 0.2}, {"name": "fixed_point"})
+SWEEPING = {
+    "highway_bp": {},
+    "highway_bp, gamma": {"gamma": 0.2},
+    "fixed_point": {},
+}
 FEW = ("plain", "tied embedding")
+
+
+def exact_cases(ranks):
+    """Yield cases with all pairs of a model, a number of ranks and an engine, exact there."""
+    few = ranks == 2
+    for name, n, engine in cover(product(FEW if few else EXACT, range(2, ranks + 1), ("backprop", "highway_bp"))):
+        options = {"iterations": n - 1} if engine == "highway_bp" else {}
+        yield (name, n, engine), EXACT[name], engine, options
+
+
+def swept_cases(ranks):
+    """Yield cases with all pairs of a model, a number of ranks with fewer sweeps than are exact, and an engine."""
+    sweeps = [(n, k) for n in range(2, ranks + 1) for k in range(n - 1)]
+    for name, (n, k), engine in cover(product(FEW if ranks == 2 else SWEPT, sweeps, SWEEPING)):
+        yield (name, n, k, engine), SWEPT[name], engine.partition(",")[0], {"iterations": k, **SWEEPING[engine]}
 
 
 def made(make):
@@ -164,30 +185,45 @@ def made(make):
     return make()
 
 
-def held_against(make, run, group, options, engine, segments):
+def chain_of(model):
+    (name,) = [name for name, child in model.named_children() if isinstance(child, nn.ModuleList | nn.Sequential)]
+    return name
+
+
+@cache
+def of_one_process(make, run, engine=None, **options):
+    """Return the outputs and the gradients of one process."""
+    model, x = made(make)
+    if engine is not None:
+        gradfree.create_engine(engine, **options).attach(model, [chain_of(model)])
+    with torch.no_grad():
+        out = run(model, x)
+    return out, gradients(model, lambda: run(model, x))
+
+
+def held_against(expected, make, run, group, placed, solver):
     """Return how many gradients of a model on ranks there are, the same as those of one process."""
-    one, x = made(make)
-    on_ranks, _ = made(make)
-    (chain,) = [name for name, child in one.named_children() if isinstance(child, nn.ModuleList | nn.Sequential)]
-    if segments is not None:
-        gradfree.create_engine(**engine, segments=segments).attach(one, [chain])
-    costs = options.get("costs") or [sum(p.numel() for p in block.parameters()) for block in one.get_submodule(chain)]
+    model, x = made(make)
+    chain = chain_of(model)
+    blocks = model.get_submodule(chain)
+    costs = placed.get("costs") or [sum(p.numel() for p in block.parameters()) for block in blocks]
     last = balanced(costs, distributed.get_world_size(group))[-1]
     taps = [f"{chain}.{tap}" for tap in getattr(run, "taps", ()) if tap < last.start]
-    solver = gradfree.create_engine(**engine)
-    gradfree.layer_parallel(on_ranks, solver, mesh=group, chains=[chain], taps=taps, **options)
+    gradfree.layer_parallel(model, solver, mesh=group, chains=[chain], taps=taps, **placed)
+    out, its = expected
     with torch.no_grad():
-        assert torch.equal(run(one, x), run(on_ranks, x))
+        assert torch.equal(out, run(model, x))
     for _ in range(2):
-        expected = gradients(one, lambda: run(one, x))
-        found = gradients(on_ranks, lambda: run(on_ranks, x))
-        assert_equal_gradients(found, {name: expected[name] for name in found})
+        found = gradients(model, lambda: run(model, x))
+        assert_equal_gradients(found, {name: its[name] for name in found})
     return len(found)
 
 
-def outcome(*args):
+def outcome(n, group, model, engine, options, swept):
+    make, run, placed = model
+    expected = of_one_process(make, run, *((engine,) if swept else ()), **(options | {"segments": n} if swept else {}))
     try:
-        return held_against(*args)
+        return held_against(expected, make, run, group, placed, gradfree.create_engine(engine, **options))
     except (AssertionError, ChainError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -195,17 +231,14 @@ def outcome(*args):
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found, few = {}, distributed.get_world_size() == 2
-    for n in range(2, distributed.get_world_size() + 1):
-        group = distributed.new_group(list(range(n)))
-        for name, (make, run, options) in EXACT.items():
-            for engine in ({"name": "backprop"}, {"name": "highway_bp", "iterations": n - 1}):
-                if n > RANK and (name in FEW or not few):
-                    found["exact", name, n, engine["name"]] = outcome(make, run, group, options, engine, None)
-        for (name, (make, run, options)), k, engine in product(SWEPT.items(), range(n - 1), SWEEPING):
-            if n > RANK and (name in FEW or not few):
-                case = make, run, group, options, {**engine, "iterations": k}, n
-                found["swept", name, n, k, str(engine)] = outcome(*case)
+    ranks = distributed.get_world_size()
+    groups = {n: distributed.new_group(list(range(n))) for n in range(2, ranks + 1)}
+    found = {}
+    for swept, cases in ((False, exact_cases(ranks)), (True, swept_cases(ranks))):
+        for case, *its in cases:
+            n = case[1]
+            if n > RANK:
+                found[(swept, *case)] = outcome(n, groups[n], *its, swept)
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

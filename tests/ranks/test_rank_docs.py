@@ -16,9 +16,9 @@ from gradfree.testing.cases.models import plain_model
 def test_the_example_of_the_page_runs(tmp_path):
     code, *_ = re.findall(r"```py\n(.*?)```", (DOCS / "ranks.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
-    for process in start_ranks(tmp_path / "train.py"):
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    for rank in start_ranks(tmp_path / "train.py"):
+        status, errors = rank.ended(timeout=120)
+        assert status == 0, errors
 
 
 @pytest.mark.parametrize(

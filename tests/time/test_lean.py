@@ -12,7 +12,7 @@ from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.testing.cases.models import plain_model
 from gradfree.time.gru_forward import pays
 
-BATCH, LENGTH, WIDTH = 32, 16, 128
+BATCH, LENGTH, WIDTH = 64, 12, 64
 ENGINES = ["backprop", "deeppcr", "highway_bp", "dsf", "fixed_point", "truncated"]
 
 

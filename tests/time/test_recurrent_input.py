@@ -157,8 +157,8 @@ def test_under_anomaly_detection_a_cell_layer_is_named():
 def test_a_projection_is_refused_with_its_path_and_changes_nothing(name):
     model = nn.ModuleDict({"rnn": nn.LSTM(INPUT, HIDDEN, proj_size=2)})
     before, engine = snapshot(model), gradfree.create_engine(name)
-    assert "rnn has proj_size=2, which no engine supports. Use proj_size=0." in str(engine.validate(model))
-    with pytest.raises(ChainError, match="rnn has proj_size=2"):
+    assert "'rnn' has proj_size=2, which no engine supports. Use proj_size=0." in str(engine.validate(model))
+    with pytest.raises(ChainError, match="'rnn' has proj_size=2"):
         engine.attach(model)
     assert "forward" not in vars(model.rnn)
     assert all(map(torch.equal, before[0], snapshot(model)[0]))

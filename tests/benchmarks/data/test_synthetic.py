@@ -14,6 +14,7 @@ from gradfree.benchmarks.data.synthetic import (
     adding,
     adding_pixels,
     copying,
+    hopping,
     parity,
     parity_pixels,
     running_parity,
@@ -97,6 +98,19 @@ def test_the_running_parity_is_that_of_every_beginning():
     metric = last_accuracy()
     metric.update(logits, targets)
     assert metric.compute().item() == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_hops_lead_from_a_letter_to_what_came_behind_it_last(hops):
+    for letters, targets in zip(*hopping(16, hops, generator()), strict=True):
+        for end, target in enumerate(targets.tolist()):
+            place = end
+            for _ in range(hops):
+                before = [j for j in range(1, (place or 0) + 1) if letters[j - 1] == letters[place]]
+                place = before[-1] if before else None
+                if place is None:
+                    break
+            assert target == (4 if place is None else letters[place])
 
 
 def test_parity_without_memory():

@@ -43,6 +43,9 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
 
     monkeypatch.setattr(Recording, "__init__", remember)
     model, x = plain_model(), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model):
+        model(x).sum().backward()  # The first pass of all loads parts of torch, which leave cycles of their own.
+    seen.clear()
     gc.collect()
     gc.disable()
     try:
@@ -73,6 +76,34 @@ def test_a_batched_pass_is_freed_with_its_last_tensor(backward):
             out.backward(retain_graph=True)
         del out
         assert seen() is None
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_model_that_keeps_a_state_is_freed(batched, backward):
+    """``self.last = h``: autograd's nodes behind that lead to no module, or Python could not collect the model."""
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("highway_bp", iterations=9).attach(model, batched=batched):
+        for _ in range(2):
+            states = model.states(x)
+            if backward:
+                states[-1].sum().backward()
+        model.last = states[-1]
+        if backward:  # A pass that may still be gone through backwards has its blocks.
+            model.blocks[-1].last = states[-1]
+    modules = [weakref.ref(module) for module in ([*model.modules()] if backward else [model])]
+    del model, states
+    gc.collect()
+    assert not any(module() for module in modules)
+
+
+def test_a_freed_pass_says_so_whatever_is_asked_of_it():
+    model, x = plain_model(), torch.randn(4, 6)
+    with EXACT["highway_bp"].attach(model):
+        states = model.states(x)
+        states[-1].sum().backward()
+        with pytest.raises(gradfree.ChainError, match="a second time"):
+            torch.autograd.grad(states[-1].sum(), states[1])
 
 
 def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):

@@ -99,6 +99,14 @@ FOUND = {
         },
         "refused: the backward pass inside … failed: its graph is freed",
     ),
+    "a gradient of nothing, which a reentrant checkpoint makes zeros of": (
+        {"blocks": (replace(BLOCK, operations=("reentrant",)), replace(BLOCK, operations=("cut",), form="g"))},
+        "exact",
+    ),
+    "a change in place of a state that retains its gradient": (
+        {"between": behind(1, "retain_grad"), "end": "add_", "engine": engine("truncated")},
+        "torch refuses",
+    ),
     "a hook on the last state of a batch": (
         {"end": "hook", "steps": 2, "engine": engine("dsf"), "batched": True},
         "exact",

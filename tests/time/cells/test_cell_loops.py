@@ -3,7 +3,9 @@ where they can be.
 """
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -245,6 +247,28 @@ def test_several_backward_passes():
     expected = run()
     with gradfree.create_engine("highway_bp", iterations=STEPS).attach(model, ["cell"]):
         assert_close(run(), expected)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_model_that_keeps_a_state_is_freed(backward):
+    """What autograd's nodes lead to is no module, or Python could not collect the model; once freed, not the cell."""
+
+    def keeping(model, x):
+        fed = model.stem(x)
+        model.last = model.cell(fed[1], model.cell(fed[0], model.initial()))
+        if backward:
+            model.cell.last = model.last
+        return model.last.sum()
+
+    model, x = Looped("gru", keeping), torch.randn(STEPS, BATCH, INPUT)
+    with gradfree.create_engine("highway_bp", iterations=STEPS).attach(model, ["cell"]):
+        loss = model(x)
+        if backward:
+            loss.backward()
+    modules = [weakref.ref(model), *([weakref.ref(model.cell)] if backward else [])]
+    del model, loss
+    gc.collect()
+    assert not any(module() for module in modules)
 
 
 def test_frozen_cells_and_nothing_to_train():
