@@ -7,6 +7,7 @@ from gradfree.models.pixel_classifier import PixelClassifier
 from gradfree.models.recurrent_lm import RecurrentLM
 from gradfree.models.residual_mlp import ResidualMLP
 from gradfree.models.resnet import PostActResNet, PreActResNet
+from gradfree.models.vit import ViT
 
 __all__ = [
     "GPT",
@@ -20,4 +21,5 @@ __all__ = [
     "PreActResNet",
     "RecurrentLM",
     "ResidualMLP",
+    "ViT",
 ]

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 class AttentionSublayer(nn.Module):
-    """x + Attention(LN(x)), causal."""
+    """x + Attention(LN(x)); ``causal``: no position looks at later ones."""
 
-    def __init__(self, width: int, heads: int, dropout: float):
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool = True):
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.dropout = dropout
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -22,7 +22,7 @@ class AttentionSublayer(nn.Module):
         """Return the next state, shaped as ``x``, (B, T, width)."""
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
         p = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=self.causal)
         return x + F.dropout(self.out(mixed.transpose(1, 2).flatten(-2)), self.dropout, self.training)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree import create_model
+from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.timing.profiles import peak_memory
@@ -18,6 +19,8 @@ from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
 
 PLAIN, COMPILED, GRAPHED = "backprop", "compiled backprop", "graphed backprop"
 _WARM_UP = 3
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,24 +59,30 @@ class DeepNet:
 
 
 class Passes:
-    """Forward and backward pass of a net."""
+    """Forward and backward pass of a model on one batch.
 
-    def __init__(self, case: DeepStep, row: Row | None = None, compiled: bool = False):
-        torch.manual_seed(case.seed)
-        net, device = case.net, case.device
-        self.model: nn.Module = create_model(net.model, **net.options).to(device)
-        self.inputs, self.targets = (examples.to(device) for examples in net.examples())
-        self.parameters = list(self.model.parameters())
+    Args:
+        model: as it is attached to, or compiled.
+        batch: on its device.
+        loss: of the model's output and the targets.
+        row: the engine; without one autograd does it.
+        compiled: whether the model is compiled.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: Split, loss: Loss = cross_entropy, row: Row | None = None, compiled: bool = False
+    ):
+        self.model, self.batch, self.loss, self.parameters = model, batch, loss, list(model.parameters())
         if row is not None:
-            row.create_engine().attach(self.model)
+            row.create_engine().attach(model)
         if compiled:
-            self.model.compile()
+            model.compile()
 
     def __call__(self) -> None:
         """Run both."""
         for parameter in self.parameters:
             parameter.grad = None
-        cross_entropy(self.model(self.inputs), self.targets).backward()
+        self.loss(self.model(self.batch.inputs), self.batch.targets).backward()
 
     def gradient(self) -> Tensor:
         """Return the gradient of all parameters as one vector."""
@@ -84,8 +93,8 @@ class Passes:
 class Graphed:
     """The same passes as one CUDA graph, which is launched at once."""
 
-    def __init__(self, case: DeepStep):
-        self._passes = Passes(case)
+    def __init__(self, passes: Passes):
+        self._passes = passes
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -101,34 +110,10 @@ class Graphed:
         self._graph.replay()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeepStep(Timing[Callable[[], Any]]):
-    """Time, peak memory and closeness of the gradients of forward and backward pass.
+class PassTiming(Timing[Callable[[], Any]]):
+    """Time, peak memory and closeness of the gradients of forward and backward pass; plain autograd's come first."""
 
-    Attributes:
-        net: what is run.
-        compiled: whether torch.compile's backpropagation is run beside, which takes long to compile.
-    """
-
-    kind: ClassVar[str] = "deep step"
     rounds: ClassVar[int] = 7
-    net: DeepNet
-    compiled: bool = False
-
-    @property
-    def topic(self) -> str:
-        """The net."""
-        return str(self.net)
-
-    def steps(self) -> Mapping[str, Callable[[], Any]]:
-        """Return what builds the passes."""
-        others: dict[str, Callable[[], Any]] = {}
-        if self.compiled:
-            others[COMPILED] = partial(Passes, self, compiled=True)
-        if torch.device(self.device).type == "cuda":
-            others[GRAPHED] = partial(Graphed, self)
-        rows = {row.label: partial(Passes, self, row) for row in self.rows}
-        return {PLAIN: partial(Passes, self), **others, **rows}
 
     def costs(self, step: Callable[[], Any], turns: Sequence[Turn]) -> dict[str, Any]:
         """Return the peak memory in bytes."""
@@ -143,3 +128,38 @@ class DeepStep(Timing[Callable[[], Any]]):
             if isinstance(step, Passes):
                 cost["cosine"] = torch.cosine_similarity(step.gradient(), exact, 0).item()
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepStep(PassTiming):
+    """Passes of a net as it is initialised, on random examples.
+
+    Attributes:
+        net: what is run.
+        compiled: whether torch.compile's backpropagation is run beside, which takes long to compile.
+    """
+
+    kind: ClassVar[str] = "deep step"
+    net: DeepNet
+    compiled: bool = False
+
+    @property
+    def topic(self) -> str:
+        """The net."""
+        return str(self.net)
+
+    def steps(self) -> Mapping[str, Callable[[], Any]]:
+        """Return what builds the passes."""
+        others: dict[str, Callable[[], Any]] = {}
+        if self.compiled:
+            others[COMPILED] = partial(self._passes, compiled=True)
+        if torch.device(self.device).type == "cuda":
+            others[GRAPHED] = lambda: Graphed(self._passes())
+        rows = {row.label: partial(self._passes, row) for row in self.rows}
+        return {PLAIN: self._passes, **others, **rows}
+
+    def _passes(self, row: Row | None = None, compiled: bool = False) -> Passes:
+        torch.manual_seed(self.seed)
+        model = create_model(self.net.model, **self.net.options).to(self.device)
+        batch = Split(*(examples.to(self.device) for examples in self.net.examples()))
+        return Passes(model, batch, row=row, compiled=compiled)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from math import log
 from typing import Any, ClassVar
 
 import polars as pl
@@ -69,7 +71,7 @@ class DepthMap(Timings[DeepNet]):
             "backpropagation's, median of interleaved rounds, and in brackets peak memory as a multiple of its. "
             "Below 1 an engine pays.",
             verdicts=[self._verdict(ratios[net]) for net in settings],
-            remarks=[*self._cosines(facts), verdict.steadiness(spreads), *self.failures(facts)],
+            remarks=[*self._borders(facts), *self._cosines(facts), verdict.steadiness(spreads), *self.failures(facts)],
             charts=[self._chart(facts, label) for label in labels],
         )
 
@@ -78,9 +80,27 @@ class DepthMap(Timings[DeepNet]):
         return [row.label for row in self.rows]
 
     def _verdict(self, ratios: Mapping[str, Estimate]) -> str:
-        known = {label: ratios[label] for label in self._engines if label in ratios}
-        inside = [f"{label} ({ratio.value:.2f})" for label, ratio in known.items() if ratio.high < 1]
-        return f"pays: {', '.join(inside)}" if inside else "no engine pays"
+        quicker = [label for label in self._engines if label in ratios and ratios[label].high < 1]
+        if not quicker:
+            return "no engine pays"
+        said = f"pays: {', '.join(f'{label} ({ratios[label].value:.2f})' for label in quicker)}"
+        for other in {COMPILED, GRAPHED} & ratios.keys():
+            ahead = [label for label in quicker if ratios[label].high < ratios[other].low]
+            said += f"; beside {other} ({ratios[other].value:.2f}) {', '.join(ahead) if ahead else 'none'}"
+        return said
+
+    def _borders(self, facts: pl.DataFrame) -> Iterator[str]:
+        """Yield from how many blocks on each engine pays, in nets that differ in nothing else."""
+        for label in self._engines:
+            own = estimates(facts, "setting", metric=self.metric, unit=_SHARE, row=label)
+            found = []
+            for family, nets in _families(self.subjects).items():
+                known = [(net.depth, own[str(net)].value) for net in nets if str(net) in own]
+                crossed = border(known)
+                if crossed is not None:
+                    found.append(f"{crossed:.0f} ({family})")
+            words = f"from {', '.join(found)} blocks on" if found else "nowhere"
+            yield f"{label} takes less time than eager backprop {words}."
 
     def _cosines(self, facts: pl.DataFrame) -> Iterator[str]:
         for label in self._engines:
@@ -90,7 +110,7 @@ class DepthMap(Timings[DeepNet]):
 
     def _chart(self, facts: pl.DataFrame, label: str) -> Chart:
         """Return the chart of a row's share by depth, a line for nets that differ in nothing else."""
-        families = {str(net): f"{net.family}, batch {net.batch}" for net in self.subjects}
+        families = {str(net): family for family, nets in _families(self.subjects).items() for net in nets}
         own = facts.filter(pl.col("row") == label).with_columns(
             series=pl.col("setting").replace_strict(families, return_dtype=pl.String)
         )
@@ -102,3 +122,27 @@ class DepthMap(Timings[DeepNet]):
             "solid",
             rules={"the border": 1.0},
         )
+
+
+def border(shares: Sequence[tuple[int, float]]) -> float | None:
+    """Return from how many blocks on the share of backpropagation's time stays below 1, by powers between depths.
+
+    Args:
+        shares: depths, ascending, with the shares there.
+    """
+    below = list(takewhile(lambda point: point[1] < 1, reversed(shares)))
+    if not below:
+        return None
+    depth, share = below[-1]
+    if len(below) == len(shares):
+        return float(depth)
+    before, above = shares[-len(below) - 1]
+    return float(before * (depth / before) ** (log(above) / log(above / share)))
+
+
+def _families(nets: Sequence[DeepNet]) -> dict[str, list[DeepNet]]:
+    """Return nets that differ in depth alone, by what they are."""
+    found: dict[str, list[DeepNet]] = {}
+    for net in sorted(nets, key=lambda net: net.depth):
+        found.setdefault(f"{net.family}, batch {net.batch}", []).append(net)
+    return found

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
+from gradfree.benchmarks.data.bundled import digits
+from gradfree.benchmarks.maps.closeness import Closeness
 from gradfree.benchmarks.maps.deep_steps import DeepNet
 from gradfree.benchmarks.maps.depth_map import DepthMap
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.rows import iterated
+from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC, cross_entropy
+from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.target import TimeToTarget
 
 
 def segments(count: int, k: int) -> Row:
@@ -28,6 +35,12 @@ def gpt(layers: int, width: int, batch: int) -> DeepNet:
     return DeepNet(f"GPT of width {width}", 2 * layers, "gpt", options, batch, (128,), 128, True)
 
 
+def vit(layers: int, width: int, batch: int) -> DeepNet:
+    """Return a vision transformer for images of CIFAR's size, two blocks a layer."""
+    options = {"layers": layers, "width": width, "heads": 4}
+    return DeepNet(f"ViT of width {width}", 2 * layers, "vit", options, batch, (3, 32, 32))
+
+
 def resnet(depth: int, batch: int) -> DeepNet:
     """Return a pre-activation ResNet for images of CIFAR's size."""
     blocks = (depth - 2) // 2
@@ -36,7 +49,7 @@ def resnet(depth: int, batch: int) -> DeepNet:
 
 DEPTH_MAP: Suite = (
     DepthMap(
-        tuple(mlp(*sizes) for sizes in product((16, 64, 256), (32, 128), (8, 64))),
+        tuple(mlp(*sizes) for sizes in product((16, 64, 256), (16, 32, 64, 128), (8, 64))),
         (*iterated("highway_bp", 0, 2, 4), segments(8, 1)),
         threads=1,
         title="residual MLPs",
@@ -44,12 +57,60 @@ DEPTH_MAP: Suite = (
     ),
 )
 
+DIGITS_MLP_64 = Task(
+    name="digits_mlp_64",
+    data=digits,
+    model="residual_mlp",
+    options={"in_features": 64, "num_classes": 10, "depth": 64, "width": 32, "expansion": 1},
+    loss=cross_entropy,
+    score=DIGITS.score,
+    learning_rate=1e-3,  # not tuned
+    batch_size=64,
+    steps=400,
+)
+PYDOC_GPT_12 = replace(PYDOC, name="pydoc_gpt_12", options={**PYDOC.options, "layers": 6})
+
+
+def _closeness(task: Task, *counts: int) -> Closeness:
+    cut = tuple(segments(count, k) for count in counts for k in range(min(count, 4)))
+    return Closeness((task,), (*iterated("highway_bp", 0, 1, 2, 3), *cut), threads=1)
+
+
+SEGMENTS: Suite = (_closeness(DIGITS_MLP_64, 16, 8, 4, 2), _closeness(PYDOC_GPT_12, 6, 3))
+
+_DIGITS_MLP_128 = replace(
+    DIGITS_MLP_64,
+    name="digits_mlp_128",
+    options={**DIGITS_MLP_64.options, "depth": 128},
+    steps=150,
+    evaluations=10,
+)
+_PYDOC_GPT_24 = replace(
+    PYDOC,
+    name="pydoc_gpt_24",
+    options={**PYDOC.options, "layers": 12, "width": 32, "heads": 2},
+    steps=200,
+    evaluations=10,
+)
+
+
+def _trained(task: Task, target: float, *rates: float) -> Suite:
+    compared = Comparison(task, (BACKPROP, *iterated("highway_bp", 0, 2)), learning_rates=rates)
+    return compared, TimeToTarget(compared, target)
+
+
+DEPTH_TRAINING: Suite = (
+    *_trained(_DIGITS_MLP_128, 95.0, 1e-3, 3e-3),
+    *_trained(_PYDOC_GPT_24, 12.0, 2e-3, 4e-3),
+)
+
 _BATCHES = (1, 16, 256)
 GPU_DEPTH: Suite = (
     DepthMap(
         (
             *(mlp(128, 256, batch) for batch in _BATCHES),
-            *(gpt(24, 128, batch) for batch in _BATCHES[:2]),
+            *(gpt(24, 128, batch) for batch in _BATCHES),
+            *(vit(24, 128, batch) for batch in _BATCHES),
             *(resnet(110, batch) for batch in _BATCHES),
         ),
         (*iterated("highway_bp", 0, 1, 2, 4), *(segments(count, 1) for count in (2, 4, 8))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.depth import DEPTH_MAP, GPU_DEPTH
+from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, SEGMENTS
 from gradfree.benchmarks.suites.dsf_texts import DSF_PTB, DSF_PTB_SMALL, DSF_WIKITEXT, DSF_WIKITEXT_SMALL
 from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY, ORTHOGONAL_DIGITS, QUICK, TEMPERATURE
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
@@ -131,6 +131,8 @@ SUITES: dict[str, Suite] = {
     "long-sequences": LONG_SEQUENCES,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,
+    "segments": SEGMENTS,
+    "depth-training": DEPTH_TRAINING,
     "gpu-depth": GPU_DEPTH,
     "forward-only": FORWARD_ONLY,
     "temperature": TEMPERATURE,

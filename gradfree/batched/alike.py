@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,9 +50,9 @@ class Held:
         return values, tuple([len(held) for held, _ in self._own])
 
     @property
-    def layers(self) -> Hashable:
+    def layers(self) -> list[Any]:
         """Equal for two passes only if no layer has been exchanged between them."""
-        return tuple([tuple(map(id, children.values())) for children in self._children])
+        return list(chain.from_iterable(map(dict.values, self._children)))
 
 
 def slots(module: nn.Module) -> Iterator[tuple[str, Slot]]:

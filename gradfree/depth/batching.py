@@ -195,12 +195,10 @@ class Batching:
             )
         if not setting.plan.settled:
             self._settle(setting, recorded)
-        # Also those with graphs, of passes that began before it was known: what a pass gives must not depend on that.
-        ran |= {i for i, link in enumerate(chain.links) if self._may_be_batched(setting, link)}
-        if not ran:
-            return chain
-        links = {i: self._ran(setting, chain.links[i], _entered(setting, recorded, i)) for i in sorted(ran)}
         columns = setting.columns
+        links = dict(enumerate(chain.links)) if columns else self._batched(setting, recorded, chain.links, ran)
+        if not links:
+            return chain
         groups = [
             group
             for n, paths in enumerate(setting.plan.groups)
@@ -209,6 +207,12 @@ class Batching:
         result = BatchedChain(chain, groups, recorded.numbers, setting.initial, columns)
         return result.with_graphs if _cut(setting, recorded, chain.links) else result
 
+    def _batched(self, setting: Setting, recorded: PassToBatch, links: Sequence[Any], ran: set[int]) -> dict[int, Ran]:
+        """Return what goes in batches of a pass block by block, of which ``ran`` have run without a graph."""
+        # Also those with graphs, of passes that began before it was known: what a pass gives must not depend on that.
+        chosen = [i for i, link in enumerate(links) if i in ran or self._may_be_batched(setting, link)]
+        return {i: self._ran(setting, links[i], _entered(setting, recorded, i)) for i in chosen}
+
     def _may_be_batched(self, setting: Setting, link: Any) -> bool:
         return setting.is_batched(link.path) and link.path not in setting.apart
 
@@ -216,6 +220,11 @@ class Batching:
         start, end = self._ranges[link.path]
         known = setting.plan.residual.get(link.path, 0.0)
         return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
+
+    def parts(self, setting: Setting) -> list[tuple[Sequence[Tensor], float]]:
+        """Return of each block its tensors, and what its residual path carries, where none has a graph."""
+        residual = setting.plan.residual
+        return [(setting.tensors[start:end], residual[path]) for path, (start, end) in self._ranges.items()]
 
     def stack(self, setting: Setting) -> Stacks:
         """Stack the trained parameters of all blocks, in a pass in which each runs once, without a graph."""

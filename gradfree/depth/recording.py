@@ -68,6 +68,7 @@ class _Handed(NamedTuple):
 
 
 _none: OrderedDict[int, Any] = OrderedDict()
+_no_hooks = weakref.ref(_none)
 
 
 class Recording:
@@ -164,7 +165,7 @@ class Recording:
         """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
         self.add(link)
         self.given.append(given)
-        self.handed.append(_Handed(weakref.ref(state), weakref.ref(_none), state, state._version, []))
+        self.handed.append(_Handed(weakref.ref(state), _no_hooks, state, state._version, []))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from gradfree.batched.stacks import Stacks
 from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
-from gradfree.depth.batching import Setting
+from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import BORDERS
 from gradfree.depth.chain import Trained
 from gradfree.depth.recording import Attached, Recording
@@ -93,7 +92,7 @@ class WholeRow:
         self._backward_hooks = [hooks for b in self._blocks for hooks in (b._backward_hooks, b._backward_pre_hooks)]
         self._wrapped = [vars(block)["forward"] for block in self._blocks]
         forwards = [wrapped.__self__.own for wrapped in self._wrapped]
-        *self._inner, self._last = zip(recorded.blocks, self._blocks, forwards, strict=True)
+        self._rows = list(zip(recorded.blocks, self._blocks, forwards, strict=True))
         self._forward = container.forward
         vars(container).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
 
@@ -130,7 +129,7 @@ class WholeRow:
         if setting is None or not setting.plan.whole:
             return self._forward(input)
         self._recorded.check()
-        return self._run(input, setting, batching.stack(setting))
+        return self._run(input, setting, batching)
 
     def _can_run(self, state: Tensor) -> bool:
         """Tell whether nobody would notice that the blocks run without hooks."""
@@ -154,22 +153,20 @@ class WholeRow:
             and not _has_any_global_hook()
         )
 
-    def _run(self, state: Tensor, setting: Setting, columns: Stacks) -> Tensor:
-        recording = Recording(self._recorded, Trained(columns.stacks, {}), ())
+    def _run(self, state: Tensor, setting: Setting, batching: Batching) -> Tensor:
+        recording = Recording(self._recorded, Trained(batching.stack(setting).stacks, {}), ())
         before = recording.begin_as(state, setting)
+        *inner, last = zip(self._rows, batching.parts(setting), strict=True)
         given, x = state, state.detach()
         torch._C._set_grad_enabled(False)
         try:
-            for path, block, forward in self._inner:
-                after = self._step(path, forward, given)
-                link = Ran(path, block, after, x)
-                x = after
+            for (path, block, forward), part in inner:
                 # As states do; what a block does with one that needs no gradient may be something else.
-                handed = after.detach().requires_grad_()
-                recording.pass_by(link, given, handed)
-                given = handed
-            path, block, forward = self._last
-            link = Ran(path, block, self._step(path, forward, given), x)
+                handed = _step(path, forward, given).requires_grad_()
+                recording.pass_by(Ran(path, block, handed, x, *part), given, handed)
+                given = x = handed
+            (path, block, forward), part = last
+            link = Ran(path, block, _step(path, forward, given), x, *part)
         finally:
             torch._C._set_grad_enabled(True)
         hooked = next((i for i, handed in enumerate(recording.handed, 1) if handed.seen._backward_hooks), None)
@@ -177,8 +174,9 @@ class WholeRow:
             raise ChainError(why.HOOKED_INSIDE.format(path=[*self._recorded.blocks][hooked]))
         return recording.leave(link, given, before)[0]
 
-    def _step(self, path: str, forward: Callable[[Tensor], Any], given: Tensor) -> Tensor:
-        version, out = given._version, forward(given)
-        if not isinstance(out, Tensor) or given._version != version:
-            raise ChainError(why.CHANGED.format(path=path))
-        return out.detach()
+
+def _step(path: str, forward: Callable[[Tensor], Any], given: Tensor) -> Tensor:
+    version, out = given._version, forward(given)
+    if not isinstance(out, Tensor) or given._version != version:
+        raise ChainError(why.CHANGED.format(path=path))
+    return out.detach()

@@ -12,6 +12,10 @@ CASES = {
     "postact_resnet": ({"depth": 14, "in_channels": 2, "num_classes": 3, "width": 4}, lambda: torch.randn(5, 2, 8, 8)),
     "gpt": ({"vocab_size": 11, "context": 9, "layers": 3, "width": 8, "heads": 2}, lambda: torch.randint(11, (4, 7))),
     "residual_mlp": ({"in_features": 12, "num_classes": 3, "depth": 6, "width": 8}, lambda: torch.randn(5, 3, 4)),
+    "vit": (
+        {"in_channels": 1, "num_classes": 3, "image_size": 6, "patch_size": 2, "layers": 3, "width": 8, "heads": 2},
+        lambda: torch.randn(5, 1, 6, 6),
+    ),
     "recurrent_lm": ({"vocab_size": 11, "layers": 3, "width": 8}, lambda: torch.randint(11, (4, 7))),
     "pixel_classifier": ({"in_channels": 2, "num_classes": 3, "width": 8}, lambda: torch.randn(5, 2, 3, 4)),
     "orthogonal_mlp": ({"in_features": 12, "num_classes": 3, "depth": 4, "width": 8}, lambda: torch.randn(5, 3, 4)),
@@ -32,6 +36,7 @@ OUTPUTS = {
     "postact_resnet": (5, 3),
     "gpt": (4, 7, 11),
     "residual_mlp": (5, 3),
+    "vit": (5, 3),
     "recurrent_lm": (4, 7, 11),
     "pixel_classifier": (5, 3),
     "orthogonal_mlp": (5, 3),
@@ -45,6 +50,7 @@ CHAINS = {
     "postact_resnet": ({"blocks": "6 blocks"}, 6),
     "gpt": ({"sublayers": "6 blocks"}, 6),
     "residual_mlp": ({"blocks": "6 blocks"}, 6),
+    "vit": ({"sublayers": "6 blocks"}, 6),
     "recurrent_lm": ({f"stack.rnns.{n}": "GRU, 1 layer, in time" for n in range(3)}, 7),
     "pixel_classifier": ({"rnn": "GRU, 1 layer, in time"}, 12),
 }
@@ -125,6 +131,19 @@ def test_downsample_averages_rows_and_makes_columns_channels():
     torch.testing.assert_close(downsample(x, 2)[0, 0], torch.tensor([[2.0, 4.0], [10.0, 12.0]]))
 
 
+def test_a_vision_transformer_looks_everywhere_and_knows_places():
+    model, image = small("vit"), torch.randn(1, 1, 6, 6)
+    changed = image.clone()
+    changed[..., -2:, -2:] += 1
+    states = [model.sublayers[0](model.patches(x).flatten(2).transpose(1, 2)) for x in (image, changed)]
+    assert (states[0] != states[1]).any(-1).all()
+    moved = image.roll(2, -1)
+    assert not torch.allclose(model(image), model(moved))
+    with torch.no_grad():
+        model.positions.zero_()
+    torch.testing.assert_close(model(image), model(moved))
+
+
 @pytest.mark.parametrize("name", ["gpt", "recurrent_lm"])
 def test_language_models_are_causal(name):
     model = small(name)
@@ -140,6 +159,7 @@ def test_language_models_are_causal(name):
     [
         ("gpt", {}),
         ("residual_mlp", {}),
+        ("vit", {}),
         ("recurrent_lm", {}),
         ("recurrent_lm", {"block": "transformer"}),
         ("orthogonal_mlp", {}),

@@ -1,0 +1,60 @@
+"""A pre-LN vision transformer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gradfree.models.gpt import AttentionSublayer, MLPSublayer
+
+
+class ViT(nn.Module):
+    """Vision transformer; each layer is two links of the chain, attention and MLP.
+
+    Dosovitskiy et al., "An image is worth 16x16 words", ICLR 2021, arXiv 2010.11929; the mean over patches in place of
+    a class token, as in its appendix D.3.
+
+    Args:
+        in_channels: of the images.
+        num_classes: of the logits.
+        image_size: pixels of an image's side.
+        patch_size: pixels of a patch's side; must divide ``image_size``.
+        layers: of two sublayers each.
+        width: of the residual stream.
+        heads: of the attention; must divide ``width``.
+        dropout: on attention weights, sublayer outputs and embeddings.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        image_size: int = 32,
+        patch_size: int = 4,
+        layers: int = 6,
+        width: int = 128,
+        heads: int = 4,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"heads must divide width, but {width} is no multiple of {heads}.")
+        if image_size % patch_size:
+            raise ValueError(f"patch_size must divide image_size, but {image_size} is no multiple of {patch_size}.")
+        self.patches = nn.Conv2d(in_channels, width, patch_size, patch_size)
+        self.positions = nn.Parameter(0.02 * torch.randn((image_size // patch_size) ** 2, width))
+        self.dropout = nn.Dropout(dropout)
+        self.sublayers = nn.Sequential(
+            *(
+                sublayer
+                for _ in range(layers)
+                for sublayer in (AttentionSublayer(width, heads, dropout, causal=False), MLPSublayer(width, dropout))
+            )
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, num_classes) for ``images`` (B, in_channels, image_size, image_size)."""
+        stream = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        return self.head(self.norm(self.sublayers(self.dropout(stream))).mean(1))
