@@ -49,6 +49,11 @@ class Handle:
         """The modules whose parameters the chains train, by module path."""
         return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What there is to tell of the handle itself, beside what the engine tells of each chain."""
+        return {}
+
     def become(self, other: Handle) -> None:
         """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
         self.chains = other.chains
