@@ -23,7 +23,6 @@ from gradfree.depth.ports import Port, port_of
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.residual import residual_factor
 
 Batched = Literal["auto"] | bool
 """Whether blocks that are alike are pulled through in batches: where it pays, always or never."""
@@ -352,7 +351,7 @@ def _cut(setting: Setting, recorded: PassToBatch, links: Sequence[Any]) -> str |
 
 def _factor(link: Link) -> Any:
     with walking([link], ()):
-        return 0.0 if link.state is None else residual_factor(link.out, link.state)
+        return link.residual
 
 
 def _number(link: Link) -> float:

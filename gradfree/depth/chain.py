@@ -18,7 +18,6 @@ from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.phases import phase
-from gradfree.torchside.residual import residual_factor
 
 
 class Trained(NamedTuple):
@@ -100,7 +99,7 @@ class DepthChain(Chain):
         return [0.0 if link.state is None else factor for link in self.links]
 
     def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
-        """Return ``weight`` · K_i, read off each block's graph; see :func:`~.residual.residual_factor`."""
+        """Return ``weight`` · K_i, read off each block's graph; see :attr:`~.link.Link.residual`."""
         if weight == 0.0:
             return self.constant(0.0)
         factors = self._residuals()
@@ -185,7 +184,7 @@ class DepthChain(Chain):
             if delta is not None and link.state is not None:
                 (pulled,) = self._pull_links([i], [delta])
                 if pulled is not None and pulled.shape == link.out.shape:
-                    factor = residual_factor(link.out, link.state) if self.declared is None else self.declared
+                    factor = residual_of(pulled.shape, link, self.declared)
             found.append(LinkFindings.of_link(link.path, factor, delta, pulled))
             delta = pulled
         return found[::-1]
@@ -284,9 +283,7 @@ def residual_of(before: torch.Size | None, link: Link, declared: float | None) -
     """Return K of ``link``; what changes the shape ``before``, or leads out of the chain, carries nothing."""
     if link.state is None or before != link.out.shape:
         return 0.0
-    if declared is not None:
-        return declared
-    return residual_factor(link.out, link.state)
+    return link.residual if declared is None else declared
 
 
 def _groups(indices: Sequence[int]) -> list[Sequence[int]]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from gradfree.algebra.cotangents import Cotangent, plus
+from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.residual import residual_factor
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Link:
         entries: where anything enters the graph of ``out`` or ``aside``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
         aliased: whether the output shares memory with another tensor that the block returned.
+        checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``.
         end: where the graph ends, if the values of ``out`` have been let go of: it is on the meta device then.
     """
 
@@ -49,12 +52,18 @@ class Link:
     entries: tuple[tuple[int | None, GradientEdge], ...] = ()
     in_place: bool = False
     aliased: bool = False
+    checkpointed: bool = False
     end: GradientEdge | None = None
 
     @property
     def source(self) -> Tensor | GradientEdge:
         """Where autograd begins to walk through the graph."""
         return self.out if self.end is None else self.end
+
+    @cached_property
+    def residual(self) -> Factor:
+        """K, read off the graph; only once, as a checkpoint gives out only once what it has computed again."""
+        return 0.0 if self.state is None else residual_factor(self.out, self.state, self.checkpointed)
 
     def given(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for the graph to start from, a copy if it must not be changed."""

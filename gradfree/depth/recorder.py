@@ -32,7 +32,7 @@ from gradfree.depth.recording import Recording, has_hooks
 from gradfree.depth.without_graph import WithoutGraph
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk
-from gradfree.torchside.guards import recomputed
+from gradfree.torchside.guards import checkpointed, recomputed
 from gradfree.torchside.sharding import is_spread, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -285,6 +285,7 @@ class BlockRecorder:
             tuple(aside),
             tuple(entries),
             *changed,
+            checkpointed(),
         )
 
     def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[Recording, Tensor, bool]:

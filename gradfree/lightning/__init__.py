@@ -11,10 +11,11 @@ from gradfree.engines.engine import Engine
 from gradfree.extras import needs_extra
 
 with needs_extra("lightning"):
-    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 
     from gradfree.lightning.callbacks import EngineFigures, GradientFidelity, WatchGradient
     from gradfree.lightning.carriers import with_engine
+    from gradfree.lightning.layer_parallel import LayerParallelStrategy
     from gradfree.lightning.modules import Classifier, LanguageModel
     from gradfree.lightning.resuming import RandomStates, ResumableLoader
     from gradfree.lightning.strategies import register_engines
@@ -41,6 +42,7 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
 
 
 register_engines()
+LayerParallelStrategy.register_strategies(StrategyRegistry)
 
 __all__ = [
     "Classifier",
@@ -49,6 +51,7 @@ __all__ = [
     "EngineStrategy",
     "GradientFidelity",
     "LanguageModel",
+    "LayerParallelStrategy",
     "RandomStates",
     "ResumableLoader",
     "WatchGradient",

@@ -70,6 +70,8 @@ def layer_parallel(
     Raises:
         ChainError: the engine, the model or the options cannot be; ranks differ in them.
     """
+    if stage_of(model) is not None:
+        raise ChainError("the model lies on ranks already: layer_parallel is called once for a model.")
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
     if group is None and not distributed.is_initialized():
         raise ChainError(
@@ -85,6 +87,12 @@ def layer_parallel(
         raise ChainError(f"taps names {unknown[0]!r}, which is no block of {site.path!r}.")
     messages.agree({"the engine": repr(solver), "the taps": list(taps), **_facts(model, placement)})
     return Stage(model, solver, site, placement, messages, [placement.blocks.index(tap) for tap in taps], residual)
+
+
+def stage_of(model: nn.Module) -> Stage | None:
+    """Return what a model lies on ranks by, if it does."""
+    host = getattr(model.forward, "__self__", None)
+    return host if isinstance(host, Stage) else None
 
 
 def _check_tags(group: Any, model: nn.Module) -> None:

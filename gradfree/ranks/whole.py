@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -93,12 +93,21 @@ class Whole:
         optimizer.load_state_dict({"state": kept, "param_groups": options})
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
         """Scale the gradients of all ranks so that their norm, as one vector, is ``max_norm`` at most; return it.
 
         As ``torch.nn.utils.clip_grad_norm_`` of one process; every rank must call it.
+
+        Args:
+            max_norm: the largest norm.
+            norm_type: which norm.
+            parameters: this rank's whose gradients are meant; by default all.
         """
-        grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        meant = None if parameters is None else set(map(id, parameters))
+        named = [(name, p) for name, p in self.model.named_parameters() if meant is None or id(p) in meant]
+        grads = {name: p.grad for name, p in named if p.grad is not None}
         first = [g for name, g in grads.items() if self.placement.holders[name][0] == self.messages.position]
         device = next(self.model.parameters()).device
         norms = [torch.linalg.vector_norm(g, norm_type).to(device) for g in first] or [torch.zeros((), device=device)]

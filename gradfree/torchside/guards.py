@@ -26,6 +26,12 @@ def recomputed() -> bool:
     return top is not None and "_recomputation_hook" in getattr(top[0], "__qualname__", "")
 
 
+def checkpointed() -> bool:
+    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
+
+
 def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
     """Return what the forward pass of ``where`` has saved.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.algebra.layouts import Layout
+from gradfree.torchside.graph import walk
 
 
 def _relu_mask(node: Any) -> list[Factor]:
@@ -67,28 +69,28 @@ def _choice(node: Any) -> list[Factor]:
     return [mask, ~mask]
 
 
-_DIAGONAL: dict[str, Callable[[Any], list[Factor]]] = {
-    "SubBackward0": lambda node: [1.0, -float(node._saved_alpha)],
-    "NegBackward0": lambda node: [-1.0],
-    "DivBackward0": lambda node: [1 / _plain(node._saved_other)],
-    "AddBackward0": lambda node: [1.0, float(node._saved_alpha)],
-    "AddcmulBackward0": _added_product,
-    "AddmmBackward0": lambda node: [float(node._saved_beta)],
-    "BaddbmmBackward0": lambda node: [float(node._saved_beta)],
-    "CloneBackward0": lambda node: [1.0],
-    "LerpBackward0": lambda node: _mix(float(node._saved_weight)),
-    "LerpBackward1": lambda node: _mix(_plain(node._saved_weight)),
-    "MaskedFillBackward0": lambda node: [~node._saved_mask],
-    "MulBackward0": _product,
-    "NativeBatchNormBackward0": _batch_norm_scale,
-    "CudnnBatchNormBackward0": _batch_norm_scale,
-    "NativeGroupNormBackward0": _group_norm_scale,
-    "NativeLayerNormBackward0": _layer_norm_scale,
-    "ReluBackward0": _relu_mask,
-    "ToCopyBackward0": lambda node: [1.0],
-    "WhereBackward0": _choice,
+_DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
+    "SubBackward0": (2, lambda node: [1.0, -float(node._saved_alpha)]),
+    "NegBackward0": (1, lambda node: [-1.0]),
+    "DivBackward0": (1, lambda node: [1 / _plain(node._saved_other)]),
+    "AddBackward0": (2, lambda node: [1.0, float(node._saved_alpha)]),
+    "AddcmulBackward0": (3, _added_product),
+    "AddmmBackward0": (1, lambda node: [float(node._saved_beta)]),
+    "BaddbmmBackward0": (1, lambda node: [float(node._saved_beta)]),
+    "CloneBackward0": (1, lambda node: [1.0]),
+    "LerpBackward0": (2, lambda node: _mix(float(node._saved_weight))),
+    "LerpBackward1": (2, lambda node: _mix(_plain(node._saved_weight))),
+    "MaskedFillBackward0": (1, lambda node: [~node._saved_mask]),
+    "MulBackward0": (2, _product),
+    "NativeBatchNormBackward0": (1, _batch_norm_scale),
+    "CudnnBatchNormBackward0": (1, _batch_norm_scale),
+    "NativeGroupNormBackward0": (1, _group_norm_scale),
+    "NativeLayerNormBackward0": (1, _layer_norm_scale),
+    "ReluBackward0": (1, _relu_mask),
+    "ToCopyBackward0": (1, lambda node: [1.0]),
+    "WhereBackward0": (2, _choice),
 }
-"""∂output/∂input of the operations that act on each element of the state by itself, one factor an input.
+"""∂output/∂input of the operations that act on each element of the state by itself, of so many inputs, one factor each.
 
 Each reads what autograd has saved once: a checkpoint gives it out once.
 
@@ -96,7 +98,7 @@ Of norms the mean and the variance are the rest, J; so is all that is not listed
 """
 
 
-def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
+def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False) -> Factor:
     """Return the diagonal K with ∂out/∂state = K + J that the skip connections from ``state`` to ``out`` carry.
 
     Follows every path of sums, products, quotients, mixtures, masks, ReLUs, the scales α/σ of norms, and changes of
@@ -107,12 +109,27 @@ def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
     Args:
         out: a block's output, attached to the graph of its forward pass.
         state: where the state enters that graph.
+        checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``: that computes all of the block
+            again for what is read, and would keep the rest until the graph is freed.
 
     Returns:
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
+    known: _Known = {}
     with torch.no_grad():
-        return _factor(out.grad_fn, out.output_nr, Layout.of(out.shape), state, {})
+        factor = _factor(out.grad_fn, out.output_nr, Layout.of(out.shape), state, known)
+    if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
+        _take_the_rest(out)
+    return factor
+
+
+def _take_the_rest(out: Tensor) -> None:
+    """Read all that autograd has saved, which a checkpoint lets go of then."""
+    for node in walk([out]).nodes:
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                with suppress(RuntimeError):  # It has been read before.
+                    getattr(node, name)
 
 
 _Known = dict[tuple[Any, ...], Any]
@@ -141,12 +158,15 @@ def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, k
 def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
     total: Factor = 0.0
     if node.name() in _DIAGONAL:
+        count, read = _DIAGONAL[node.name()]
+        factors = [_factor(before, n, layout, state, known) for before, n in node.next_functions[:count]]
+        if all(is_number(factor, 0.0) for factor in factors):
+            return total  # To read what a checkpoint has not kept makes it run again.
         if (node,) not in known:
-            known[node,] = _DIAGONAL[node.name()](node)
-        for local, (before, n) in zip(known[node,], node.next_functions, strict=False):
-            if not is_number(local, 0.0):
-                factor = _factor(before, n, layout, state, known)
-                total = _sum(total, 0.0 if is_number(factor, 0.0) else _product_of(layout.lift(local), factor))
+            known[node,] = read(node)
+        for local, factor in zip(known[node,], factors, strict=False):
+            if not is_number(local, 0.0) and not is_number(factor, 0.0):
+                total = _sum(total, _product_of(layout.lift(local), factor))
         return total
     parts: Sequence[Layout | None] = _moved(node, slot, layout)
     for part, (before, n) in zip(parts, node.next_functions, strict=False):

@@ -9,7 +9,9 @@ from exact_engines import EXACT, assert_exact
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+import gradfree
 from gradfree import ChainError
+from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.testing.cases.models import Model, Plain, plain_model
 
 LENGTH = 5
@@ -262,6 +264,29 @@ def test_checkpoints_around_blocks(engine, how, reentrant):
     model, x = Checkpointed([Dropping() for _ in range(LENGTH)]), torch.randn(4, 6)
     model.how, model.reentrant = how, reentrant
     assert_exact(engine, model, lambda: model(x), ["blocks"])
+
+
+def test_checkpoints_around_blocks_save_memory_with_an_engine_too():
+    """To read a residual path computes no block again, or leaves nothing of it; a dry run reads it like a step."""
+    sizes = {"nhead": 2, "dim_feedforward": 64, "batch_first": True}
+    layers = [nn.TransformerEncoderLayer(8, **sizes, norm_first=n % 2 == 0) for n in range(6)]
+    model, x = Checkpointed(layers, 8), torch.randn(8, 32, 8)
+    plain = nn.Sequential(model.stem, *layers)
+    engine = gradfree.create_engine("highway_bp", iterations=1)
+    report = engine.validate(model, ["blocks"], batch=x)
+    assert report.ok, report
+    with engine.attach(model, ["blocks"], batched=False):
+        model(x).sum().backward()
+        checkpointed = peak_memory(lambda: model(x).sum().backward(), "cpu")
+    assert checkpointed < 0.5 * peak_memory(lambda: plain(x).sum().backward(), "cpu")
+
+
+def test_no_block_runs_again_for_what_the_residual_path_does_not_need():
+    """Each runs forward, once more in the sweep, and once more for its parameters; the mask is on no path to x."""
+    model = Checkpointed([Dropping() for _ in range(LENGTH)])
+    with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"], batched=False):
+        model(torch.randn(4, 6)).sum().backward()
+    assert [block.calls for block in model.blocks] == [2, *[3] * (LENGTH - 1)]
 
 
 def test_a_checkpoint_that_is_not_reentrant_splits_nothing():
