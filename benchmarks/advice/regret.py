@@ -130,9 +130,10 @@ class Regrets(Timings[str]):
 
     budget: float = 20.0
 
-    def case(self, model: str, /, *, threads: int, device: str, seed: int, **_: Any) -> AdviceCheck:
+    def case(self, model: str, /, **where: Any) -> AdviceCheck:
         """Return the case of a model."""
-        return AdviceCheck(model=model, budget=self.budget, threads=threads, device=device, seed=seed)
+        del where["rows"]  # Which ones there are, advice finds out.
+        return AdviceCheck(model=model, budget=self.budget, **where)
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -62,7 +63,7 @@ class Watching(Comparison):
         return WatchingSummary(self.task, self.learning_rates, facts).section
 
 
-def _seen(found: Sequence[Record], who: Mapping[str, object]) -> Iterator[Fact]:
+def _seen(found: Sequence[Record], who: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield what the watches of some runs have seen, and what they did."""
     for record in found:
         for step, cosine in record["results"]["looks"].items():
