@@ -41,7 +41,7 @@ class Arrived(torch.autograd.Function):
 
 
 class Departed(torch.autograd.Function):
-    """(how to get cotangents, which outputs need one, what has gone to other ranks, outputs) -> these outputs.
+    """(what looks at their cotangents, how to get others, which need one, what has gone, outputs) -> these outputs.
 
     What the loss makes of the outputs is the affair of the last rank, which has computed them. Here they lead backward
     passes to this rank's chain.
@@ -49,11 +49,15 @@ class Departed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, takes: Sequence[Callable[[], Tensor] | None], needing: Sequence[bool], *tensors: Tensor
+        ctx: _Context,
+        look: Callable[[Sequence[Cotangent]], None],
+        takes: Sequence[Callable[[], Tensor] | None],
+        needing: Sequence[bool],
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Hand on the outputs."""
         gone, outputs = tensors[: len(takes)], tensors[len(takes) :]
-        ctx.given, ctx.outputs = takes, len(outputs)
+        ctx.given, ctx.outputs = (look, takes), len(outputs)
         ctx.like = [(tensor.new_zeros(()), tensor.shape) for tensor in gone]
         ctx.set_materialize_grads(False)
         handed = tuple(tensor.detach() for tensor in outputs)
@@ -61,12 +65,44 @@ class Departed(torch.autograd.Function):
         return handed
 
     @staticmethod
-    def backward(ctx: _Context, *_: Cotangent) -> tuple[Cotangent, ...]:
+    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
         """Return the direct cotangents of what has gone: zero, where the engine itself asks for more."""
         refuse_second_derivatives()
-        pairs = zip(ctx.given, ctx.like, strict=True)
-        cotangents = [zero.expand(shape) if take is None else take() for take, (zero, shape) in pairs]
-        return None, None, *cotangents, *(None,) * ctx.outputs
+        look, takes = ctx.given
+        look(cotangents)
+        pairs = zip(takes, ctx.like, strict=True)
+        direct = [zero.expand(shape) if take is None else take() for take, (zero, shape) in pairs]
+        return None, None, None, *direct, *(None,) * ctx.outputs
+
+
+class Reached(torch.autograd.Function):
+    """(what looks at their cotangents, which need one, the last state, outputs) -> these outputs.
+
+    On the last rank, whose chain every backward pass through an output must reach: other ranks wait for cotangents.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        look: Callable[[Sequence[Cotangent]], None],
+        needing: Sequence[bool],
+        state: Tensor,
+        *outputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Hand on the outputs."""
+        ctx.given, ctx.like = look, [(state.new_zeros(()), state.shape)]
+        ctx.set_materialize_grads(False)
+        handed = tuple(tensor.detach() for tensor in outputs)
+        ctx.mark_non_differentiable(*(t for t, needed in zip(handed, needing, strict=True) if not needed))
+        return handed
+
+    @staticmethod
+    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
+        """Return those of the outputs, and zero for the state."""
+        refuse_second_derivatives()
+        ctx.given(cotangents)
+        ((zero, shape),) = ctx.like
+        return None, None, zero.expand(shape), *cotangents
 
 
 class Shared(torch.autograd.Function):

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -17,9 +17,27 @@ from gradfree.errors import ChainError
 _FRAME = 1024
 """Bytes that a note has at least, so that most are one message."""
 
-NOTE, STATE, COTANGENT, SHARED, TAP = range(5)
+NOTE, STATE, COTANGENT, SHARED, LOSS, TAP = range(6)
 """What a message is, so that no other is taken for it; of taps there may be as many as blocks."""
 _KINDS, _PASSES = 2**14, 2**16
+
+
+class Halt(NamedTuple):
+    """A note in place of what was to come.
+
+    Attributes:
+        reason: why that does not.
+    """
+
+    reason: str
+
+
+class Halted(ChainError):
+    """Another rank has stopped, and says why."""
+
+
+class Lost(ChainError):
+    """Another rank does not answer."""
 
 
 class Messages:
@@ -99,16 +117,24 @@ class Messages:
             self._sent.append((work, frame, to, what))
 
     def receive_note(self, source: int, number: int, kind: int, what: str) -> Any:
-        """Return what :meth:`send_note` has sent."""
+        """Return what :meth:`send_note` has sent.
+
+        Raises:
+            Halted: it is a :class:`Halt`.
+        """
 
         def receive(frame: Tensor) -> None:
             with self._telling(what, source):
                 distributed.recv(frame, self._ranks[source], self._notes, _tag(number, kind))
 
-        return _unframed(receive)
+        return _heeded(_unframed(receive))
 
     def share_note(self, note: Any, source: int, what: str) -> Any:
-        """Return what ``source`` has to tell all ranks; the others' ``note`` does not count."""
+        """Return what ``source`` has to tell all ranks; the others' ``note`` does not count.
+
+        Raises:
+            Halted: it is a :class:`Halt`.
+        """
         frames = _frames(note) if source == self.position else []
 
         def share(frame: Tensor) -> None:
@@ -116,7 +142,7 @@ class Messages:
                 distributed.broadcast(frame, self._ranks[source], self._notes)
 
         if source != self.position:
-            return _unframed(share)
+            return _heeded(_unframed(share))
         for frame in frames:
             share(frame)
         return note
@@ -126,6 +152,12 @@ class Messages:
         with self._telling(what, source):
             distributed.broadcast(tensor, self._ranks[source], self._group)
         return tensor
+
+    def reason(self, error: Exception) -> str:
+        """Return what to tell others of what has stopped this rank."""
+        if isinstance(error, Halted):
+            return str(error)
+        return f"rank {self._ranks[self.position]} has stopped: {type(error).__name__}: {error}"
 
     def settle(self) -> None:
         """Wait until all that was sent has been taken."""
@@ -173,13 +205,19 @@ class Messages:
         except RuntimeError as error:
             told = self._told(other)
             reason = f"What has stopped it: {told}" if told else f"It has ended, hangs or does something else: {error}"
-            raise ChainError(
+            raise Lost(
                 f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. {reason}"
             ) from error
 
 
 def _tag(number: int, kind: int) -> int:
     return number % _PASSES * _KINDS + kind
+
+
+def _heeded(note: Any) -> Any:
+    if isinstance(note, Halt):
+        raise Halted(note.reason)
+    return note
 
 
 def _frames(note: Any) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,12 +13,15 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.site import Site
 from gradfree.depth.borders import EXITS
+from gradfree.depth.chain import NO_RESIDUAL
 from gradfree.depth.ports import Port, replaced, tensors_in
+from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, nowhere
-from gradfree.ranks.crossings import Arrived, Departed
-from gradfree.ranks.messages import COTANGENT, NOTE, STATE, TAP, Messages
+from gradfree.ranks.crossings import Arrived, Departed, Reached
+from gradfree.ranks.messages import COTANGENT, NOTE, STATE, TAP, Halt, Messages
 from gradfree.ranks.placement import Placement
+from gradfree.ranks.same_loss import compare_loss
 from gradfree.torchside.graph import walk
 
 
@@ -37,6 +41,9 @@ class Staged(Protocol):
 
     def is_new(self, what: object) -> bool:
         """Tell whether ``what`` has not been asked for before."""
+
+    def has_residual(self, recording: Recording, before: torch.Size | None) -> bool | None:
+        """Tell whether any of the rank's blocks has a residual path; ``None`` if that is not asked, or not seen."""
 
     def keep(self, first: Tensor, of: RankPass) -> None:
         """Keep a pass for its backward pass, as that whose first block has returned ``first``."""
@@ -80,6 +87,8 @@ class RankPass:
         self._leaving: _Like | None = None
         self.wanted = False
         self._state: Tensor | None = None
+        self._residual: bool | None = None
+        self._noted = self._shared = False
         self._forget()
 
     @property
@@ -170,13 +179,26 @@ class RankPass:
             if self._grad and state.requires_grad:
                 self._stage.keep(self._recorded(state), self)
 
+    def give_up(self, error: Exception) -> None:
+        """Let all ranks know at once what has stopped this one, which takes part in what they wait for."""
+        halt, last = Halt(self._messages.reason(error)), self.count - 1
+        # That connections may be lost, too, is no news then.
+        with suppress(ChainError):
+            if self.position < last and not self._noted:
+                self._messages.send_note(halt, self.position + 1, self.number, NOTE, self._exit)
+            if last > 0 and not self._shared:
+                self._messages.share_note(halt, last, _OUTPUTS)
+
     def go_on(self) -> Any:
         """Send the last state to the next rank; return the outputs that the last rank comes to."""
         state, to = self._state, self.position + 1
         assert state is not None
-        note = (tuple(state.shape), state.dtype, self._grad and state.requires_grad, self._rests)
+        needed = self._grad and state.requires_grad
+        note = (tuple(state.shape), state.dtype, needed, self._rests, self._residual)
+        self._noted = True
         self._messages.send_note(note, to, self.number, NOTE, self._exit)
         self._messages.send(state, to, self.number, STATE, self._exit)
+        self._shared = True
         skeleton, holes, metas = self._messages.share_note(None, self.count - 1, _OUTPUTS)
         found = [torch.empty(shape, dtype=dtype, device=state.device) for shape, dtype, _ in metas]
         for tensor in found:
@@ -184,26 +206,42 @@ class RankPass:
         needing = [needed for *_, needed in metas]
         if self._grad and any(needing):
             gone = [(state if state.requires_grad else _anchor(), None), *self._departed]
-            found = list(Departed.apply([take for _, take in gone], needing, *(t for t, _ in gone), *found))
+            found = list(Departed.apply(self._look, [take for _, take in gone], needing, *(t for t, _ in gone), *found))
         self._forget()
         return found[0] if holes is None else _filled(skeleton, found)
 
-    def hand_out(self, out: Any) -> None:
-        """Send all ranks the outputs of the model, which the last one alone has."""
+    def hand_out(self, out: Any) -> Any:
+        """Send all ranks the outputs of the model, which the last one alone has; return them."""
         if self._next != len(self._blocks) or self.position != self.count - 1:
             raise ChainError(f"the model has not run {self._blocks[self._next]}: across ranks every block runs once.")
         tensors = tensors_in(out)
         metas = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors]
         if self._stage.is_new(("outputs", str(metas))):
             self._refuse_absent(tensors, "what the model returns")
+        if self._residual is False:
+            where = NO_RESIDUAL.format(first=self._blocks[0], last=self._blocks[-1], declare="layer_parallel")
+            raise ChainError(f"{where} The engine 'fixed_point' needs none.")
+        state = self._state
         self._forget()
         if self.count == 1:
-            return
+            return out
         numbered = {id(tensor): torch.tensor(n) for n, tensor in enumerate(tensors)}
         skeleton = None if isinstance(out, Tensor) else replaced(out, numbered)
+        self._shared = True
         self._messages.share_note((skeleton, None if skeleton is None else True, metas), self.count - 1, _OUTPUTS)
         for tensor in tensors:
             self._messages.share(tensor.detach().contiguous(), self.count - 1, _OUTPUTS)
+        needing = [needed for *_, needed in metas]
+        if not (self._grad and any(needing)):
+            return out
+        assert state is not None
+        found = Reached.apply(self._look, needing, state, *tensors)
+        return found[0] if skeleton is None else _filled(skeleton, found)
+
+    def _look(self, cotangents: Sequence[Cotangent]) -> None:
+        """Refuse a loss that is not the last rank's: of a first backward pass, the outputs' cotangents tell."""
+        if self._stage.is_new("the loss"):
+            compare_loss(self._messages, self.number, cotangents)
 
     def _forget(self) -> None:
         """Let go of what is part of a graph: the backward pass that this pass is kept for would keep it."""
@@ -242,7 +280,9 @@ class RankPass:
 
     def _receive(self) -> None:
         source = self.position - 1
-        shape, dtype, needed, self._rests = self._messages.receive_note(source, self.number, NOTE, self._entry)
+        shape, dtype, needed, self._rests, self._residual = self._messages.receive_note(
+            source, self.number, NOTE, self._entry
+        )
         self._arriving, self.wanted = _Like(torch.Size(shape), dtype, self._stage.device), needed
         self._state = self._messages.receive(self._arriving.empty(), source, self.number, STATE, self._entry)
 
@@ -294,7 +334,12 @@ class RankPass:
         node: Any = state.grad_fn
         if not isinstance(node, EXITS):
             raise ChainError(_BETWEEN.format(path=f"what comes after {self._blocks[self._run.stop - 1]}"))
-        return node.recording.links[0].out
+        recording: Recording = node.recording
+        if self._stage.is_new("the residual path"):
+            own = self._stage.has_residual(recording, self.before)
+            self._residual = own if self._residual is None else self._residual or bool(own)
+        first: Tensor = recording.links[0].out
+        return first
 
     def _refuse_absent(self, tensors: Sequence[Tensor], what: str) -> None:
         """Refuse tensors that were computed of what is not there: autograd's graph tells, or NaN."""

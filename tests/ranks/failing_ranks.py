@@ -9,7 +9,7 @@ import sys
 from datetime import timedelta
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 import gradfree
 from gradfree.errors import ChainError
@@ -74,6 +74,8 @@ def main(folder, way):
     options = {"iterations": 2 if way == "another engine" and RANK == 1 else 1}
     if way == "another model" and RANK == 1:
         model.blocks[0] = Plain(bias=False)
+    if way == "no residual path":
+        model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(5)])
     impatient = distributed.new_group(timeout=TIMEOUT)
     distributed.barrier()
     said = ""
@@ -81,9 +83,10 @@ def main(folder, way):
         gradfree.layer_parallel(model, "highway_bp", mesh=impatient, chains=["blocks"], **options)
         with torch.autograd.set_detect_anomaly(way == "nan", check_nan=False):
             for _ in range(3):
-                model(torch.randn(4, 6)).sum().backward()
+                loss = model(torch.randn(4, 6)).sum()
+                (2 * loss if way == "another loss" and RANK == 1 else loss).backward()
     except (ChainError, ValueError) as error:
-        said = f"{type(error).__name__}: {error}"
+        said = f"{'ChainError' if isinstance(error, ChainError) else 'ValueError'}: {error}"
     torch.save(said, os.path.join(folder, f"{RANK}.part"))
     os.rename(os.path.join(folder, f"{RANK}.part"), os.path.join(folder, f"{RANK}.pt"))
     # The others are to hear of it by the process group, not by the end of the process.
