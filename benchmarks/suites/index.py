@@ -13,6 +13,7 @@ from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMAL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
+from gradfree.benchmarks.suites.watching import WATCHING
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks.catalogue import (
     ADDING,
@@ -31,7 +32,6 @@ from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
 from gradfree.benchmarks.timing.scans import Operands, ScanTimings
 from gradfree.benchmarks.timing.strategies import StrategyTimings
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.watching import WatchedRow, Watching
 from gradfree.cli import UsageError
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
@@ -80,20 +80,6 @@ _AS_STRATEGY = Row("backprop", "backprop", {})
 _SWEPT = _BACKPROP + iterated("fixed_point", 1, 2, 4)
 _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
-# At a rate and for so long that the blocks leave the neighbourhood of the identity, where k = 0 is nearly exact.
-_PYDOC_WATCHED = replace(
-    PYDOC,
-    name="pydoc_watched",
-    options={**PYDOC.options, "width": 48},
-    learning_rate=3e-3,
-    batch_size=8,
-    steps=250,
-)
-(_UNWATCHED,) = _highway(0)
-_WATCHED = WatchedRow(
-    f"{_UNWATCHED.label}, watched", _UNWATCHED.engine, _UNWATCHED.options, every=50, least_cosine=0.99
-)
-
 
 def _pydoc(cell: str) -> Task:
     """Return a training just long enough to see how the gradients come closer with k."""
@@ -136,7 +122,7 @@ SUITES: dict[str, Suite] = {
     "gpu-depth": GPU_DEPTH,
     "forward-only": FORWARD_ONLY,
     "temperature": TEMPERATURE,
-    "watching": (Watching(_PYDOC_WATCHED, (BACKPROP, _UNWATCHED, _WATCHED)),),
+    "watching": WATCHING,
     "lightning": (
         StrategyTimings(
             (DIGITS,), (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))

@@ -9,7 +9,7 @@ from tiny_suite import PLAIN, TASK, training
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import measure
-from gradfree.benchmarks.training.watching import WatchedRow, Watching
+from gradfree.benchmarks.suites.watching import WatchedRow, Watching
 
 OFF = Row("highway_bp k=0", "highway_bp", {"iterations": 0})
 WATCHED = WatchedRow("highway_bp k=0, watched", "highway_bp", OFF.options, every=3, least_cosine=0.9999)

@@ -1,9 +1,9 @@
-"""What it saves to watch an engine's gradient while it trains."""
+"""The suite that shows what it saves to watch an engine's gradient while it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -11,11 +11,13 @@ import polars as pl
 from gradfree import GradientWatch
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.chart import Axis, Chart, runs
 from gradfree.benchmarks.tables.column import Column, column
-from gradfree.benchmarks.tables.experiment import matching
+from gradfree.benchmarks.tables.experiment import Suite, matching
 from gradfree.benchmarks.tables.facts import Fact, fact, run_fact, table
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.outcomes import COSINE, scored
 from gradfree.benchmarks.training.summary import Summary
@@ -108,3 +110,20 @@ class WatchingSummary(Summary):
         if not looks.is_empty():
             title = f"{self.task.name}: what watching sees, a line a run"
             yield Chart(title, looks, Axis("step (number)"), Axis("cosine with the exact gradient"), "solid")
+
+
+# At a rate and for so long that the blocks leave the neighbourhood of the identity, where k = 0 is nearly exact.
+_TASK = replace(
+    PYDOC,
+    name="pydoc_watched",
+    options={**PYDOC.options, "width": 48},
+    learning_rate=3e-3,
+    batch_size=8,
+    steps=250,
+)
+(_UNWATCHED,) = iterated("highway_bp", 0)
+_WATCHED = WatchedRow(
+    f"{_UNWATCHED.label}, watched", _UNWATCHED.engine, _UNWATCHED.options, every=50, least_cosine=0.99
+)
+
+WATCHING: Suite = (Watching(_TASK, (BACKPROP, _UNWATCHED, _WATCHED)),)
