@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,14 @@ def float64(device: str) -> Iterator[None]:
         yield
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def little_garbage() -> Iterator[None]:
+    """The garbage collector looks at nothing but what the test makes: to go through all of torch takes a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gradfree.benchmarks.data.bundled import digits
 from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.maps.memory_map import EACH, SEGMENTS, Checkpointed, MemoryMap
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
@@ -120,3 +121,19 @@ TEMPERATURE: Suite = (
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
 )
 """FOTON's temperature, given and learnt."""
+
+
+def _checkpointed(row: Row) -> tuple[Row, ...]:
+    """Return ``row`` without checkpoints, with one of each block and with √L of them."""
+    again = (Checkpointed(f"{row.label}, {kept}", row.engine, row.options, kept) for kept in (EACH, SEGMENTS))
+    return (row, *again)
+
+
+FORWARD_MEMORY: Suite = (
+    MemoryMap(
+        subjects=tuple(Network(depth=depth, width=64, batch=512) for depth in (10, 100, 1000)),
+        rows=(*_checkpointed(BACKPROP), *_checkpointed(ORTHOGONAL), FOTON, STREAMING),
+        threads=1,
+    ),
+)
+"""What a step takes and keeps, beside what a user would pick instead: checkpoints."""

@@ -86,7 +86,7 @@ class StepTiming(Timing[Callable[[], Phases]]):
 
     def _clocked(self, row: Row) -> Callable[[], Phases]:
         """Return a training step that returns how long its phases took."""
-        trainee = _trainee(self.network, row, self.device, self.seed)
+        trainee = in_training(self.network, row, self.device, self.seed)
         updated = 0.0
 
         def note_update(*_: Any) -> None:
@@ -105,7 +105,7 @@ class StepTiming(Timing[Callable[[], Phases]]):
         return step
 
 
-def _trainee(network: Network, row: Row, device: str, seed: int) -> Trainee:
+def in_training(network: Network, row: Row, device: str, seed: int) -> Trainee:
     """Return a network in training with one row's engine."""
     torch.manual_seed(seed)
     model = network.create_model().to(device)
@@ -139,7 +139,7 @@ class ActivationMemory(Case):
         return {"activations": [self._measure(network) for network in self.networks]}
 
     def _measure(self, network: Network) -> int:
-        trainee = _trainee(network, self.row, self.device, self.seed)
+        trainee = in_training(network, self.row, self.device, self.seed)
         trainee.passes()  # What the engine keeps from pass to pass is there before.
         trainee.optimizer.zero_grad()
         return peak_memory(trainee.passes, self.device) - sum(p.nbytes for p in trainee.model.parameters())

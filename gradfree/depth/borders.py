@@ -15,7 +15,7 @@ made with outputs that are yet empty, and each is given its state, as ``.data``,
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
+from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
 
@@ -153,16 +154,17 @@ class Entries(torch.autograd.Function):
 
 
 class Anchor(torch.autograd.Function):
-    """(parameters) -> what leads from all Entries to the parameters.
+    """(leaf tensors before the chain, parameters) -> what leads from all Entries to these.
 
     Autograd, asked for their gradients alone, must run the Entries, too. Start would do, were it not for the cycle from
-    the graphs of the blocks over it and the recording to these graphs.
+    the graphs of the blocks over it and the recording to these graphs. h_0 would, but an engine that asks a block's
+    graph for gradients of parameters that the graph before the chain has, too, would go through that.
     """
 
     @staticmethod
-    def forward(ctx: _Context, *parameters: Tensor) -> Tensor:
+    def forward(ctx: _Context, *tensors: Tensor) -> Tensor:
         """Count them."""
-        ctx.count = len(parameters)
+        ctx.count = len(tensors)
         ctx.set_materialize_grads(False)
         return torch.empty(0)
 
@@ -223,6 +225,16 @@ INSIDE_ALONE = (
     "the chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, "
     "or detach the engine for this pass."
 )
+
+
+def leading_to(tensors: Iterable[Tensor], known: Collection[int]) -> list[Tensor]:
+    """Return what leads to the leaves of the tensors' graphs but for those ``known`` by id, and to no other node.
+
+    Where a graph comes to a chain, that is its Anchor, which does so.
+    """
+    graph = walk(tensors, ends=(EXITS,))
+    chains: list[Any] = [node for node, _ in graph.stops]
+    return [*(leaf for leaf in graph.leaves if id(leaf) not in known), *(node.recording._anchor for node in chains)]
 
 
 class Outputs:

@@ -25,7 +25,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching, Setting
-from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start
+from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start, leading_to
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
@@ -95,6 +95,7 @@ class Recording:
         self.parameters, self.numbers = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.start: weakref.ref[Any]
+        self._origins: list[Tensor] = []
         self.setting: Setting | None = None
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
@@ -118,7 +119,7 @@ class Recording:
 
     def begin_as(self, state: Tensor, setting: Setting | None) -> Tensor:
         """Do the same for a pass of which is known how its blocks may be batched."""
-        self.setting = setting
+        self.setting, self._origins = setting, [state]
         return Start.apply(self, state, *(tensor for tensor, _ in self.inputs), *self.parameters)
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
@@ -134,7 +135,11 @@ class Recording:
 
     @cached_property
     def _anchor(self) -> Tensor:
-        return Anchor.apply(*self.parameters)
+        return Anchor.apply(*self._before(), *self.parameters)
+
+    def _before(self) -> list[Tensor]:
+        """Return what leads to the leaf tensors before the chain that are not among its parameters."""
+        return leading_to([*self._origins, *(tensor for tensor, _ in self.inputs)], self.numbers)
 
     def enter(self, path: str, state: Tensor) -> Tensor:
         """Return ``state`` without history, for the block at ``path``."""
@@ -298,7 +303,7 @@ class Recording:
 
     def _free(self) -> None:
         """Leave the graphs to the chain that is solved, which may let go of each as soon as it has walked it."""
-        self.links, self.given, self.handed, self.freed = [], [], [], True
+        self.links, self.given, self.handed, self._origins, self.freed = [], [], [], [], True
 
     def _refuse(self) -> None:
         for link, handed in zip(self.links, self.handed, strict=True):

@@ -85,7 +85,9 @@ class LayerChain(DepthChain):
         inputs = len(recording.inputs)
         super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
         self.recording = recording
-        weighted = [i for i, link in enumerate(links) if role_of(link.block) is Role.WEIGHTS]
+        self.roles = [role_of(link.block) for link in links]
+        """Of the links, which engines ask for again and again."""
+        weighted = [i for i, role in enumerate(self.roles) if role is Role.WEIGHTS]
         if not weighted:
             raise ChainError(f"none of {links[0].path} to {links[-1].path} has weights: there is nothing to train.")
         self.last = weighted[-1]
@@ -163,7 +165,7 @@ class LayerChain(DepthChain):
         """
         for i in range(self.last, -1, -1):
             link = self.links[i]
-            if role_of(link.block) in (Role.WEIGHTS, Role.LINEAR, Role.MAX):
+            if self.roles[i] in (Role.WEIGHTS, Role.LINEAR, Role.MAX):
                 error = adjoint(link.block, error, self.shape(i), weights.get(link.path) if weights else None)
         return error
 
@@ -190,25 +192,27 @@ class LayerChain(DepthChain):
             ChainError: as in :meth:`replay`.
         """
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
-        walk = self._shifted(shift, tangent, second) if tangent or low else self._second_pass(shift, second)
+        shifted = tangent or low
+        walk = self._shifted(shift, norms, tangent, second) if shifted else self._second_pass(shift, norms, second)
         del shift
         passed = 0
         for i, found in walk:
-            yield found if found.difference is None else found._replace(difference=scaled(found.difference, norms))
+            yield found
             del found
             for j in range(passed, i):
                 self.walked(j)
             passed = max(passed, i)
 
-    def _second_pass(self, shift: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
+    def _second_pass(self, shift: Tensor, norms: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
         """Run the layers on the second pass's own states; yield with each how many links are passed."""
         run_again, waiting = self.recording.run_again, None
         second = self.recording.initial - shift
         del shift
         for i, (link, x) in enumerate(self.replay()):
-            role = role_of(link.block)
+            role = self.roles[i]
             if waiting is not None and role not in TAIL:
-                yield i - 1, waiting._replace(difference=x - second)
+                # In place: a difference is as large as a state.
+                yield i - 1, waiting._replace(difference=(x - second).mul_(_broadcast(norms, x)))
                 waiting = None
             if i == self.last:
                 yield i, Compared(run_again(link, second) if graphs else link)
@@ -228,13 +232,13 @@ class LayerChain(DepthChain):
             else:
                 second = link.block.forward(second)
 
-    def _shifted(self, shift: Tensor, tangent: bool, graphs: bool) -> Iterator[tuple[int, Compared]]:
+    def _shifted(self, shift: Tensor, norms: Tensor, tangent: bool, graphs: bool) -> Iterator[tuple[int, Compared]]:
         """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
         for i, (link, x) in enumerate(self.replay()):
-            role = role_of(link.block)
+            role = self.roles[i]
             if waiting is not None and role not in TAIL:
-                yield i - 1, waiting._replace(difference=shift)
+                yield i - 1, waiting._replace(difference=scaled(shift, norms))
                 waiting = None
             if role is Role.WEIGHTS:
                 waiting = Compared(self.recording.run_again(link, (x - shift).to(x.dtype)) if graphs else link)
@@ -278,12 +282,16 @@ def valueless(link: Link) -> Link:
     """Return ``link`` without its values, but with its graph."""
     if link.out.is_meta:
         return link
-    return replace(link, out=torch.empty_like(link.out, device="meta"), root=None, end=get_gradient_edge(link.out))
+    return replace(link, out=_without_values(link.out), root=None, end=get_gradient_edge(link.out))
 
 
 def released(link: Link) -> Link:
     """Return ``link`` without its values and its graph."""
-    return replace(valueless(link), state=None, end=None, entries=())
+    return replace(link, out=_without_values(link.out), root=None, state=None, end=None, entries=())
+
+
+def _without_values(out: Tensor) -> Tensor:
+    return out if out.is_meta else torch.empty_like(out, device="meta")
 
 
 def _check_samples(link: Link, initial: Tensor) -> None:
@@ -313,4 +321,8 @@ def normalised(error: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled(x: Tensor, factors: Tensor) -> Tensor:
     """Return ``x``, (N, ...), times one of ``factors``, (N,), for each sample."""
-    return x * factors.view(-1, *[1] * (x.dim() - 1))
+    return x * _broadcast(factors, x)
+
+
+def _broadcast(factors: Tensor, x: Tensor) -> Tensor:
+    return factors.view(-1, *[1] * (x.dim() - 1))

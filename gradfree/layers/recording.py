@@ -51,7 +51,8 @@ class LayerRecording(Recording):
         self._random: dict[str, RandomState] = {}
         self._version = 0
         self._streamed = 0
-        self._anchor = torch.empty(0)
+        self._origins = [state]
+        self._anchor = Anchor.apply(*self._before())
         self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -106,8 +107,8 @@ class LayerRecording(Recording):
         super().add(link)
         self._version = link.out._version
         if link.parameters:
-            # What enters a layer leads to the parameters of those before it alone: else autograd, asked for the
-            # gradients of the layer's own, would compute that of its input, too.
+            # What enters a layer leads to what is before it alone: else autograd, asked for the gradients of the
+            # layer's own parameters, would compute that of its input, too.
             self._anchor = Anchor.apply(self._anchor, *(self.parameters[n] for n in link.parameters))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:

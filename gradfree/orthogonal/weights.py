@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 import torch
@@ -15,6 +15,8 @@ from gradfree.torchside.sharding import assign, whole
 _PROBES = 8
 _SHRINKING_PROBES = 3
 """Each reads all products once. They find what is beyond 3, where the steps lead away, and most of what is beyond 2."""
+_TOGETHER = 2 * 2**20
+"""Bytes of weights that are led back in one batch: those of a deep network, in one, would take more than its step."""
 _FAR = 0.3
 """Beyond this drift a few Newton-Schulz steps do not lead back."""
 
@@ -75,7 +77,7 @@ def project(weights: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def retract(weights: Sequence[Tensor], steps: int) -> None:
-    """Lead weights that have drifted a little back to orthogonal matrices, all of one shape in one batch.
+    """Lead weights that have drifted a little back to orthogonal matrices, small ones of one shape in batches.
 
     Newton-Schulz (Björck) steps, X ← 3/2 X - 1/2 X Xᵀ X: each turns a drift ε = ‖X Xᵀ - I‖ into about 3/4 ε². What
     an overlong step has thrown out of their reach, ε > 2, is scaled down first.
@@ -146,11 +148,16 @@ def far(weights: Mapping[str, Tensor]) -> set[str]:
     return {name for name, weight in weights.items() if _FAR < float(drift([weight])) < inf}
 
 
-def _same_shaped(weights: Sequence[Tensor]) -> list[list[Tensor]]:
+def _same_shaped(weights: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     groups: defaultdict[object, list[Tensor]] = defaultdict(list)
     for weight in weights:
         groups[len(weight), weight.shape[1:].numel(), weight.dtype, weight.device].append(weight)
-    return list(groups.values())
+    return [batch for group in groups.values() for batch in _batches(group)]
+
+
+def _batches(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    size = max(1, _TOGETHER // max(1, weights[0].nbytes))
+    return (weights[i : i + size] for i in range(0, len(weights), size))
 
 
 def _is_tall(weight: Tensor) -> bool:

@@ -30,8 +30,8 @@ class Reached(NamedTuple):
     kinds: set[type]
 
 
-def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
-    """Return everything that ``outputs`` were computed from, up to ``stops``."""
+def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[type, ...] = ()) -> Reached:
+    """Return everything that ``outputs`` were computed from, up to ``stops`` and to nodes of the classes ``ends``."""
     outputs = list(outputs)
     leaves = [out for out in outputs if out.is_leaf and out.requires_grad]
     nodes: set[Any] = set()
@@ -40,7 +40,7 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = ()) -> Reached:
     stack: list[Any] = [(out.grad_fn, out.output_nr) for out in outputs]
     while stack:
         node, index = stack.pop()
-        if node in stops:
+        if node in stops or type(node) in ends:
             stopped.add((node, index))
         elif node not in seen:
             seen.add(node)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import gradfree
 from gradfree import ChainError
 from gradfree.algorithms import DFA, FA, FOTON, PEPITA, OrthogonalBackprop
+from gradfree.layers import roles
 from gradfree.orthogonal.weights import drift
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
@@ -75,6 +76,38 @@ def test_states_changed_in_place_between_layers_are_refused(engine):
             h.clamp_(-0.1, 0.1)
         with pytest.raises(ChainError, match="the output of 1 was changed in place before 2 was given it"):
             net[2](h)
+
+
+class Kept(nn.Tanh):
+    """Keeps a tensor of its inside."""
+
+    def forward(self, x):
+        self.kept = torch.sin(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_lies_before_the_chain_gets_its_share_of_a_loss_inside(name, monkeypatch):
+    """Asked for alone or with later weights: exact at the chain's beginning, else exact or refused, never left out."""
+    monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
+    gradfree.register_layer(Kept, "pointwise")
+    net = nn.Sequential(Kept(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Kept(), nn.Linear(8, 4))
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def asked(share, *weights):
+        loss = net(x).square().sum() + sum(net[i].kept.exp().sum() for i in share)
+        return torch.autograd.grad(loss, [x, *weights])[0]
+
+    engine = ENGINES[name]
+    exact = {i: asked([i]) - asked([]) for i in (0, 4)}
+    for weights in ((), (net[5].weight,)):
+        with engine.attach(net, [""]):
+            torch.testing.assert_close(asked([0], *weights) - asked([], *weights), exact[0])
+            if name == "orthogonal_backprop":
+                torch.testing.assert_close(asked([4], *weights) - asked([], *weights), exact[4])
+            else:
+                with pytest.raises(ChainError, match="the loss uses the output of 3, which lies inside the chain"):
+                    asked([4], *weights)
 
 
 @pytest.mark.parametrize("engine", FORWARD_ONLY, ids=repr)

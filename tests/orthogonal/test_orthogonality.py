@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import gradfree
 from gradfree.algorithms import FOTON
+from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.orthogonal.weights import drift, drift_along, is_matrix, project, retract
 
 SHAPES = {"square": (24, 24), "wide": (10, 24), "tall": (24, 10), "one row": (1, 8), "patches": (12, 3, 2, 2)}
@@ -312,6 +313,7 @@ def test_an_orthogonal_tanh_net_loses_nothing_to_speak_of():
     assert FOTON().validate(layers).notes == []
 
 
+@pytest.mark.usefixtures("little_garbage")
 def test_an_engine_that_is_never_detached_ends_with_its_model():
     """Torch keeps its hooks for ever; they must not keep the model."""
     layers = net()
@@ -325,3 +327,10 @@ def test_an_engine_that_is_never_detached_ends_with_its_model():
     plain_loop(other, torch.optim.SGD(other.parameters(), 0.1), 1)
     FOTON().attach(other).detach()
     assert len(_global_optimizer_post_hooks) <= before
+
+
+def test_leading_many_weights_back_takes_less_memory_than_they_do():
+    """A deep network's, all at once, would take more than a step that streams."""
+    weights = [torch.eye(256, dtype=torch.float32) * 1.01 for _ in range(60)]
+    assert peak_memory(lambda: retract(weights, 1), "cpu") < 0.9 * sum(weight.nbytes for weight in weights)
+    assert max(map(deviation, weights)) < 1e-3

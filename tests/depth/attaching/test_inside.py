@@ -111,6 +111,18 @@ def test_a_loss_on_what_a_block_keeps(engine, block):
                 tapped(model, x).backward()
 
 
+def test_what_lies_before_the_chain_gets_its_share_asked_for_alone(engine):
+    """torch.autograd.grad for an input or a layer before the chain, and for no parameter of the chain."""
+    model, x = Model([Apart() for _ in range(4)]), torch.randn(4, 6, requires_grad=True)
+
+    def grads():
+        return [torch.autograd.grad(tapped(model, x), [before])[0] for before in (x, model.stem.weight)]
+
+    expected = grads()
+    with engine.attach(model):
+        assert_equal_gradients(dict(enumerate(grads())), dict(enumerate(expected)))
+
+
 def test_a_loss_inside_and_on_no_state_is_refused(engine):
     model, x = Model([Tapped() for _ in range(3)]), torch.randn(4, 6)
     with engine.attach(model):
@@ -162,6 +174,7 @@ def test_a_bias_that_the_first_block_computes_for_all(engine, of_state):
     assert bool(handle.chains[""].splits) is of_state
 
 
+@pytest.mark.usefixtures("little_garbage")
 def test_nothing_of_such_a_pass_is_left_to_the_garbage_collector():
     model, x, seen = Routers(), torch.randn(4, 6), []
     model.blocks[1].linear.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))

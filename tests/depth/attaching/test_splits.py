@@ -202,12 +202,8 @@ def test_tensors_that_a_block_is_not_given(engine, what):
     with engine.attach(model, ["blocks"]):
         actual = torch.autograd.grad(run().pow(2).sum(), [x, model.stem.weight])
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
-        if what in ("a parameter", "tuples"):
-            (actual,) = torch.autograd.grad(run().pow(2).sum(), x)
-            torch.testing.assert_close(actual, expected[0], rtol=1e-10, atol=1e-12)
-        else:
-            with pytest.raises(ChainError, match=r"what lies before blocks\.4, and for no parameter"):
-                torch.autograd.grad(run().pow(2).sum(), x)
+        (actual,) = torch.autograd.grad(run().pow(2).sum(), x)
+        torch.testing.assert_close(actual, expected[0], rtol=1e-10, atol=1e-12)
 
 
 def test_a_skip_from_one_chain_to_another_as_in_a_u_net(engine):
@@ -266,6 +262,7 @@ def test_checkpoints_around_blocks(engine, how, reentrant):
     assert_exact(engine, model, lambda: model(x), ["blocks"])
 
 
+@pytest.mark.slow
 def test_checkpoints_around_blocks_save_memory_with_an_engine_too():
     """To read a residual path computes no block again, or leaves nothing of it; a dry run reads it like a step."""
     sizes = {"nhead": 2, "dim_feedforward": 64, "batch_first": True}
