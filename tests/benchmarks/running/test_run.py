@@ -132,7 +132,7 @@ if __name__ == "__main__":
 def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_end(tmp_path):
     """None is lost, none is there twice, none is broken; no process is left behind."""
     (tmp_path / "killed.py").write_text(KILLED)
-    path = os.pathsep.join([str(SUPPORT), *sys.path])
+    path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent / "benchmarks"), *sys.path])
     # The workers inherit the pipes: they are closed, and the call returns, when the last worker has ended.
     done = subprocess.run(
         [sys.executable, "killed.py"],

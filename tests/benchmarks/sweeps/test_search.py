@@ -1,6 +1,7 @@
 """Searching for settings: Optuna's trials are cases with records, and several processes have one study."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -329,8 +330,12 @@ def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_t
     one whole line of records."""
     flags = ["--model", "user_module:build_doomed", "--data", "user_module:loader", "--engines", "highway_bp"]
     flags += ["--steps", "5", "--space", SPACE, "--trials", "6", "--out", str(tmp_path)]
+    path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
-        [sys.executable, "-c", SEARCHES, "bench", "search", *flags], cwd=SUPPORT, capture_output=True, text=True
+        [sys.executable, "-c", SEARCHES, "bench", "search", *flags],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert found.stdout.splitlines()[-1] == f"ended: {-signal.SIGKILL} 0 0", found.stderr
     assert "Best of 6 trials" in found.stdout
