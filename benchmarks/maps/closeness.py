@@ -74,7 +74,7 @@ class Closeness(Timings[Task]):
         )
 
     def _at_equal_time(self, facts: pl.DataFrame) -> str:
-        """Say beside which rows over single links no segments are at least as close in no more time."""
+        """Say beside which rows over single links no segments are at least as close in no more time, by the medians."""
         time = estimates(facts, metric=self.metric, unit=_SHARE)
         close = {label: cosine.value for label, cosine in estimates(facts, metric=_COTANGENTS).items()}
         single = [row.label for row in self.rows if row.label in close and "segments" not in row.options]
@@ -82,7 +82,9 @@ class Closeness(Timings[Task]):
         ahead = [
             label
             for label in single
-            if not any(close[o] >= close[label] and time[o].value <= time[label].high for o in others)
+            if not any(close[o] >= close[label] and time[o].value <= time[label].value for o in others)
         ]
+        if len(ahead) == len(single):
+            return "In the time of single links no segments are as close."
         words = "but for " + ", ".join(ahead) if ahead else "at every k"
         return f"In the time of single links some segments are at least as close, {words}."

@@ -115,7 +115,7 @@ class DepthMap(Timings[DeepNet]):
             series=pl.col("setting").replace_strict(families, return_dtype=pl.String)
         )
         return Chart(
-            f"{self.title}, {facts['device'][0]}, {self.threads} threads: {label}",
+            f"{self.title}, {facts['device'][0]}, threads: {self.threads}: {label}",
             points(own, "at", Figure(self.metric, unit=_SHARE)),
             Axis("blocks (count)", "counts"),
             Axis("time, as a multiple of eager backprop's (×)", "log"),
