@@ -8,7 +8,9 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from jsonargparse import ActionYesNo, ArgumentParser, auto_cli, set_parsing_settings
 
-from gradfree.wording import did_you_mean
+from gradfree.wording import did_you_mean, no_such
+
+_KINDS = {"<class 'int'>": "a whole number", "<class 'float'>": "a number"}
 
 
 def run_command(commands: Mapping[str, Any], given: Sequence[str], description: str | None) -> None:
@@ -29,10 +31,9 @@ class _Parser(ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, of an unknown option also what it may have been meant to be, and end the process."""
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        """Say what is wrong, of an unknown name also what it may have been meant to be, and end the process."""
         known = [name for name in self._option_string_actions if "_" not in name]
-        super().error(f"{message}.{did_you_mean(unknown[1], known)}" if unknown else message, ex)
+        super().error(_reworded(message, known), ex)
 
     def add_argument(self, *names: str, **settings: Any) -> Any:
         if names[0].startswith("--"):
@@ -45,3 +46,16 @@ class _Parser(ArgumentParser):
             del settings["action"]
             settings.update(type=get_args(kind)[0], nargs="+")
         return super().add_argument(*names, **settings)
+
+
+def _reworded(message: str, options: Sequence[str]) -> str:
+    """Return a message of the parser's in words for those who know nothing of its keys and types."""
+    if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+        return f"{message}.{did_you_mean(unknown[1], options)}"
+    if unknown := re.match(r"argument \S*subcommand: invalid choice: '(.*?)' \(choose from (.*)\)", message):
+        return no_such("command", unknown[1], re.findall(r"[\w-]+", unknown[2]))
+    if wrong := re.match(r'Parser key "(\S+)":\s+Expected a (.+)\. Got value: (.*)', message):
+        choices = " or ".join(re.findall(r"'([^']+)'", wrong[2])) if "Literal" in wrong[2] else ""
+        option = f"--{wrong[1].replace('_', '-')}"
+        return f"{option} takes {choices or _KINDS.get(wrong[2], wrong[2])}, not {wrong[3]}."
+    return re.sub(r"(required: )(?:\w+\.)+", r"\1", message)

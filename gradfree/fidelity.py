@@ -91,9 +91,9 @@ def gradient_fidelity(
         TypeError: one of the arguments is of another kind, ``batch`` a tensor, say; or the loss is no scalar.
     """
     if not isinstance(engine, Engine):
-        raise TypeError(f"engine must be an Engine, as gradfree.create_engine(name) makes it, not {engine!r}.")
+        raise TypeError(f"engine must be an Engine, as gradfree.create_engine(name) makes it, not {_kind(engine)}.")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, not {model!r}.")
+        raise TypeError(f"model must be an nn.Module, not {_kind(model)}.")
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of outputs and target, not {loss_fn!r}.")
     trained = _trained(model)
@@ -103,7 +103,7 @@ def gradient_fidelity(
         with left_intact(model, inputs), torch.enable_grad():
             loss = loss_of()
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-                raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {loss!r}.")
+                raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {_kind(loss)}.")
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
@@ -137,12 +137,20 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
 
     remembered = handle.state_dict()
-    approximate = gradients()
+    with handle.uncompared():
+        approximate = gradients()
     handle.load_state_dict(remembered)
     _refuse_bypassed(model, handle, trained, approximate)
     with handle.exactly():
         exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values())
+
+
+def _kind(thing: Any) -> str:
+    """Return what to call what should be something else: all of a tensor or a model would bury the message."""
+    if isinstance(thing, Tensor):
+        return f"a tensor of shape {tuple(thing.shape)}" + ("" if thing.requires_grad else " without a gradient")
+    return repr(thing) if isinstance(thing, str | float) else one(type(thing).__name__)
 
 
 def _loss_of(

@@ -52,12 +52,16 @@ def create_model(name: str, **options: Any) -> nn.Module:
 
     Raises:
         ValueError: unknown name.
-        TypeError: an option that the model does not have; the message names those it has.
+        TypeError: an option that the model does not have, or one that it needs is missing; the message names all.
     """
     model = lookup(MODELS, name)
     known = inspect.signature(model).parameters
     if unknown := options.keys() - known.keys():
         raise TypeError(f"{name} has no option {', '.join(map(repr, unknown))}; its options are: {', '.join(known)}.")
+    try:
+        inspect.signature(model).bind(**options)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}; its options are: {', '.join(known)}.") from None
     return model(**options)
 
 

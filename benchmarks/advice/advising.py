@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,7 +32,7 @@ from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 
 _COMPILING = 0.3
-"""Share of the budget that compiling and timing what is compiled may take."""
+"""Share of the budget that is kept for compiling, and for timing what is compiled."""
 _RACERS = 2
 """Engines that train beside plain backprop."""
 
@@ -68,9 +69,7 @@ def run(
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
     with _progress(budget + train) as say:
-        standings = contest(job, net, rows, Budget((1 - _COMPILING) * budget), say)
-        say("torch.compile")
-        compiled = compiled_cost(job, standings.threads, _COMPILING * budget)
+        standings, compiled = measured(job, net, rows, budget, say)
         runners = race(job, net, [BACKPROP, *_racers(standings)], train, say) if train else []
     _print_reports({"On the first batch": _dry_run(rows, net, job)}, console)
     advice = advise(standings, compiled, paths)
@@ -85,6 +84,16 @@ def run(
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
     if standings.failures and not (standings.untried or standings.contestants[1:]):
         raise UsageError(f"every engine fails on {model}, see above: stay with backprop.")
+
+
+def measured(
+    job: Job, model: nn.Module, rows: Sequence[Row], seconds: float, say: Say
+) -> tuple[Standings, Mapping[str, Any] | str]:
+    """Time plain backprop and ``rows`` on copies of ``model``, then what is compiled, in the time that is left."""
+    budget = Budget(seconds)
+    standings = contest(job, model, rows, Budget((1 - _COMPILING) * seconds), say)
+    say("torch.compile")
+    return standings, compiled_cost(job, standings.threads, max(budget.left, _COMPILING * seconds))
 
 
 def _write(record: Record, report: SuiteReport, out: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,9 @@ _TURN = 0.02
 _IN_SIGHT = 1.25
 """Of the baseline's time: what takes longer when first tried has no further turns."""
 _HOPELESS = 4.0
-"""Likewise, of the second step alone."""
+"""Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
+_LONG = 0.1
+"""Seconds of a step from which on one is enough to try a candidate by."""
 _FEWEST, _MOST = 5, 25
 """Rounds."""
 
@@ -127,13 +129,23 @@ class Standings:
 def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[str, Report], list[Row]]:
     """Return every engine's report on ``model``, and rows of those that something can be attached with.
 
-    Every engine's first settings come before any one's second.
+    The most promising first: engines that say to be as exact as backpropagation, then those with several settings,
+    every one's first settings before any one's second, then the others.
     """
     reports = {name: engine_class(name)().examine(model, chains) for name in list_engines()}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
-    settings = {name: list(engine_class(name).worth_trying) for name in fit}
-    deepest = max(map(len, settings.values()), default=0)
-    return reports, [row(name, settings[name][n]) for n in range(deepest) for name in fit if n < len(settings[name])]
+    found = [(*_promise(name, n), row(name, given)) for name in fit for n, given in enumerate(_settings(name))]
+    return reports, [candidate for _, _, candidate in sorted(found, key=lambda known: known[:2])]
+
+
+def _settings(name: str) -> Sequence[Mapping[str, Any]]:
+    return engine_class(name).worth_trying
+
+
+def _promise(name: str, n: int) -> tuple[int, int]:
+    """Return what comes first if it is less: of an engine with its ``n``-th settings."""
+    exact = bool(engine_class(name).as_exact_as(None))
+    return (0 if exact else 1 if len(_settings(name)) > 1 else 2), n
 
 
 def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say: Say) -> Standings:
@@ -210,14 +222,16 @@ def _turn(contestant: Contestant, job: Job, n: int) -> float:
 def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job) -> Contestant:
     """Return a contestant with its first turn behind it, and what it comes to beside plain backprop's of now."""
     contestant = Contestant.of(candidate, model, job)
-    contestant.step(job.batches[0])
-    usual = min(_turn(plain, job, 0) for _ in range(2))
-    if (ratio := clocked(partial(contestant.step, job.batches[0]), 1) / usual) > _HOPELESS:
-        contestant.first = ratio
-        return contestant
-    for _ in range(_WARM_UP):
-        contestant.step(job.batches[0])
-    ratio = median(_turn(contestant, job, n) / _turn(plain, job, n) for n in range(_WARM_UP))
+    step = partial(contestant.step, job.batches[0])
+    usual = _turn(plain, job, 0)
+    for hopeless in (5 * _HOPELESS, _HOPELESS):
+        if (ratio := clocked(step, 1) / usual) > hopeless:
+            contestant.first = ratio
+            return contestant
+    turns = 1 if usual > _LONG else _WARM_UP
+    for _ in range(turns - 1):
+        step()
+    ratio = median(_turn(contestant, job, n) / _turn(plain, job, n) for n in range(turns))
     if ratio > _IN_SIGHT:
         contestant.first = ratio
     return contestant

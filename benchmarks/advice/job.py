@@ -59,9 +59,10 @@ class Job:
             UsageError: there are none, or they are of another kind.
         """
         while True:
-            yield from self._once()
+            yield from self.once()
 
-    def _once(self) -> Iterator[Batch]:
+    def once(self) -> Iterator[Batch]:
+        """Yield the batches, once."""
         batch = None
         for batch in _batches(Imported.to(self.data).result(), self.data):
             yield self._on_device(batch)
@@ -70,6 +71,8 @@ class Job:
 
     def _on_device(self, batch: Any) -> Batch:
         if isinstance(batch, (Sequence, Mapping)) and len(batch):
+            if self.device == "cpu":
+                return batch
             from lightning.fabric.utilities.apply_func import move_data_to_device
 
             moved: Batch = move_data_to_device(batch, torch.device(self.device))
@@ -82,7 +85,7 @@ class Job:
     @cached_property
     def batches(self) -> list[Batch]:
         """A few of them."""
-        return list(islice(self._once(), _BATCHES))
+        return list(islice(self.once(), _BATCHES))
 
     @cached_property
     def loss_fn(self) -> Callable[..., Tensor]:

@@ -12,6 +12,8 @@ AS_GOOD = 0.99
 """The cosine from which on a gradient is recommended without a second thought."""
 _DIGITS = 4
 """Of a cosine."""
+_AS_FAST = 1.1
+"""Times the fastest's median at which the most exact is still taken."""
 _LEANER = 0.7
 """Share of plain backprop's peak memory from which on an engine is worth a word for that."""
 
@@ -34,7 +36,8 @@ class Advice:
 def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequence[str] | None) -> Advice:
     """Return which engine to take, if any: of those with backprop's gradient that are faster beyond doubt the fastest.
 
-    Between the quartiles of the ratios it is anyone's guess: of several that may be as fast, the nearest gradient.
+    Between the quartiles of the ratios it is anyone's guess: of several that may be as fast, and are within a tenth,
+    the nearest gradient.
     Where torch.compile alone is faster still, that.
     """
     costs = {c.row.label: standings.cost(c) for c in standings.contestants if len(c.times) > 1}
@@ -69,8 +72,9 @@ def code_for(contestant: Contestant, chains: Sequence[str] | None) -> str:
 
 def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]]) -> Contestant:
     fastest = min(as_good, key=lambda c: costs[c.row.label]["ratio"])
-    reach = costs[fastest.row.label]["ratio_quartiles"][1]
-    rivals = [c for c in as_good if costs[c.row.label]["ratio_quartiles"][0] <= reach]
+    reach, as_fast = costs[fastest.row.label]["ratio_quartiles"][1], _AS_FAST * costs[fastest.row.label]["ratio"]
+    near = [c for c in as_good if costs[c.row.label]["ratio"] <= as_fast]
+    rivals = [c for c in near if costs[c.row.label]["ratio_quartiles"][0] <= reach]
     return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -costs[c.row.label]["ratio"]))
 
 

@@ -20,7 +20,6 @@ from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
-from gradfree.benchmarks.reports.tracking import track
 from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.plan import Plan, Shard
 from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
@@ -202,4 +201,7 @@ def _show(comparisons: Suite, file: RecordFile, asked: KeptRun, tracker: str | N
     report.print(console)
     console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))
     if tracker:
+        # Brings Lightning, whose import takes longer than most reports.
+        from gradfree.benchmarks.reports.tracking import track
+
         console.print(Text(f"Tracked: {track(belonging(comparisons, records), tracker, folder)}"))

@@ -13,6 +13,7 @@ from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMAL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
+from gradfree.benchmarks.suites.watching import WATCHING
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks.catalogue import (
     ADDING,
@@ -122,6 +123,7 @@ SUITES: dict[str, Suite] = {
     "forward-only": FORWARD_ONLY,
     "forward-memory": FORWARD_MEMORY,
     "temperature": TEMPERATURE,
+    "watching": WATCHING,
     "lightning": (
         StrategyTimings(
             (DIGITS,), (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))

@@ -70,15 +70,20 @@ class Summary:
         if label == self.baseline:
             told = "the baseline"
         else:
-            told = verdict.speed(self._ratios.get(label, Estimate()), self.baseline)
-            if label in self._memory and (memory := f"{self._memory[label].value:.2f}") != "1.00":
-                told += f" at {memory}× the memory"
-            told += f", {verdict.score(self.task.score.name, self._difference(label), self.higher_is_better)}"
+            told = self._cost(label)
+            told += verdict.score(self.task.score.name, self._difference(label), self.higher_is_better)
         failed = select(self.facts, metric=FAILED, row=label).row(0, named=True)
         count = int(failed["value"])
         if not count:
             return told
         return f"{told}; failed with {count} of {count + self._score(label).n} seeds: {failed['note']}"
+
+    def _cost(self, label: str) -> str:
+        """Return speed and memory of a row, in words that others follow."""
+        told = verdict.speed(self._ratios.get(label, Estimate()), self.baseline)
+        if label in self._memory and (memory := f"{self._memory[label].value:.2f}") != "1.00":
+            told += f" at {memory}× the memory"
+        return f"{told}, "
 
     def _difference(self, label: str) -> Estimate:
         return self._differences.get(label, Estimate())

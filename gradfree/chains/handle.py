@@ -49,6 +49,11 @@ class Handle:
         """The modules whose parameters the chains train, by module path."""
         return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What there is to tell of the handle itself, beside what the engine tells of each chain."""
+        return {}
+
     def become(self, other: Handle) -> None:
         """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
         self.chains = other.chains
@@ -120,6 +125,17 @@ class Handle:
         finally:
             for attachment, exactly in before.items():
                 attachment.exactly = exactly
+
+    @contextmanager
+    def uncompared(self) -> Iterator[None]:
+        """Have backward passes inside the block get the engine's gradients, also where passes are being compared."""
+        before = {attachment: attachment.differences for attachment in self._attachments.values()}
+        self.compare(False)
+        try:
+            yield
+        finally:
+            for attachment, differences in before.items():
+                attachment.differences = differences
 
     @contextmanager
     def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:

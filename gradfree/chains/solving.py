@@ -34,6 +34,7 @@ class Attachment:
         differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
             backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
             pass is compared.
+        told: figures of the chain that are told with the engine's own.
         surveys: takes what there is to tell of each chain that is solved, where somebody asks.
 
     Args:
@@ -60,6 +61,7 @@ class Attachment:
         self.memory = Memory()
         self.exactly = False
         self.differences: list[Tensor] | None = None
+        self.told: Mapping[str, Tensor] = {}
         self.surveys: list[Sequence[LinkFindings]] | None = None
 
     @property
@@ -88,7 +90,7 @@ class Attachment:
             self.surveys.append(chain.survey(direct))
         gradients = self.engine.gradients(chain, direct)
         for figures in asking:
-            figures[chain.path] = dict(chain.figures or {})
+            figures[chain.path] = {**(chain.figures or {}), **self.told}
         if self.differences is None:
             return gradients
         exact = chain.backpropagate(direct)
@@ -126,6 +128,7 @@ def engine_figures() -> Iterator[Figures]:
     as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
     would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
     changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal;
+    "way", which of ``handle.ways`` ``engine="auto"`` has taken or is trying;
     "mismatch" at the borders of segments or behind Newton's sweeps, and "sequential", whether they were given up, of
     both passes ("forward mismatch").
 

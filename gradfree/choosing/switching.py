@@ -83,9 +83,25 @@ class SwitchingHandle(Handle):
         return self._boundaries.watched
 
     @property
+    def ways(self) -> list[str]:
+        """The names of the ways, in the order of their turns."""
+        return [way.name for way in self._ways]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Which of the ways is on the model, by its number from 0."""
+        return {"way": float(self._on)}
+
+    @property
     def blocks(self) -> dict[str, nn.Module]:
         """The blocks of all ways."""
         return dict(self._all_blocks)
+
+    def become(self, other: Handle) -> None:
+        """Have in hand what ``other`` has; its chains tell which way it is."""
+        super().become(other)
+        for attachment in self._attachments.values():
+            attachment.told = {name: torch.tensor(figure) for name, figure in self.figures.items()}
 
     def detach(self) -> None:
         """Take off the way that is on, and end the turns."""
@@ -104,7 +120,7 @@ class SwitchingHandle(Handle):
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Take up a choice, if there is one: the ways take no more turns then."""
         rest = {path: kept for path, kept in state.items() if path != KEY}
-        names = [way.name for way in self._ways]
+        names = self.ways
         if (choice := state.get(KEY)) is None:
             if rest or self._turns is None:
                 super().load_state_dict(rest)
@@ -173,9 +189,9 @@ class SwitchingHandle(Handle):
         if way != self._on:
             self._kept[self._on] = super().state_dict()
             super().detach()
+            self._on = way
             self.become(self._ways[way].attach())
             super().load_state_dict(self._kept.get(way, {}))
-            self._on = way
 
     @property
     def _parameter(self) -> Tensor:

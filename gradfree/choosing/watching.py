@@ -42,6 +42,7 @@ class GradientWatch:
 
     Attributes:
         cosines: what it has seen, by step.
+        risen: how often the engine has taken better options.
         exact: whether training goes on with exact gradients.
 
     Raises:
@@ -59,13 +60,14 @@ class GradientWatch:
         check_count(self, "rises", least=0)
         self.cosines: dict[int, float] = {}
         self.exact = False
-        self._risen, self._step, self._next, self._since = 0, 0, 0, 0
+        self.risen = 0
+        self._step, self._next, self._since = 0, 0, 0
         self._handle = Handle()
 
     def start(self, handle: Handle) -> None:
         """Watch an engine that has been attached, from where this, or the watch it was loaded from, left off."""
         self._handle = handle
-        for _ in range(self._risen):
+        for _ in range(self.risen):
             handle.sharpen()
         if self.exact:
             handle.go_exact()
@@ -92,14 +94,14 @@ class GradientWatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has seen and done."""
-        own = {"risen": self._risen, "exact": self.exact, "step": self._step, "next": self._next, "since": self._since}
+        own = {"risen": self.risen, "exact": self.exact, "step": self._step, "next": self._next, "since": self._since}
         return {**own, "cosines": dict(self.cosines)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; an engine that is watched already takes the options that it had then."""
-        more = state["risen"] - self._risen
+        more = state["risen"] - self.risen
         self.exact, self.cosines = state["exact"], dict(state["cosines"])
-        self._risen, self._step, self._next = state["risen"], state["step"], state["next"]
+        self.risen, self._step, self._next = state["risen"], state["step"], state["next"]
         self._since = state["since"]
         for _ in range(more):
             self._handle.sharpen()
@@ -124,12 +126,12 @@ class GradientWatch:
 
     def _act(self, step: int, reason: str) -> None:
         self._next = self._since = step + 1
-        better = self._handle.sharpen() if self._risen < self.rises else None
+        better = self._handle.sharpen() if self.risen < self.rises else None
         if better is None:
             self.exact = True
             self._handle.go_exact()
         else:
-            self._risen += 1
+            self.risen += 1
         goes_on = "exact gradients" if better is None else str(better)
         _log.warning("step %d: %s. Training goes on with %s.", step, reason, goes_on)
 

@@ -141,8 +141,8 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
             yield f"chains names {path!r} {times} times."
         if path not in modules:
             close = difflib.get_close_matches(str(path), candidates, n=1) or candidates
-            hint = f"Did you mean {close[0]!r}?" if len(close) == 1 else f"What can be a chain: {close}."
-            yield f"the model has no module {path!r}. {hint}"
+            hint = f" Did you mean {close[0]!r}?" if len(close) == 1 else f" What can be a chain: {close}."
+            yield f"the model has no module {path!r}.{hint if close else ''}"
         elif path not in candidates:
             yield (
                 f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "

@@ -29,6 +29,7 @@ from gradfree.time.forward import Forward
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
 from gradfree.trial.dry_run import Batch, dry_run
+from gradfree.wording import one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +194,7 @@ class Engine(ABC):
         if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
             raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
         if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, not {model!r}.")
+            raise TypeError(f"model must be an nn.Module, not {one(type(model).__name__)}.")
         report = self.find(model, chains)
         for site in report.chains.values():
             site.declared = residual

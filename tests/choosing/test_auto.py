@@ -97,6 +97,22 @@ def test_the_fastest_stays_and_is_told_once(fastest, caplog):
     assert max(optimizer.handle.errors.values()) < 1e-10
 
 
+def test_figures_tell_whose_turn_it_is_and_what_was_taken(fastest):
+    """By the way's number; plain backpropagation has no chain that could tell."""
+    fastest(3)
+    model = fresh()
+    optimizer = wrapped(model)
+    assert optimizer.handle.ways == [BATCHED, "Backprop(plain=True)", "Newton()", SHOOTING]
+    told = []
+    for _ in range(50):
+        with gradfree.engine_figures() as figures:
+            told.append(int(optimizer.handle.figures["way"]))
+            train(model, optimizer, 1)
+        assert [chain["way"].item() for chain in figures.values()] == ([] if told[-1] == 1 else [told[-1]])
+    assert told[:12] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert told[48:] == [3, 3]
+
+
 def test_engines_change_between_steps_alone(fastest):
     fastest(0)
     model = fresh()

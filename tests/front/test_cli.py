@@ -98,8 +98,8 @@ def test_help(args, words, capsys):
         (["--shard", "half"], "--shard counts from 1"),
         (["--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--jobs", "-1"], "--jobs must be at least 1, not -1"),
-        (["--seeds", "many"], "many"),
-        (["--device", "tpu"], "tpu"),
+        (["--seeds", "many"], "--seeds takes a whole number, not many."),
+        (["--device", "tpu"], "no device is called 'tpu'"),
         (["--sedes", "3"], "unrecognized arguments: --sedes 3. Did you mean '--seeds'?"),
         (["--batchsize", "3"], "Did you mean '--batch-size'?"),
         (["--seed", "3"], "unrecognized arguments: --seed 3. Did you mean '--seeds'?"),
@@ -112,6 +112,23 @@ def test_bad_options_are_refused_in_a_line(args, message, capsys, monkeypatch):
     assert out == ""
     assert message in err.splitlines()[-1] or message in err.splitlines()[-2]
     assert "error: " in err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["advize", "mine:build"], "no command is called 'advize'; there are: engines, models, advise, bench, check,"),
+        (["advize", "mine:build"], "Did you mean 'advise'?"),
+        (["bench", "rum"], "no command is called 'rum'; there are: run, search, report, compare. Did you mean 'run'?"),
+        (["advise"], "the following arguments are required: model"),
+        (["advise", "mine:build", "--device", "tpu"], "--device takes cpu or cuda, not tpu."),
+        (["advise", "nowhere:build"], "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_wrong_words_are_met_with_those_there_are(args, message, capsys):
+    code, out, err = outcome(capsys, *args)
+    assert (code, out) == (2, "")
+    assert f"error: {message}" in err or message in err.splitlines()[-1]
 
 
 def test_no_cuda_is_said_before_anything_starts(capsys, monkeypatch, tmp_path):

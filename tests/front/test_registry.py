@@ -71,3 +71,5 @@ def test_model_names_and_options():
         gradfree.create_model("resnet")
     with pytest.raises(TypeError, match="preact_resnet has no option 'layers'; its options are: depth, in_channels"):
         gradfree.create_model("preact_resnet", layers=3)
+    with pytest.raises(TypeError, match="gpt: missing a required argument: 'vocab_size'; its options are: vocab_size"):
+        gradfree.create_model("gpt")

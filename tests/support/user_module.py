@@ -1,6 +1,5 @@
 """A user's model and data, in a module of their own."""
 
-import multiprocessing
 import os
 import signal
 
@@ -38,9 +37,9 @@ def build_points(width=8):
 
 
 def build_doomed():
-    """Kill the process that runs the case, in the midst of it, if it is doomed."""
-    if "DOOMED" in os.environ and multiprocessing.parent_process():
-        os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)
+    """Kill the process that runs a case with the model, in the midst of it, if it is doomed."""
+    if "DOOMED" in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
     return build()
 
 

@@ -40,6 +40,15 @@ def compiled(ratio):
         ([contestant("shooting", 1.0, FAST)], compiled(0.8), "shooting", "Take shooting"),
         ([contestant("shooting", 1.0, FAST)], compiled(0.6), None, "Stay with backprop, and compile: .* 0.60 .*0.70"),
         ([contestant("backprop", 1.0, FAST), contestant("shooting", 0.9998, FAST)], "", "backprop (default)", "Take"),
+        (
+            [
+                contestant("shooting", 0.995, [0.4, 0.5, 0.5, 0.5, 0.6]),
+                contestant("newton", 1.0, [0.4, 0.6, 0.6, 0.6, 0.7]),
+            ],
+            "",
+            "shooting",
+            "Take",
+        ),
         ([contestant("foton", 1.0, SLOW, memory=60)], "", None, "In the least memory: foton, 0.60 of the peak"),
         ([contestant("dsf", float("nan"), FAST)], "", None, "Stay with backprop"),
     ],

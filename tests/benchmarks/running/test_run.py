@@ -75,12 +75,11 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
     run(tmp_path)
     assert "7 of 7 cases are in" in capsys.readouterr().out
     assert file.path.read_bytes() == before
+    assert_equal_bits(finished)
 
 
-def test_every_worker_gives_the_same_bits(tmp_path):
+def assert_equal_bits(records):
     """One thread each: which worker runs a case, and beside what, does not change its numbers."""
-    run(tmp_path)
-    records = RecordFile(tmp_path / "records.jsonl").read()
     results = {key: record["results"] for key, record in records.items() if record["kind"] == "training"}
     plain, chain = (
         [r for key, r in results.items() if f"/{label}/" in key] for label in ("backprop", "backprop via chain")
@@ -90,8 +89,9 @@ def test_every_worker_gives_the_same_bits(tmp_path):
 
 
 KILLED = '''
-import json, os, signal, sys
+import json, os, signal
 from pathlib import Path
+from forking import exit_code, fork
 from tiny_suite import many_cases
 from gradfree.benchmarks.records.records import RecordFile, attempt
 from gradfree.benchmarks.running.runner import run_cases
@@ -109,40 +109,41 @@ class Killed(RecordFile):
 
     def append(self, record):
         self.left -= 1
-        moment = sys.argv[1] if not self.left else "later"
-        if moment == "while writing":
+        if self.left or self.moment == "after writing":
+            super().append(record)
+        elif self.moment == "while writing":
             with self.path.open("a") as raw:
                 raw.write(json.dumps(record)[:100])
-        elif moment != "before writing":
-            super().append(record)
         if not self.left:
             os.kill(os.getpid(), signal.SIGKILL)
 
+def run(moment):
+    file = RecordFile(path) if moment == "never" else Killed(path)
+    file.moment = moment
+    run_cases(lambda records: many_cases(), file, Workers(2) if moment == "before writing" else Here())
+
 if __name__ == "__main__":
-    file = RecordFile if sys.argv[1] == "never" else Killed
-    executor = Workers(2) if sys.argv[1] == "before writing" else Here()
-    run_cases(lambda records: many_cases(), file(Path("records.jsonl")), executor)
+    path = Path("records.jsonl")
+    for moment in ("after writing", "while writing", "before writing", "never"):
+        print(exit_code(fork(run, moment)), len(RecordFile(path).read()))
 '''
 
 
 def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_end(tmp_path):
     """None is lost, none is there twice, none is broken; no process is left behind."""
     (tmp_path / "killed.py").write_text(KILLED)
-    path = os.pathsep.join([str(SUPPORT), *sys.path])
-    file, kept = RecordFile(tmp_path / "records.jsonl"), []
-    for moment in ("after writing", "while writing", "before writing", "never"):
-        # The workers inherit the pipes: they are closed, and the call returns, when the last worker has ended.
-        done = subprocess.run(
-            [sys.executable, "killed.py", moment],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            timeout=120,
-        )
-        assert done.returncode == (0 if moment == "never" else -signal.SIGKILL), done.stderr.decode()
-        kept.append(len(file.read()))
-    assert kept == [4, 7, 10, 30]
-    lines = [json.loads(line)["case"] for line in file.path.read_text().splitlines()]
+    path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent / "benchmarks"), *sys.path])
+    # The workers inherit the pipes: they are closed, and the call returns, when the last worker has ended.
+    done = subprocess.run(
+        [sys.executable, "killed.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split() == ["-9", "4", "-9", "7", "-9", "10", "0", "30"], done.stderr
+    lines = [json.loads(line)["case"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert sorted(lines) == sorted(case.id for case in many_cases())
 
 
@@ -186,10 +187,10 @@ def test_what_failed_is_left_alone_until_a_retry(tmp_path, monkeypatch, capsys):
 def test_two_shards_are_one_run(tmp_path, monkeypatch):
     """Each has a file of its own, and trials on the same shard as what waits for them."""
     monkeypatch.setitem(SUITES, "tiny", (*SUITE, replace(TUNED, task=replace(TASK, name="tuned"))))
-    run(tmp_path / "whole")
+    run(tmp_path / "whole", "--seeds", "1")
     whole = RecordFile(tmp_path / "whole" / "records.jsonl").read()
     for number in (2, 1):
-        run(tmp_path / "shards", "--shard", f"{number}/2")
+        run(tmp_path / "shards", "--shard", f"{number}/2", "--seeds", "1")
     shards = [RecordFile(tmp_path / "shards" / f"records-{number}-of-2.jsonl").read() for number in (1, 2)]
     assert not shards[0].keys() & shards[1].keys()
     assert abs(len(shards[0]) - len(shards[1])) <= 5

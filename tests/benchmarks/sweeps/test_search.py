@@ -300,24 +300,45 @@ def test_without_optuna_the_extra_is_named():
     assert refused.stderr.endswith("Do, in a checkout of it: pip install '.[optuna]'\n")
 
 
+SEARCHES = """
+import os
+import sys
+from forking import exit_code, fork
+from gradfree.benchmarks.records.records import attempt
+from gradfree.benchmarks.running.workers import Workers
+from gradfree.benchmarks.sweeps import search
+from gradfree.cli import main
+
+def run(kill):
+    def here(self, cases):
+        if kill:
+            os.environ["DOOMED"] = ""
+        yield from map(attempt, cases)
+
+    Workers.run = here
+    main(sys.argv[1:])
+
+killed = exit_code(fork(run, True))
+two = [fork(run, False) for _ in range(2)]
+print("ended:", killed, *map(exit_code, two))
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_third(tmp_path):
     """One is killed in the midst of its trial, then two start at once: not a trial more or less, and each of them has
     one whole line of records."""
     flags = ["--model", "user_module:build_doomed", "--data", "user_module:loader", "--engines", "highway_bp"]
     flags += ["--steps", "5", "--space", SPACE, "--trials", "6", "--out", str(tmp_path)]
-    command = [sys.executable, "-c", "from gradfree.cli import main; main()", "bench", "search", *flags]
-
-    def start(**environment):
-        here, environment = SUPPORT, {**os.environ, **environment}
-        return subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True)
-
-    assert start(DOOMED="1").wait() == -signal.SIGKILL
-    assert [trial.state for trial in trials(tmp_path)] == [TrialState.RUNNING]
-    two = [start(), start()]
-    outputs = [process.communicate()[0] for process in two]
-    assert [process.returncode for process in two] == [0, 0]
-    assert any("Best of 6 trials" in output for output in outputs)
+    path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-c", SEARCHES, "bench", "search", *flags],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.splitlines()[-1] == f"ended: {-signal.SIGKILL} 0 0", found.stderr
+    assert "Best of 6 trials" in found.stdout
     done = [trial.value for trial in trials(tmp_path)[1:]]
     assert trials(tmp_path)[0].state == TrialState.FAIL
     lines = [line for file in tmp_path.glob("records-*.jsonl") for line in file.read_text().splitlines()]

@@ -1,0 +1,188 @@
+"""How good advice is: what it recommends beside the fastest of all that might have been, on models of many kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from math import ceil
+from time import monotonic
+from typing import Any, ClassVar
+
+import polars as pl
+import torch
+from torch import nn
+
+from gradfree import ChainError, gradient_fidelity
+from gradfree.benchmarks.advice.contest import Budget, Contestant, contest, rows_to_try
+from gradfree.benchmarks.advice.known_models import KNOWN, KnownJob
+from gradfree.benchmarks.advice.recommendation import AS_GOOD, advise
+from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.sweeps.sweep import row
+from gradfree.benchmarks.tables.column import Column, Figure, column
+from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.side_by_side import Timings, times
+from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
+
+_ROUNDS = 9
+_TURN = 0.03
+"""Seconds of steps in a turn, if a step takes less."""
+_HOPELESS = 2.0
+"""Times what the fastest takes, at the second step: no further turns."""
+_MORE: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "backprop": ({"plain": False},),
+    "dsf": ({"feedback": "gate", "iterations": 1},),
+    "fixed_point": ({"iterations": 3}, {"iterations": 6}),
+    "highway_bp": ({"iterations": 3}, {"iterations": 6}),
+    "shooting": tuple({"segments": count} for count in (8, 32, 128)),
+    "truncated": ({"window": 4}, {"window": 16}, {"window": 32}),
+}
+"""Options that advice does not try."""
+_TAKEN, _BEST, _REGRET, _SPENT = "what is advised", "what is fastest", "regret", "time of advice"
+_WITHIN = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceCheck(Case):
+    """The advice on a model within a budget, then turns of whatever has backpropagation's gradient, until they stand.
+
+    Attributes:
+        model: one of :data:`~gradfree.benchmarks.advice.known_models.KNOWN`.
+        budget: of the advice, in seconds.
+        threads: for torch to use.
+    """
+
+    kind: ClassVar[str] = "regret"
+    model: str
+    budget: float
+    threads: int
+
+    @property
+    def topic(self) -> str:
+        """The model."""
+        return self.model
+
+    @property
+    def subject(self) -> str:
+        """What is compared."""
+        return f"advice within {self.budget:g} s"
+
+    def run(self) -> dict[str, Any]:
+        """Return what is advised, why, what it took, and what a step takes with each candidate."""
+        torch.set_num_threads(self.threads)
+        torch.manual_seed(self.seed)
+        job = KnownJob(self.model, "random examples", None, None, self.device)
+        net = job.build()
+        _, rows = rows_to_try(net, None)
+        start = monotonic()
+        standings = contest(job, net, rows, Budget(self.budget), lambda what: None)
+        spent, advice = monotonic() - start, advise(standings, "not compiled", None)
+        taken = advice.engine or BACKPROP.label
+        told = {"taken": taken, "words": advice.words, "spent": spent, "untried": standings.untried}
+        return {**told, "rows": _timed(_candidates(rows, net, job), taken, job)}
+
+
+def _candidates(rows: Sequence[Row], net: nn.Module, job: KnownJob) -> Iterator[Contestant]:
+    """Yield whatever has backpropagation's gradient: plain, and with every engine and setting."""
+    yield Contestant.of(BACKPROP, net, job)
+    known = {candidate.engine for candidate in rows}
+    more = (row(engine, options) for engine, settings in _MORE.items() if engine in known for options in settings)
+    for candidate in chain(rows, more):
+        # What refuses such a model or batch is none.
+        with suppress(ChainError):
+            found = gradient_fidelity(candidate.create_engine(), net, job.loss_fn, job.batches[0])
+            if found.total.cosine >= AS_GOOD:
+                yield Contestant.of(candidate, net, job)
+
+
+def _timed(candidates: Iterator[Contestant], taken: str, job: KnownJob) -> list[dict[str, Any]]:
+    """Return times and ratios to plain backpropagation's of that, of what was taken, and of all that are in sight."""
+    first = {}
+    for candidate in candidates:
+        step = partial(candidate.step, job.batches[0])
+        step()
+        first[candidate.row.label] = step, clocked(step, 1)
+    fastest = min(seconds for _, seconds in first.values())
+    steps = {
+        label: partial(clocked, step, max(1, ceil(_TURN / seconds)))
+        for label, (step, seconds) in first.items()
+        if seconds < _HOPELESS * fastest or label in (BACKPROP.label, taken)
+    }
+    turns = dict(zip(steps, in_turns(list(steps.values()), _ROUNDS), strict=True))
+    baseline = turns[BACKPROP.label]
+    return [{"label": label, **statistics(own, baseline)} for label, own in turns.items()]
+
+
+@dataclass(frozen=True)
+class Regrets(Timings[str]):
+    """Advice on some models.
+
+    Attributes:
+        budget: of each advice, in seconds.
+    """
+
+    budget: float = 20.0
+
+    def case(self, model: str, /, **where: Any) -> AdviceCheck:
+        """Return the case of a model."""
+        del where["rows"]  # Which ones there are, advice finds out.
+        return AdviceCheck(model=model, budget=self.budget, **where)
+
+    def where(self, case: Case) -> dict[str, Any]:
+        """Return the model."""
+        return {"setting": case.topic}
+
+    def told(self, case: Case, record: Record) -> Iterator[Fact]:
+        """Yield what each candidate costs, and how much more what is advised does than the fastest."""
+        yield from super().told(case, record)
+        results = record["results"]
+        if not results:
+            return
+        costs = {cost["label"]: cost for cost in results["rows"]}
+        best = min(costs, key=lambda label: costs[label]["ratio"])
+        taken, unit = results["taken"], times(BACKPROP.label)
+        for metric, label in ((_TAKEN, taken), (_BEST, best)):
+            yield fact(metric, "", note=label)
+            if label in costs:
+                yield fact(metric, unit, Estimate.recorded(costs[label], "ratio"))
+        if taken in costs:
+            yield fact(_REGRET, "%", 100 * (costs[taken]["ratio"] / costs[best]["ratio"] - 1))
+        yield fact(_SPENT, "s", results["spent"])
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of what is advised and what is fastest, a row a model."""
+        unit = times(BACKPROP.label)
+        regrets = estimates(facts, by="setting", metric=_REGRET)
+        much = [f"{model} ({regret.value:.0f} %)" for model, regret in regrets.items() if regret.value > _WITHIN]
+        within = f"Within {_WITHIN:.0f} % of the fastest on {len(regrets) - len(much)} of {len(regrets)} models"
+        return Section(
+            title=f"advice and the fastest, device: {facts['device'][0]}, threads: {self.threads}",
+            facts=facts,
+            names={"model": "setting"},
+            columns=[
+                Column("advised", (Figure(_TAKEN, unit=""),)),
+                column("advised (×)", _TAKEN, unit=unit),
+                Column("fastest", (Figure(_BEST, unit=""),)),
+                column("fastest (×)", _BEST, unit=unit),
+                column("regret (%)", _REGRET, "{value:.0f}"),
+                column("advice took (s)", _SPENT, "{value:.0f}"),
+            ],
+            setup="Models in training by AdamW on random examples.",
+            legend=f"Advised: within {self.budget:g} s, torch.compile aside. Fastest: of every setting that advice "
+            f"tries, and of {sum(map(len, _MORE.values()))} more, those whose gradient has a cosine of {AS_GOOD} or "
+            f"more, in turns, {_ROUNDS} rounds. ×: median of a step's time as a multiple of plain "
+            "backprop's; regret: how much longer a step takes as advised than with the fastest.",
+            remarks=[f"{within}, not on {', '.join(much)}." if much else f"{within}.", *self.failures(facts)],
+        )
+
+
+def suite() -> Suite:
+    """Return the check of advice on all models that there are."""
+    return (Regrets(tuple(KNOWN), threads=1),)
