@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import vl_convert
 from places import RESULTS
+from published import PUBLISHED
 from report_records import RECORDS, chart
 from tiny_suite import PLAIN, SUITE
 
@@ -16,7 +17,6 @@ from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import spec
 from gradfree.benchmarks.reports.looks import Look, Looks
 from gradfree.benchmarks.reports.report import SuiteReport, sections
-from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure
 from gradfree.benchmarks.tables.facts import Estimate, fact, table
@@ -27,6 +27,7 @@ WITHOUT_UNIT = {
     "row",
     "cosine with the true gradient",
     "1 − cosine of the gradient and the exact one",
+    "1 − cosine of the cotangents",
 }
 
 
@@ -35,7 +36,10 @@ def published():
     """Every chart of the committed reports, by suite and title, as a page has it."""
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
-        report, looks = SuiteReport.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read()), Looks()
+        report, looks = (
+            SuiteReport.of(name, PUBLISHED[name], RecordFile(RESULTS / name / "records.jsonl").read()),
+            Looks(),
+        )
         found += [(name, chart.title, spec(chart, looks)) for section in report.sections for chart in section.charts]
     return found
 
