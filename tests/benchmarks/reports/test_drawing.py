@@ -28,6 +28,7 @@ WITHOUT_UNIT = {
     "cosine with the true gradient",
     "1 − cosine of the gradient and the exact one",
     "1 − cosine of the cotangents",
+    "cosine with the exact gradient",
 }
 
 
