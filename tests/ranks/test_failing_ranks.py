@@ -36,11 +36,17 @@ def told(folder, ways):
     # The second rank stays silent where it was killed, or hangs.
     expected = len(ranks) - sum(way in ("killed", "killed in backward", "hangs") for way in ways)
     end = time.monotonic() + 240
-    while len(list(folder.glob("*/*.pt"))) < expected and time.monotonic() < end and any(r.is_alive() for r in ranks):
+    while sum(map(len, files(folder, ways))) < expected and time.monotonic() < end and any(r.is_alive() for r in ranks):
         time.sleep(0.05)
     for rank in ranks:
         rank.kill()
-    return {way: {int(p.stem): torch.load(p) for p in (folder / way).glob("*.pt")} for way in ways}
+    found = zip(ways, files(folder, ways), strict=True)
+    return {way: {int(p.stem): torch.load(p) for p in written} for way, written in found}
+
+
+def files(folder, ways):
+    """Return what ranks have written so far, by way."""
+    return [list((folder / way).glob("*.pt")) for way in ways]
 
 
 @pytest.mark.slow
