@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
+from gradfree.benchmarks.advice import regret
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.reports.report import SuiteReport
+from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import findings
 from gradfree.benchmarks.tables.facts import select
+
+PUBLISHED = SUITES | {"advice": regret.suite()}
+"""The suites that may have committed records, by the names of their folders."""
 
 MIB = 2**20
 ENVIRONMENT = {

@@ -9,8 +9,7 @@ from statistics import median
 import pytest
 import torch
 from places import RESULTS
-from published import PUBLISHED
-from report_records import section_of, texts
+from report_records import PUBLISHED, section_of, texts
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, training
 
 from gradfree.benchmarks.data.bundled import Split, pydoc

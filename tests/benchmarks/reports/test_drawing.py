@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 import vl_convert
 from places import RESULTS
-from published import PUBLISHED
-from report_records import RECORDS, chart
+from report_records import PUBLISHED, RECORDS, chart
 from tiny_suite import PLAIN, SUITE
 
 from gradfree.benchmarks.records.case import Row
