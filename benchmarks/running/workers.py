@@ -19,7 +19,12 @@ import torch
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, attempt, failure
 
-PRELOADED = ["gradfree.benchmarks.suites.index", "gradfree.benchmarks.tasks.own_metrics", "sklearn.datasets"]
+PRELOADED = [
+    "gradfree.benchmarks.suites.index",
+    "gradfree.benchmarks.tasks.own_metrics",
+    "sklearn.datasets",
+    "torch._dynamo",  # which the first optimizer imports
+]
 """What most cases import, torchmetrics above all, takes seconds: once, not in each worker."""
 
 
