@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,6 +43,18 @@ class MLPSublayer(nn.Module):
         return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
 
 
+def sublayers(layers: int, width: int, heads: int, dropout: float, causal: bool = True) -> nn.Sequential:
+    """Return attention and MLP in turns.
+
+    Raises:
+        ValueError: ``heads`` does not divide ``width``.
+    """
+    if width % heads:
+        raise ValueError(f"heads must divide width, but {width} is no multiple of {heads}.")
+    pairs = ((AttentionSublayer(width, heads, dropout, causal), MLPSublayer(width, dropout)) for _ in range(layers))
+    return nn.Sequential(*chain.from_iterable(pairs))
+
+
 class GPT(nn.Module):
     """GPT-style language model; each layer is two links of the chain, attention and MLP.
 
@@ -66,19 +80,11 @@ class GPT(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"heads must divide width, but {width} is no multiple of {heads}.")
         self.context = context
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.sublayers = nn.Sequential(
-            *(
-                sublayer
-                for _ in range(layers)
-                for sublayer in (AttentionSublayer(width, heads, dropout), MLPSublayer(width, dropout))
-            )
-        )
+        self.sublayers = sublayers(layers, width, heads, dropout)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
         self._initialise()

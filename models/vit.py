@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gradfree.models.gpt import AttentionSublayer, MLPSublayer
+from gradfree.models.gpt import sublayers
 
 
 class ViT(nn.Module):
@@ -37,20 +37,12 @@ class ViT(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"heads must divide width, but {width} is no multiple of {heads}.")
         if image_size % patch_size:
             raise ValueError(f"patch_size must divide image_size, but {image_size} is no multiple of {patch_size}.")
         self.patches = nn.Conv2d(in_channels, width, patch_size, patch_size)
         self.positions = nn.Parameter(0.02 * torch.randn((image_size // patch_size) ** 2, width))
         self.dropout = nn.Dropout(dropout)
-        self.sublayers = nn.Sequential(
-            *(
-                sublayer
-                for _ in range(layers)
-                for sublayer in (AttentionSublayer(width, heads, dropout, causal=False), MLPSublayer(width, dropout))
-            )
-        )
+        self.sublayers = sublayers(layers, width, heads, dropout, causal=False)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
 

@@ -104,23 +104,20 @@ def _running(cell: str, steps: int) -> Task:
 RUNNING_PARITY = (_running("para_gru", 300), _running("para_lstm", 600))
 
 
-def _hopping(cell: str, steps: int) -> Task:
-    return Task(
+def _hopping(cell: str) -> Task:
+    parity = _running(cell, 600)
+    return replace(
+        parity,
         name=f"hopping_{cell}",
         data=Synthetic(hopping, length=1, train=20000, held_out=500),
-        model="recurrent_lm",
         # A layer to carry the letter before, which cells whose units do not see each other cannot hand on.
-        options={"vocab_size": HOPPING_VOCABULARY, "cell": cell, "layers": 2, "width": 64, "clip": None},
-        loss=cross_entropy,
+        options={**parity.options, "vocab_size": HOPPING_VOCABULARY, "layers": 2, "width": 64},
         score=Score("accuracy", "%", accuracy, factor=100.0),
         learning_rate=1e-2,  # not tuned
-        batch_size=32,
-        steps=steps,
-        evaluations=2,
     )
 
 
-HOPPING = (_hopping("para_gru", 600), _hopping("para_lstm", 600))
+HOPPING = (_hopping("para_gru"), _hopping("para_lstm"))
 
 
 def _pixels(name: str, column: str, channels: int, train: int) -> Task:

@@ -59,10 +59,7 @@ class Departed(torch.autograd.Function):
         gone, outputs = tensors[: len(takes)], tensors[len(takes) :]
         ctx.given, ctx.outputs = (look, takes), len(outputs)
         ctx.like = [(tensor.new_zeros(()), tensor.shape) for tensor in gone]
-        ctx.set_materialize_grads(False)
-        handed = tuple(tensor.detach() for tensor in outputs)
-        ctx.mark_non_differentiable(*(t for t, needed in zip(handed, needing, strict=True) if not needed))
-        return handed
+        return _handed(ctx, needing, outputs)
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
@@ -91,10 +88,7 @@ class HandedOut(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Hand on the outputs."""
         ctx.given, ctx.like = look, [(state.new_zeros(()), state.shape)]
-        ctx.set_materialize_grads(False)
-        handed = tuple(tensor.detach() for tensor in outputs)
-        ctx.mark_non_differentiable(*(t for t, needed in zip(handed, needing, strict=True) if not needed))
-        return handed
+        return _handed(ctx, needing, outputs)
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
@@ -120,3 +114,11 @@ class Shared(torch.autograd.Function):
         """Return the sums of their gradients over the ranks that use them."""
         own = [torch.zeros_like(p) if g is None else g for (p, _), g in zip(ctx.like, gradients, strict=True)]
         return None, *ctx.given(own)
+
+
+def _handed(ctx: _Context, needing: Sequence[bool], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return a node's outputs, of which those that are ``needing`` a gradient lead to it."""
+    ctx.set_materialize_grads(False)
+    handed = tuple(tensor.detach() for tensor in outputs)
+    ctx.mark_non_differentiable(*(t for t, needed in zip(handed, needing, strict=True) if not needed))
+    return handed

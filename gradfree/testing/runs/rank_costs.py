@@ -21,42 +21,14 @@ from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from gradfree.ranks.stage import layer_parallel
-from gradfree.testing.runs.rank_timing import Working
+from gradfree.testing.runs.rank_timing import Waiting, Working
 
 BLOCKS, BATCH, REPEATS = 16, 256, 5
 UNIT = 0.006
 """Seconds that a block waits for a whole batch."""
 
 
-class Waits(torch.autograd.Function):
-    """Takes a unit forward, one for the cotangent of its input and one for that of its weight.
-
-    Both in every pull: a function of one's own is not told that the weight's is not asked for, as torch's layers are.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """Wait."""
-        time.sleep(UNIT * len(x) / BATCH)
-        return weight * x
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        """Wait for both."""
-        time.sleep(UNIT * len(cotangent) / BATCH * sum(ctx.needs_input_grad))
-        return cotangent, cotangent.sum()
-
-
-class WaitingBlock(nn.Module):
-    """x + a branch that waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the next state."""
-        return x + Waits.apply(x, self.weight)
+waiting = partial(Waiting, UNIT / BATCH)
 
 
 def modelled(ranks: int, sweeps: int | None = None, microbatches: int = 1, pull: int = 1) -> float:
@@ -82,7 +54,7 @@ def step(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
 def pipeline(schedule: Any, microbatches: int, x: Tensor) -> Callable[[], None]:
     """Return what takes a step through this rank's part of a pipeline."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    part = nn.Sequential(*(WaitingBlock() for _ in range(BLOCKS // ranks)))
+    part = nn.Sequential(*(waiting() for _ in range(BLOCKS // ranks)))
     stage = PipelineStage(part, rank, ranks, torch.device("cpu"))
     steps = schedule(stage, n_microbatches=microbatches, loss_fn=lambda out, _: out.square().mean())
     given = (x,) if rank == 0 else ()
@@ -124,11 +96,11 @@ def main() -> None:
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     x = torch.randn(BATCH, 256, generator=torch.Generator().manual_seed(0))
-    one = nn.Sequential(*(WaitingBlock() for _ in range(BLOCKS)))
+    one = nn.Sequential(*(waiting() for _ in range(BLOCKS)))
     runs: dict[str, tuple[float, Callable[[], Any]]] = {}
     runs["one process"] = 1.0, partial(step, one, x) if rank == 0 else lambda: None
     for k in range(ranks if ranks > 1 else 0):
-        model = nn.Sequential(*(WaitingBlock() for _ in range(BLOCKS)))
+        model = nn.Sequential(*(waiting() for _ in range(BLOCKS)))
         layer_parallel(model, "highway_bp", chains=[""], iterations=k)
         runs[f"layer_parallel, k = {k}"] = modelled(ranks, sweeps=k, pull=2), partial(step, model, x)
     for microbatches in (1, ranks, 4 * ranks) if ranks > 1 else ():
