@@ -8,6 +8,8 @@ pytest_plugins = ["gradfree.testing.device"]
 
 # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
 torch.set_num_threads(1)
+# Nothing that is made until the tests begin is garbage, but to look for some takes seconds.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,17 +34,15 @@ def float64(device: str) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.fixture
-def little_garbage() -> Iterator[None]:
-    """The garbage collector looks at nothing but what the test makes: to go through all of torch takes a second."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow features of ``gradfree.testing`` as slow tests."""
     for item in items:
         feature = item.callspec.params.get("feature") if hasattr(item, "callspec") else None
         if getattr(feature, "slow", False):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look at nothing but what tests make: to go through all of torch takes it a second."""
+    gc.freeze()
+    gc.enable()
