@@ -1,13 +1,18 @@
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-pytest_plugins = ["gradfree.testing.device"]
+pytest_plugins = ["gradfree.testing.device", "pytester"]
 
 # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
 torch.set_num_threads(1)
+# To seed what is not there costs torch the stack of the call, some milliseconds of each: it would be for later.
+for backend in (torch.cuda, torch.xpu, torch.mtia):
+    if not backend.is_available():
+        backend.manual_seed_all = lambda seed: None
 # Nothing that is made until the tests begin is garbage, but to look for some takes seconds.
 gc.disable()
 
@@ -32,6 +37,14 @@ def float64(device: str) -> Iterator[None]:
         yield
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def without_gradfree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every import of gradfree fails, that of a class by pickle among them."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "gradfree":
+            monkeypatch.setitem(sys.modules, name, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
