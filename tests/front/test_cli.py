@@ -12,7 +12,6 @@ from gradfree.benchmarks.bench.commands import BROUGHT
 from gradfree.cli import main
 
 
-
 def outcome(capsys, *args):
     """Exit code, output and error of a command that ends the process."""
     with pytest.raises(SystemExit) as ended:
