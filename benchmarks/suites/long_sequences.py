@@ -39,6 +39,14 @@ _LAYER_ROWS = (replace(_VIA_CHAIN, label="backprop"), DSF, *iterated("highway_bp
 _ROWS = (BACKPROP, _VIA_CHAIN, DSF_GATE, *iterated("highway_bp", 2), SHOOTING)
 _EXACT = (BACKPROP, _VIA_CHAIN, SHOOTING)
 _NEWTON = Row("newton", "newton", {})
+_PARALLEL = (
+    _LAYER_ROWS[0],
+    SHOOTING,
+    # As many sweeps as it takes: by default it runs torch's layers on a CPU sequentially.
+    Row("newton, swept", "newton", {"max_sweeps": 64}),
+    Row("newton gate, swept", "newton", {"jacobian": "gate", "max_sweeps": 64}),
+    Row("deeppcr", "deeppcr", {}),
+)
 
 TINYSHAKESPEARE_LONG = TextTask(
     name="tinyshakespeare_long",
@@ -148,6 +156,7 @@ _TEXT = Comparison(TINYSHAKESPEARE_LONG, _ROWS)
 LONG_SEQUENCES: Suite = (
     LongLayerTimings(_LAYERS, _LAYER_ROWS, threads=1),
     LongLayerTimings(_LAYERS[:6], _LAYER_ROWS, threads=2),
+    LongLayerTimings((RecurrentLayer("GRU", 1, 4096, 8), _LAYERS[0], _LAYERS[8]), _PARALLEL, threads=1),
     Courses((replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
     Courses((ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
     Courses(tuple(replace(task, steps=100) for task in (MNIST_PIXELS, CIFAR10_PIXELS)), _EXACT, threads=1),
