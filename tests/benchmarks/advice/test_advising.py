@@ -22,6 +22,7 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
 
 
+@pytest.mark.slow
 def test_every_engine_is_told_of_and_those_that_work_are_measured(capsys, tmp_path, uncompiled):
     main(["advise", MODEL, "--budget", "20s", "--out", str(tmp_path)])
     out = capsys.readouterr().out
@@ -38,6 +39,7 @@ def test_every_engine_is_told_of_and_those_that_work_are_measured(capsys, tmp_pa
     assert all(row["cosine"] > 1 - 1e-6 for row in exact)
 
 
+@pytest.mark.slow
 def test_a_race_says_who_was_first_at_backprops_loss(capsys, uncompiled):
     main(["advise", MODEL, "--budget", "20s", "--train", "1s"])
     out = " ".join(capsys.readouterr().out.split())

@@ -25,6 +25,7 @@ def test_what_is_exact_is_tried_first_and_first_settings_before_second_ones():
     assert labels[-1] == "deeppcr"
 
 
+@pytest.mark.slow
 def test_a_check_times_what_is_advised_and_all_that_has_the_same_gradient(monkeypatch):
     """And nothing that has another."""
     torch.set_default_dtype(torch.float32)

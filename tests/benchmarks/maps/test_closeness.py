@@ -21,6 +21,7 @@ def record():
     return {case.id: measure(case)}
 
 
+@pytest.mark.slow
 def test_the_exact_are_exact_and_segments_closer_than_single_links(record):
     plain, k0, k3, cut0, cut1 = next(iter(record.values()))["results"]["rows"]
     assert "cotangents" not in plain

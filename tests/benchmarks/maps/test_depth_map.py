@@ -16,6 +16,7 @@ from gradfree.benchmarks.suites.rows import iterated
 ROWS = (*iterated("highway_bp", 3), segments(2, 1))
 
 
+@pytest.mark.slow
 def test_a_report_tells_shares_memory_and_how_close_gradients_are():
     """k = L - 1, and C - 1 with segments, are exact: the cosine says so."""
     part = DepthMap((mlp(4, 8, 2), mlp(3, 8, 2)), ROWS, threads=1, title="residual MLPs")

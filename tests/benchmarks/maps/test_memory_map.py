@@ -1,5 +1,6 @@
 """The map of memory: checkpoints and engines by depth, time against peak memory, with the Pareto front."""
 
+import pytest
 import torch
 from report_records import chart, section_of
 from tiny_suite import fake
@@ -19,6 +20,7 @@ ROWS = (
 PART = MemoryMap(tuple(Network(depth, 8, 512) for depth in (4, 16)), ROWS, threads=1)
 
 
+@pytest.mark.slow
 def test_checkpoints_change_memory_and_no_gradient():
     """A block keeps its output and no more: a checkpoint of each spares nothing, one of several blocks does."""
     torch.set_default_dtype(torch.float32)

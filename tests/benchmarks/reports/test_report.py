@@ -235,6 +235,7 @@ def test_without_timing_there_is_no_plot_against_time():
     assert [chart.title for chart in section.charts] == ["points, 7 steps, cpu: gradients by engine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "columns"), [(1, 2), (5, 4)])
 def test_the_picture_has_all_charts_in_rows(count, columns):
     (section,) = sections(SUITE, RECORDS)

@@ -40,6 +40,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_the_phases_make_the_step(monkeypatch):
     step, *_ = PART.timing("cpu")
     with Operations() as clock:
@@ -55,6 +56,7 @@ def test_the_phases_make_the_step(monkeypatch):
     assert foton["phases"][0] < streaming["phases"][0]
 
 
+@pytest.mark.slow
 def test_activation_memory_grows_with_depth_unless_it_is_streamed():
     """Weights count for next to nothing, so memory is proportional to depth or constant."""
     _, *measured = PART.timing("cpu")

@@ -17,6 +17,7 @@ LAYERS = (
 PART = LongLayerTimings(LAYERS, ROWS, threads=1, compiled_up_to=32)
 
 
+@pytest.mark.slow
 def test_a_report_tells_times_and_sweeps():
     records = {case.id: measure(case) for case in PART.timing("cpu")}
     rows = [record["results"]["rows"] for record in records.values()]

@@ -37,6 +37,7 @@ def test_the_loop_over_cells_and_an_engine_do_the_plain_layers_work(cell):
             torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.slow
 def test_a_timing_names_its_rows_and_sets_them_against_the_plain_layer():
     rows = case(RecurrentLayer("GRU", 2, 4, 3)).run()["rows"]
     labels = ["plain", "loop over cells", "backprop", "highway_bp k=0", "backprop, lean"]
