@@ -237,6 +237,11 @@ def leading_to(tensors: Iterable[Tensor], known: Collection[int]) -> list[Tensor
     return [*(leaf for leaf in graph.leaves if id(leaf) not in known), *(node.recording._anchor for node in chains)]
 
 
+def leads_inside(loss: Tensor) -> bool:
+    """Tell whether ``loss`` uses a tensor from inside a block, which the block has not returned beside its state."""
+    return ENTRIES in walk([loss], ends=(Past._backward_cls,)).kinds  # type: ignore[attr-defined]
+
+
 class Outputs:
     """The outputs of one node that are yet empty, the next one last.
 

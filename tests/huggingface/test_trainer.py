@@ -1,6 +1,7 @@
 """An engine in the Trainer: backprop changes no bit, k = L next to nothing, and a training that is resumed goes on."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from tiny_hugging_face import Examples, bart, bert, gpt2, train, vit, weights
+from tiny_hugging_face import Examples, bart, bert, gpt2, mixtral, train, vit, weights
 
 import gradfree
 from gradfree.huggingface import EngineCallback
@@ -53,6 +54,23 @@ def compared(build, folder, settings, steps):
 def test_a_short_training_is_the_plain_one(tmp_path):
     """Six steps of two batches each, evaluated in between."""
     compared(gpt2, tmp_path, SETTINGS["accumulation, evaluation in between"], 6)
+
+
+def test_a_loss_on_what_hooks_keep_from_inside_blocks_needs_no_line_more(tmp_path):
+    """The router loss of Mixtral: the callback has its graph retained, and leaves no hook of its own."""
+
+    class Small(type(EngineCallback()).__mro__[1]):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            assert (len(model._forward_hooks) == 1) is callback.handle.attached
+            assert b"gradfree" not in pickle.dumps(model._forward_hooks)
+
+    settings = {"optim": "sgd", "learning_rate": 0.1, "gradient_accumulation_steps": 2, "steps": 3}
+    plain = train(mixtral(), tmp_path, **settings)
+    for make, apart in ENGINES.values():
+        callback = make()
+        trainer = train(mixtral(), tmp_path, [callback, Small()], **settings)
+        assert (weights(trainer.model) - weights(plain.model)).abs().max() <= apart
+        assert not trainer.model._forward_hooks
 
 
 @pytest.mark.slow
