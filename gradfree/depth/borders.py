@@ -217,7 +217,8 @@ START: Any = Start._backward_cls
 EXITS: Any = Exits._backward_cls
 ENTRIES: Any = Entries._backward_cls
 ASIDE: Any = Aside._backward_cls
-BORDERS = (START, EXITS, ENTRIES, ASIDE, Past._backward_cls)
+PAST: Any = Past._backward_cls
+BORDERS = (START, EXITS, ENTRIES, ASIDE, PAST)
 """The classes of the nodes."""
 
 INSIDE_ALONE = (
@@ -239,7 +240,7 @@ def leading_to(tensors: Iterable[Tensor], known: Collection[int]) -> list[Tensor
 
 def leads_inside(loss: Tensor) -> bool:
     """Tell whether ``loss`` uses a tensor from inside a block, which the block has not returned beside its state."""
-    return ENTRIES in walk([loss], ends=(Past._backward_cls,)).kinds  # type: ignore[attr-defined]
+    return ENTRIES in walk([loss], ends=(PAST,)).kinds
 
 
 class Outputs:
