@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
@@ -18,13 +18,13 @@ from gradfree.ranks.step_time import StepTime
 
 Way = Callable[[StepTime, int, int], float]
 
-OURS: Mapping[str, Way] = {
+OURS: dict[str, Way] = {
     "layer_parallel, k=0": partial(StepTime.layer_parallel, sweeps=0),
     "layer_parallel, k=1": partial(StepTime.layer_parallel, sweeps=1),
     "layer_parallel, k=2": partial(StepTime.layer_parallel, sweeps=2),
     "layer_parallel, backprop": StepTime.rank_by_rank,
 }
-PIPELINES: Mapping[str, Way] = {
+PIPELINES: dict[str, Way] = {
     "GPipe": StepTime.gpipe,
     "1F1B": StepTime.one_f_one_b,
     "zero-bubble, at best": StepTime.zero_bubble,
