@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gradfree.benchmarks.reports.drawing import picture
 from gradfree.benchmarks.tables.chart import TIPS, Axis, Chart
-from gradfree.ranks.step_time import StepTime
+from gradfree.testing.runs.step_time import StepTime
 
 Way = Callable[[StepTime, int, int], float]
 

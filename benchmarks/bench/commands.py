@@ -193,7 +193,7 @@ def plan_ranks(
         raise UsageError("times, bytes and numbers must be positive.")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.parent}.")
-    from gradfree.ranks.step_time import StepTime
+    from gradfree.testing.runs.step_time import StepTime
 
     _extra("advice.rank_plan").run(StepTime(**costs), ranks, microbatches, out)
 

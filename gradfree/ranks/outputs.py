@@ -24,7 +24,7 @@ from gradfree.ranks.rank_pass import RankPass
 Look = Callable[[Sequence[Cotangent]], None]
 
 
-class Outputs:
+class AllOutputs:
     """The outputs of one batch, which goes through the ranks as a whole or in parts.
 
     Args:

@@ -27,7 +27,7 @@ from gradfree.ranks.absent import Left, stand_in, vacate
 from gradfree.ranks.messages import Halt, Lost, Messages
 from gradfree.ranks.microbatches import cut, joined
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.outputs import Outputs, compare_loss
+from gradfree.ranks.outputs import AllOutputs, compare_loss
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
@@ -183,7 +183,7 @@ class Stage(Whole):
         """Run the model's own forward as far as this rank goes, and return the outputs of the last rank."""
         self.messages.settle()
         passes = [self._new_pass()]
-        outputs = Outputs(self.messages, partial(self._look, passes[0].number))
+        outputs = AllOutputs(self.messages, partial(self._look, passes[0].number))
         try:
             given = cut(self.model, (args, kwargs), self._microbatches)
             passes += [self._new_pass() for _ in given[1:]]
