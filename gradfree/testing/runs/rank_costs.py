@@ -4,7 +4,7 @@ torchrun --nproc-per-node N -m gradfree.testing.runs.rank_costs
 
 16 blocks that wait, for a time that goes with the size of the batch, as they would for a device of their own: a unit
 forward, one for the cotangent of the input, one for the gradient of the weights. Steps at one global batch; medians of
-interleaved repeats, as shares of one process's, beside what :class:`~gradfree.testing.runs.step_time.StepTime` says, given
+interleaved repeats, as shares of one process's, beside what ``StepTime`` says, given
 what a microbatch takes one process beyond its share, and what messages between two ranks take. Bytes are those of
 blocks that compute, under AdamW: weights, their gradients, the optimizer's state, and what autograd keeps.
 """
