@@ -59,9 +59,11 @@ class _Named(type):
 
 
 class _StandIn(ModuleType):
-    """A module of which any attribute is an empty class, or another stand-in."""
+    """A package of which any attribute is an empty class, or another stand-in."""
 
-    __path__: Sequence[str] = ()
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
