@@ -27,9 +27,9 @@ from gradfree.pipelines.forward_pipeline import forward_pipeline
 from gradfree.pipelines.order import share
 from gradfree.testing.runs.rank_costs import modelled, step, took
 
-LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 4, 3
+LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 3, 2
 MICROBATCHES = (1, 4, 16)
-UNIT = 0.032 / BATCH
+UNIT = 0.064 / BATCH
 """Seconds that a layer waits for a sample."""
 
 
