@@ -146,7 +146,8 @@ class ForwardPipeline(Whole):
             for job, j in order(self._line.position, self._line.count, self._microbatches):
                 self._line.number = self._passed + j
                 if job == "first pass":
-                    found = self._first_pass(j, *parts[j], len(parts[j][0]) / len(inputs))
+                    part, its_targets = parts[j]
+                    found = self._first_pass(j, part, its_targets, len(part) / len(inputs))
                     total = found if total is None or found is None else total + found
                 elif job == "feedback":
                     self._carry_back()

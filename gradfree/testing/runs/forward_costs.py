@@ -108,7 +108,7 @@ def one_forward_one_backward(model: nn.Sequential, microbatches: int, x: Tensor)
     schedule = Schedule1F1B if microbatches >= ranks else ScheduleGPipe
     steps = schedule(stage, n_microbatches=microbatches, loss_fn=squares)
     given = (x,) if rank == 0 else ()
-    target = {"target": torch.zeros(len(x), CLASSES)} if rank == ranks - 1 else {}
+    target: dict[str, Any] = {"target": torch.zeros(len(x), CLASSES)} if rank == ranks - 1 else {}
 
     def step() -> None:
         steps.step(*given, **target)
