@@ -1,6 +1,7 @@
 """An engine in the Trainer: backprop changes no bit, k = L next to nothing, and a training that is resumed goes on."""
 
 import copy
+from itertools import cycle
 
 import pytest
 import torch
@@ -56,8 +57,7 @@ def test_a_short_training_is_the_plain_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "setting"), zip(cycle(MODELS), SETTINGS))
 def test_fifty_steps_are_those_of_the_plain_training(model, setting, tmp_path):
     compared(MODELS[model], tmp_path, SETTINGS[setting], 50)
 

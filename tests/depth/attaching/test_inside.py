@@ -174,7 +174,6 @@ def test_a_bias_that_the_first_block_computes_for_all(engine, of_state):
     assert bool(handle.chains[""].splits) is of_state
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_nothing_of_such_a_pass_is_left_to_the_garbage_collector():
     model, x, seen = Routers(), torch.randn(4, 6), []
     model.blocks[1].linear.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))
