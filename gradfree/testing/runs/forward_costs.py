@@ -64,7 +64,7 @@ class _Weighed(torch.autograd.Function):
         return None, cotangent.new_zeros(1)
 
 
-class Waiting(nn.Module):
+class WaitingLayer(nn.Module):
     """The identity, with a weight that does nothing."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def _adjoint(_: nn.Module, cotangent: Tensor, weight: Tensor) -> Tensor:
     return _Carried.apply(cotangent)
 
 
-register_layer(Waiting, "weights", linear=_adjoint, adjoint=_adjoint)
+register_layer(WaitingLayer, "weights", linear=_adjoint, adjoint=_adjoint)
 
 
 def squares(out: Tensor, targets: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def main() -> None:
     x = torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(0))
 
     def waiting() -> nn.Sequential:
-        return nn.Sequential(*(Waiting() for _ in range(LAYERS)))
+        return nn.Sequential(*(WaitingLayer() for _ in range(LAYERS)))
 
     def working() -> nn.Sequential:
         layers = [layer for _ in range(2 * LAYERS) for layer in (nn.Linear(256, 256, bias=False), nn.Tanh())]
