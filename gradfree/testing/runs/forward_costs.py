@@ -25,7 +25,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from gradfree.layers.roles import register_layer
 from gradfree.pipelines.forward_pipeline import forward_pipeline
 from gradfree.pipelines.order import share
-from gradfree.testing.runs.rank_costs import modelled, step, took
+from gradfree.testing.runs.rank_costs import in_parts, took
+from gradfree.testing.runs.step_time import StepTime
 
 LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 3, 2
 MICROBATCHES = (1, 4, 16)
@@ -157,16 +158,16 @@ def main() -> None:
 
     one = waiting()
     runs: dict[str, tuple[float, Callable[[], None]]] = {}
-    runs["one process"] = 1.0, partial(step, one, x) if rank == 0 else lambda: None
+    runs["one process"] = 1.0, partial(in_parts, one, x) if rank == 0 else lambda: None
     for m in MICROBATCHES:
         runs[f"forward only, {m} microbatches"] = share(ranks, m), forward_only(waiting(), m, x)
-        runs[f"1F1B, {m} microbatches"] = modelled(ranks, None, m), one_forward_one_backward(waiting(), m, x)
+        runs[f"1F1B, {m} microbatches"] = StepTime().one_f_one_b(ranks, m), one_forward_one_backward(waiting(), m, x)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(REPEATS + 1):
         for name, (_, run) in runs.items():
             times[name].append(took(partial(several, run)))
     wide = torch.randn(1024, 256, generator=torch.Generator().manual_seed(0))
-    bytes_of = {"one process": largest(peak(partial(step, working(), wide)))}
+    bytes_of = {"one process": largest(peak(partial(in_parts, working(), wide)))}
     for m in MICROBATCHES:
         for kind, make in (("forward only", forward_only), ("1F1B", one_forward_one_backward)):
             bytes_of[f"{kind}, {m} microbatches"] = largest(peak(make(working(), m, wide)))
