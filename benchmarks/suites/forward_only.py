@@ -132,7 +132,7 @@ CONVOLUTIONS: Suite = tuple(
             options={**_DEEP_CONVNET.options, "activation": activation},
         ),
         {21: {"stage_depth": 7}},
-        (ORTHOGONAL, FOTON, BACKPROP),
+        (ORTHOGONAL, FOTON),
         (0.1, 0.3),
     )
     for activation in ("tanh", "relu", "groupsort")

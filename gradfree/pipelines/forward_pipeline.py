@@ -19,7 +19,7 @@ from gradfree.layers.roles import Role, adjoint, role_of
 from gradfree.pipelines.neighbours import Neighbours
 from gradfree.pipelines.order import order
 from gradfree.ranks.absent import Left, stand_in, vacate
-from gradfree.ranks.messages import Messages
+from gradfree.ranks.messages import Messages, check_tags, group_of
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.whole import Whole
 from gradfree.registry import resolve_engine
@@ -67,10 +67,9 @@ def forward_pipeline(
     Raises:
         ChainError: the engine, the model or the options cannot be; ranks differ in them.
     """
-    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
-    if group is None and not distributed.is_initialized():
-        raise ChainError("there is no process group: call torch.distributed.init_process_group() first.")
-    messages = Messages(distributed.group.WORLD if group is None else group)  # type: ignore[arg-type]
+    group = group_of(mesh)
+    check_tags(group, model, "forward pipelines")
+    messages = Messages(group)
     solver = resolve_engine(engine, options)
     line = Neighbours(messages, next(model.parameters()).device)
     of_run = solver.onward(line)
