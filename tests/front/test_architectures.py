@@ -41,7 +41,7 @@ def test_blocks_whose_costs_are_told_have_exact_gradients(monkeypatch):
     monkeypatch.setitem(lifted_costs.ENGINES, "k = L", {"name": "highway_bp", "iterations": 4})
     x = torch.randn(3, 8)
     for kind in lifted_costs.KINDS:
-        model, found = lifted_costs.Network(kind), []
+        model, found = lifted_costs.DemandingNetwork(kind), []
         for engine in "autograd", "link by link", "k = L":
             with lifted_costs.engine_on(model, engine):
                 lifted_costs.step(model, x, engine)

@@ -35,7 +35,7 @@ ENGINES: dict[str, dict[str, Any] | None] = {
 }
 
 
-class Block(nn.Module):
+class DemandingBlock(nn.Module):
     """x + MLP(LN(x)), and what is asked of it besides."""
 
     def __init__(self, kind: str, first: bool):
@@ -61,19 +61,19 @@ INSIDE, IN_PLACE = "the loss uses tensors from inside, retain_graph", "blocks ch
 KINDS = (NOTHING, TUPLES, SIDES, BETWEEN, CHECKPOINTS, INSIDE, IN_PLACE)
 
 
-class Network(nn.Module):
+class DemandingNetwork(nn.Module):
     """Blocks of one kind; its output is the loss."""
 
     def __init__(self, kind: str):
         super().__init__()
         self.kind, self.stem = kind, nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(kind, n == 0) for n in range(LENGTH))
+        self.blocks = nn.ModuleList(DemandingBlock(kind, n == 0) for n in range(LENGTH))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the loss."""
         h, more = self.stem(x), []
         for n, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
+            assert isinstance(block, DemandingBlock)
             given = (h,) if block.side is None else (h, torch.tanh(block.side))
             h = checkpoint(block, *given, use_reentrant=False) if self.kind == CHECKPOINTS else block(*given)
             if self.kind == TUPLES:
@@ -124,7 +124,7 @@ def peak(work: Callable[[], None]) -> int:
 def costs(kind: str) -> dict[str, tuple[float, float]]:
     """Return the shares of autograd's time and memory of each engine."""
     torch.manual_seed(0)
-    model, x = Network(kind), torch.randn(BATCH, WIDTH)
+    model, x = DemandingNetwork(kind), torch.randn(BATCH, WIDTH)
     times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     bytes_of = {}
     for _ in range(REPEATS + 1):
@@ -159,7 +159,7 @@ def overlap() -> None:
 
     reduce.__annotations__.clear()  # DDP holds them to classes, and they are strings here.
     for engine in ENGINES:
-        model = Network(NOTHING)
+        model = DemandingNetwork(NOTHING)
         with engine_on(model, engine):
             parallel = DistributedDataParallel(model, bucket_cap_mb=1)
             parallel.register_comm_hook(None, reduce)
