@@ -8,7 +8,7 @@ import torch
 
 from gradfree.engines.engine import Engine
 from gradfree.registry import create_engine
-from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase
+from gradfree.testing.cases.cases import RESIDUAL, ModelCase
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.cases.training import train
 from gradfree.testing.features.registry import feature
@@ -95,7 +95,7 @@ def fabric_ddp(engine: Engine, case: ModelCase) -> None:
     _check_ranks(fabric_run, engine, case, accumulate=2)
 
 
-@feature("layer_parallel, two ranks", families=(RESIDUAL, LAYERS), slow=True, ranks=True)
+@feature("layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)
 def layer_parallel(engine: Engine, case: ModelCase) -> None:
     """``layer_parallel(model, engine)``, a part of the blocks on each rank, trains to the weights of exact gradients.
 
@@ -104,19 +104,19 @@ def layer_parallel(engine: Engine, case: ModelCase) -> None:
     _check_parts(layer_parallel_run, engine, case)
 
 
-@feature("Lightning, layer_parallel, two ranks", families=(RESIDUAL, LAYERS), slow=True, ranks=True)
+@feature("Lightning, layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)
 def lightning_layer_parallel(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``Trainer(strategy=LayerParallelStrategy(engine), devices=2)``."""
     _check_parts(layer_parallel_lightning_run, engine, case)
 
 
-@feature("layer_parallel in a mesh with DDP", families=(RESIDUAL, LAYERS), slow=True, ranks=True)
+@feature("layer_parallel in a mesh with DDP", families=(RESIDUAL,), slow=True, ranks=True)
 def layer_parallel_ddp(engine: Engine, case: ModelCase) -> None:
     """Two copies, one rank each, in ``DistributedDataParallel(..., process_group=mesh["data"].get_group())``."""
     _check_copies(layer_parallel_ddp_run, engine, case)
 
 
-@feature("layer_parallel in a mesh with FSDP2", families=(RESIDUAL, LAYERS), slow=True, ranks=True)
+@feature("layer_parallel in a mesh with FSDP2", families=(RESIDUAL,), slow=True, ranks=True)
 def layer_parallel_fsdp(engine: Engine, case: ModelCase) -> None:
     """Likewise, in ``fully_shard(model, mesh=mesh["data"])``."""
     _check_copies(layer_parallel_fsdp_run, engine, case)
