@@ -6,8 +6,6 @@ import pytest
 import torch
 from rank_processes import results_of_ranks
 
-from gradfree.testing.runs.rank_costs import modelled
-
 
 @pytest.mark.slow
 def test_three_ranks_write_and_two_resume(tmp_path):
@@ -23,18 +21,15 @@ def test_three_ranks_write_and_two_resume(tmp_path):
         assert all(0.33 < share < 0.36 for share in rank["shares"].values()), rank["shares"]
 
 
-def test_the_model_of_the_cost():
-    """One rank is one process, and so is a pipeline of one microbatch; with many it takes 1/n, a backward pass 2/3."""
-    assert modelled(1, sweeps=0) == modelled(4, microbatches=1) == 1
-    assert modelled(4, microbatches=10**6) == pytest.approx(1 / 4, rel=1e-4)
-    assert modelled(10**6, sweeps=1) == pytest.approx(1 / 3, rel=1e-4)
-
-
 @pytest.mark.slow
 def test_a_second_dimension_shares_the_data(tmp_path):
-    """DDP around each rank's part: replicas stay equal to the last bit, and train as one process on all the data."""
+    """DDP or FSDP2 around each rank's part: replicas are the same to the last bit, and train as one process does."""
     found = results_of_ranks(tmp_path, Path(__file__).with_name("mesh_ranks.py"), ranks=4)
-    for (weights, off), (others, _) in ((found[0], found[2]), (found[1], found[3])):
+    pairs = [(found[rank][share], found[rank + 2][share]) for rank in (0, 1) for share in ("ddp", "fsdp")]
+    for (weights, *_), (others, *_) in pairs:
         assert weights.keys() == others.keys()
         assert all(torch.equal(weights[name], others[name]) for name in weights)
+    for share in ("ddp", "fsdp"):
+        _, count, off = found[0][share]
+        assert count > 20
         assert off < 1e-10
