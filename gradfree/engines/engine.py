@@ -133,7 +133,7 @@ class Engine(ABC):
         One that can has :meth:`across`, and yields what its options do not go with.
         """
         yield (
-            f"{self} solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
+            "the engine solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
             "'fixed_point'."
         )
 

@@ -260,7 +260,9 @@ def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: flo
         site.declared = residual
     if problems:
         raise ChainError(
-            "\n".join([f"{type(model).__name__} cannot go to {count} ranks:", *(f"- {p}" for p in problems)])
+            "\n".join(
+                [f"{type(model).__name__} cannot go to {count} ranks with {engine}:", *(f"- {p}" for p in problems)]
+            )
         )
     return next(iter(report.chains.values()))
 
