@@ -172,6 +172,10 @@ def test_the_examples_of_the_readme_run_alone(tmp_path, monkeypatch):
         exec(compile(code, "README.md", "exec"), {"__name__": "my_package"})
 
 
+def test_no_page_has_a_merge_that_nobody_finished():
+    assert not [page.name for page in PAGES if re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.M)]
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
