@@ -173,7 +173,8 @@ def test_the_examples_of_the_readme_run_alone(tmp_path, monkeypatch):
 
 
 def test_no_page_has_a_merge_that_nobody_finished():
-    assert not [page.name for page in PAGES if re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.M)]
+    for page in PAGES:
+        assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
 
 
 def test_links_between_pages_lead_somewhere():
