@@ -26,6 +26,7 @@ from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
+from gradfree.wording import count
 
 _WARM_UP = 3
 _TURN = 0.02
@@ -35,7 +36,7 @@ _IN_SIGHT = 1.25
 _HOPELESS = 4.0
 """Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
 _LONG = 0.1
-"""Seconds of a step from which on one is enough to try a candidate by."""
+"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
 _FEWEST, _MOST = 5, 25
 """Rounds."""
 
@@ -167,8 +168,9 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     say("plain backprop")
     with _noted(failures, BACKPROP.label):
         plain = Contestant.of(BACKPROP, model, job)
-        for _ in range(_WARM_UP):
-            plain.step(job.batches[0])
+        step = partial(plain.step, job.batches[0])
+        if clocked(step, 1) < _LONG:
+            clocked(step, _WARM_UP)
         plain.gradient = Agreement(1.0, 1.0, 0.0)
     if failures:
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
@@ -208,7 +210,7 @@ def _choose_threads(plain: Contestant, job: Job, budget: Budget, say: Say) -> tu
         late[threads] = quantiles(times)[2]
     chosen = min(late, key=lambda threads: late[threads])
     torch.set_num_threads(chosen)
-    told = ", ".join(f"{1e3 * t:.1f} ms with {n} thread{'s' if n > 1 else ''}" for n, t in late.items())
+    told = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in late.items())
     return chosen, f"three quarters of plain backprop's steps take at most {told}"
 
 

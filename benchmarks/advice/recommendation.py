@@ -8,6 +8,7 @@ from typing import Any
 
 from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.timing.speed import statistics
+from gradfree.wording import count
 
 AS_GOOD = 0.99
 """The cosine from which on a gradient is recommended without a second thought."""
@@ -90,7 +91,8 @@ def _hints(
     costs: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """Return what else may be worth a try: a rougher gradient that is faster, less memory, what had no turn."""
-    words = f" {len(standings.untried)} settings had no turn: give a longer --budget." if standings.untried else ""
+    untried = len(standings.untried)
+    words = f" {count(untried, 'setting')} had no turn: give a longer --budget." if untried else ""
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
     rough = [c for c in faster if _cosine(c) < AS_GOOD and costs[c.row.label]["ratio_quartiles"][1] < least]
     if rough:
