@@ -149,7 +149,7 @@ def test_a_folder_that_is_not_there_is_said_before_features_are_tried(capsys, mo
 def test_nothing_to_report_is_an_error(capsys, tmp_path):
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2
-    assert f"{tmp_path}/records.jsonl has no results of this suite" in err
+    assert f"{tmp_path} has no records; `gradfree bench run --out {tmp_path}` makes them." in err
 
 
 def test_a_damaged_record_file_is_an_error(capsys, tmp_path):
