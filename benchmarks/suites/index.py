@@ -94,10 +94,10 @@ def _pydoc(cell: str) -> Task:
 SUITES: dict[str, Suite] = {
     # Four minutes on two cores: steps and rows are no more than it takes to see what each engine is like.
     "quick": (
+        Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING)),
+        Comparison(replace(PYDOC_GRU, steps=150), (*_BACKPROP, *_DSF, *_highway(0, 1))),
         Comparison(replace(DIGITS, steps=100), (BACKPROP, *_highway(0, 1, 2, 4))),
         Comparison(replace(PYDOC, steps=200), (BACKPROP, *_highway(0, 1, 2))),
-        Comparison(replace(PYDOC_GRU, steps=150), (*_BACKPROP, *_DSF, *_highway(0, 1))),
-        Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING)),
         QUICK,
     ),
     "rnn": (

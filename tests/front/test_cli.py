@@ -1,5 +1,6 @@
 """The command line: what it lists, what it says when it cannot."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_an_unknown_engine_is_met_with_those_there_are(capsys):
     code, out, err = outcome(capsys, "engines", "highway")
     assert (code, out) == (2, "")
     assert err.startswith("gradfree: error: no engine is called 'highway'; there are: auto, backprop, ")
+
+
+def test_a_reader_that_has_seen_enough_is_told_nothing(monkeypatch, capfd):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed, pytest.raises(SystemExit):
+        monkeypatch.setattr(sys, "stdout", closed)
+        main(["engines"])
+    assert capfd.readouterr().err == ""
 
 
 def test_the_version_is_told_by_python_m_as_well(capsys, monkeypatch):
