@@ -1,13 +1,20 @@
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-pytest_plugins = ["gradfree.testing.device"]
+pytest_plugins = ["gradfree.testing.device", "pytester"]
 
 # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
 torch.set_num_threads(1)
+# To seed what is not there costs torch the stack of the call, some milliseconds of each: it would be for later.
+for backend in (torch.cuda, torch.xpu, torch.mtia):
+    if not backend.is_available():
+        backend.manual_seed_all = lambda seed: None
+# Nothing that is made until the tests begin is garbage, but to look for some takes seconds.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,11 +40,11 @@ def float64(device: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def little_garbage() -> Iterator[None]:
-    """The garbage collector looks at nothing but what the test makes: to go through all of torch takes a second."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def without_gradfree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every import of gradfree fails, that of a class by pickle among them."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "gradfree":
+            monkeypatch.setitem(sys.modules, name, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,3 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         feature = item.callspec.params.get("feature") if hasattr(item, "callspec") else None
         if getattr(feature, "slow", False):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look at nothing but what tests make: to go through all of torch takes it a second."""
+    gc.freeze()
+    gc.enable()

@@ -158,6 +158,46 @@ def advise(
     _extra("advice.advising").run(model, data, loss, chains, device, **times, out=out)
 
 
+def plan_ranks(
+    forward: float = 1.0,
+    pull: float | None = None,
+    weights: float | None = None,
+    overhead: float = 0.0,
+    latency: float = 0.0,
+    state: float = 0.0,
+    bandwidth: float = float("inf"),
+    ranks: tuple[int, ...] = (2, 4, 16, 64, 256, 1024),
+    microbatches: tuple[int, ...] = (1, 4, 16, 64, 256),
+    out: Path | None = None,
+) -> None:
+    """Tell how long a step takes where the blocks of a model lie on ranks, by ``layer_parallel`` and by pipelines.
+
+    By a model of the cost, nothing is run: as shares of one process's step, and up to how many microbatches
+    ``layer_parallel`` takes less. docs/ranks.md holds it against measured steps.
+
+    Args:
+        forward: seconds of one process's forward pass through all blocks with a whole batch.
+        pull: likewise for the gradient of the first block's input; as long as the forward pass if not given.
+        weights: likewise for the gradients of all weights; as long as the forward pass if not given.
+        overhead: seconds that each of the three takes beyond that, however small the batch.
+        latency: seconds that a message between two ranks takes, however short.
+        state: bytes of a state, what one block gives the next for the whole batch.
+        bandwidth: bytes a second between two ranks.
+        ranks: numbers of them, in brackets: [2,8].
+        microbatches: numbers of parts of a batch, likewise.
+        out: file for a drawing, PNG; none if not given.
+    """
+    costs = {"pull": forward if pull is None else pull, "weights": forward if weights is None else weights}
+    costs |= {"forward": forward, "overhead": overhead, "latency": latency, "transfer": state / bandwidth}
+    if min(*costs.values(), *ranks, *microbatches, bandwidth) < 0 or not forward or 0 in (*ranks, *microbatches):
+        raise UsageError("times, bytes and numbers must be positive.")
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.parent}.")
+    from gradfree.testing.runs.step_time import StepTime
+
+    _extra("advice.rank_plan").run(StepTime(**costs), ranks, microbatches, out)
+
+
 def _seconds(option: str, given: str) -> float:
     """Return the seconds that words like 90s and 2m mean."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", given.strip())

@@ -98,6 +98,14 @@ class Chain(ABC):
     def pull(self, direct: Any, delta: Any, factors: Any) -> Any:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
 
+    def beyond(self, factors: Any, exact: int) -> Any:
+        """Return the factors for a sweep that is given the last ``exact`` cotangents exactly.
+
+        What such a one sends on needs no K, whose share would be taken off and added again, rounded each time: so
+        all sweeps together round as backpropagation does. Chains that round otherwise return ``factors``.
+        """
+        return factors
+
     def in_step(self, ends: Sequence[int]) -> Chain:
         """Return the chain as it is best pulled through in segments, the links that are as far from their ends at once.
 

@@ -226,6 +226,10 @@ class BatchedChain(DepthChain):
                 rows[i].add_(rows[i + 1], alpha=factor)
         return delta
 
+    def beyond(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
+        """Return ``factors``: batches round otherwise than single blocks."""
+        return factors
+
     @phase("pulls")
     def pull(  # type: ignore[override]
         self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]

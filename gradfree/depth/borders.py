@@ -217,7 +217,8 @@ START: Any = Start._backward_cls
 EXITS: Any = Exits._backward_cls
 ENTRIES: Any = Entries._backward_cls
 ASIDE: Any = Aside._backward_cls
-BORDERS = (START, EXITS, ENTRIES, ASIDE, Past._backward_cls)
+PAST: Any = Past._backward_cls
+BORDERS = (START, EXITS, ENTRIES, ASIDE, PAST)
 """The classes of the nodes."""
 
 INSIDE_ALONE = (
@@ -235,6 +236,11 @@ def leading_to(tensors: Iterable[Tensor], known: Collection[int]) -> list[Tensor
     graph = walk(tensors, ends=(EXITS,))
     chains: list[Any] = [node for node, _ in graph.stops]
     return [*(leaf for leaf in graph.leaves if id(leaf) not in known), *(node.recording._anchor for node in chains)]
+
+
+def leads_inside(loss: Tensor) -> bool:
+    """Tell whether ``loss`` uses a tensor from inside a block, which the block has not returned beside its state."""
+    return ENTRIES in walk([loss], ends=(PAST,)).kinds
 
 
 class Outputs:

@@ -147,6 +147,10 @@ class DepthChain(Chain):
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
         return reverse_scan(terms, factors)
 
+    def beyond(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
+        """Return ``factors``, zero for the last ``exact`` links."""
+        return [*factors[:-exact], *[0.0] * min(exact, len(self))]
+
     @phase("pulls")
     def pull(
         self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
+from gradfree.torchside.graph import is_reached, walk
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.residual import residual_factor
 
@@ -180,6 +182,30 @@ def add_inside(
     return total
 
 
+def added(a: ChainGradients, b: ChainGradients) -> ChainGradients:
+    """Return the sum of both."""
+    return ChainGradients(
+        plus(a.initial, b.initial),
+        [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
+        [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
+    )
+
+
+def refuse_passed(entrances: Iterable[weakref.ref[Any]], before: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Refuse that a pass has not gone by what comes from inside blocks, as far as there is any.
+
+    Args:
+        entrances: the nodes before the blocks. With the blocks' own graphs freed, a tensor from inside keeps them.
+        before: what leads to the leaves before the chain alone.
+        parameters: those of the chain.
+    """
+    used = next((node for entrance in entrances if (node := entrance()) is not None), None)
+    if used is None:
+        return
+    if not any(map(is_reached, [*(p for p in parameters if p.requires_grad), *walk([before]).leaves])):
+        raise ChainError(PASSED.format(path=used.entered[0].path))
+
+
 # Why a block is no link of the chain of the block before it, and what to do about it.
 BETWEEN = (
     "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
@@ -201,6 +227,11 @@ IN_PLACE = (
 NO_STATE = (
     "its first argument is no tensor (gradfree.register_port tells which one is the state): autograd goes through it",
     "its first argument is no tensor. If another one is the state, say so with gradfree.register_port.",
+)
+PASSED = (
+    "torch.autograd.grad was asked for a tensor that is computed before the chain of {path}, and for no leaf: what the "
+    "loss sends to a tensor from inside a block would be missing there, and one is in use, or the graph is retained. "
+    "Ask for a parameter's gradient as well: torch.autograd.grad(loss, [h, next(model.parameters())])."
 )
 REPLICA = (
     "{path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "

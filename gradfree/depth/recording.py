@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, increment_version
 
-from gradfree.algebra.cotangents import Cotangent, plus
+from gradfree.algebra.cotangents import Cotangent
 from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
@@ -28,7 +28,7 @@ from gradfree.depth.batching import Batching, Setting
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start, leading_to
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link, add_inside, pull_aside, refuse_changed, shares_memory
+from gradfree.depth.link import Link, add_inside, added, pull_aside, refuse_changed, refuse_passed, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import keeps_graph
 from gradfree.torchside.guards import check_finite
@@ -106,6 +106,7 @@ class Recording:
         self.freed = False
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
+        self._entrances: list[weakref.ref[Any]] = []
         self._backward = -1
         self._direct: list[Cotangent] = []
         self._aside: dict[tuple[int, int], Tensor] = {}
@@ -164,7 +165,9 @@ class Recording:
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
         without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
-        return Entries.apply(self, entered, more, self._anchor, *without_history)
+        outputs: Sequence[Tensor] = Entries.apply(self, entered, more, self._anchor, *without_history)
+        self._entrances.append(weakref.ref(outputs[0].grad_fn))
+        return outputs
 
     def pass_by(self, link: Ran, given: Tensor, state: Tensor) -> None:
         """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
@@ -266,6 +269,7 @@ class Recording:
         finally:
             self.solving = False
         self._solved = True
+        refuse_passed(self._entrances, self._anchor, self.parameters)
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
     @property
@@ -294,7 +298,7 @@ class Recording:
             if not keep:
                 self._free()
             solved = attachment.solve(chain, direct[: last + 1])
-            total = _sum(solved, total) if aside or inside else solved
+            total = added(solved, total) if aside or inside else solved
             attachment.solved.update(paths)
         if not keep:
             self._free()
@@ -389,11 +393,3 @@ class Recording:
 def has_hooks(state: Tensor) -> bool:
     """Tell whether anybody looks at the gradient of ``state``."""
     return bool(state._backward_hooks) or state.retains_grad
-
-
-def _sum(a: ChainGradients, b: ChainGradients) -> ChainGradients:
-    return ChainGradients(
-        plus(a.initial, b.initial),
-        [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
-        [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
-    )

@@ -87,6 +87,7 @@ class _Links:
 
     def __init__(self, chain: Chain, direct: Any, factors: Any):
         self._chain, self._direct, self._factors = chain, direct, factors
+        self._exact = 1
 
     def __len__(self) -> int:
         return len(self._chain)
@@ -95,7 +96,9 @@ class _Links:
         return self._chain.scan(self._direct, self._factors)
 
     def sweep(self, delta: Any) -> Any:
-        return self._chain.scan(self._chain.pull(self._direct, delta, self._factors), self._factors)
+        factors = self._chain.beyond(self._factors, self._exact)
+        self._exact += 1
+        return self._chain.scan(self._chain.pull(self._direct, delta, factors), factors)
 
     def gradients(self, delta: Any) -> ChainGradients:
         return self._chain.gradients(delta)

@@ -44,6 +44,7 @@ class LayerParallelStrategy(DDPStrategy):
         last: what the last one is to hold.
         taps: blocks whose outputs are used behind the chain.
         residual: as in :meth:`gradfree.Engine.attach`.
+        microbatches: the parts that a batch goes through the devices in.
         **options: the engine's, if it is given by name, and those of ``DDPStrategy``.
 
     Attributes:
@@ -62,6 +63,7 @@ class LayerParallelStrategy(DDPStrategy):
         last: Sequence[str] = (),
         taps: Sequence[str] = (),
         residual: float | None = None,
+        microbatches: int = 1,
         **options: Any,
     ):
         if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
@@ -70,7 +72,7 @@ class LayerParallelStrategy(DDPStrategy):
         self.engine = resolve_engine(engine, {name: options.pop(name) for name in list(options) if name in known})
         self.stages, self._path = stages, model
         self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "first": first, "last": last}
-        self._placed |= {"taps": taps, "residual": residual}
+        self._placed |= {"taps": taps, "residual": residual, "microbatches": microbatches}
         super().__init__(**options)
 
     stage: Stage | None = None

@@ -73,7 +73,7 @@ class Departed(torch.autograd.Function):
 
 
 class HandedOut(torch.autograd.Function):
-    """(what looks at their cotangents, which need one, the last state, outputs) -> these outputs.
+    """(what looks at their cotangents, which need one, how many states, last states, outputs) -> these outputs.
 
     On the last rank, whose chain every backward pass through an output must reach: other ranks wait for cotangents.
     """
@@ -83,20 +83,19 @@ class HandedOut(torch.autograd.Function):
         ctx: _Context,
         look: Callable[[Sequence[Cotangent]], None],
         needing: Sequence[bool],
-        state: Tensor,
-        *outputs: Tensor,
+        states: int,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Hand on the outputs."""
-        ctx.given, ctx.like = look, [(state.new_zeros(()), state.shape)]
-        return _handed(ctx, needing, outputs)
+        ctx.given, ctx.like = look, [(state.new_zeros(()), state.shape) for state in tensors[:states]]
+        return _handed(ctx, needing, tensors[states:])
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
-        """Return those of the outputs, and zero for the state."""
+        """Return those of the outputs, and zero for the states."""
         refuse_second_derivatives()
         ctx.given(cotangents)
-        ((zero, shape),) = ctx.like
-        return None, None, zero.expand(shape), *cotangents
+        return None, None, None, *(zero.expand(shape) for zero, shape in ctx.like), *cotangents
 
 
 class Shared(torch.autograd.Function):

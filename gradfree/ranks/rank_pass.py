@@ -18,10 +18,9 @@ from gradfree.depth.ports import Port, replaced, tensors_in
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, nowhere
-from gradfree.ranks.crossings import Arrived, Departed, HandedOut
+from gradfree.ranks.crossings import Arrived
 from gradfree.ranks.messages import COTANGENT, NOTE, STATE, TAP, Halt, Messages
 from gradfree.ranks.placement import Placement
-from gradfree.ranks.same_loss import compare_loss
 from gradfree.torchside.graph import walk
 
 
@@ -88,7 +87,7 @@ class RankPass:
         self.wanted = False
         self._state: Tensor | None = None
         self._residual: bool | None = None
-        self._noted = self._shared = False
+        self._noted = False
         self._forget()
 
     @property
@@ -179,72 +178,46 @@ class RankPass:
             if self._grad and state.requires_grad:
                 self._stage.keep(self._recorded(state), self)
 
-    def give_up(self, error: Exception) -> None:
-        """Let all ranks know at once what has stopped this one, which takes part in what they wait for."""
-        halt, last = Halt(self._messages.reason(error)), self.count - 1
-        # That connections may be lost, too, is no news then.
+    def give_up(self, halt: Halt) -> None:
+        """Let the next rank know at once what has stopped this one, if it waits for what this pass was to send."""
+        # That the connection may be lost, too, is no news then.
         with suppress(ChainError):
-            if self.position < last and not self._noted:
+            if self.position < self.count - 1 and not self._noted:
                 self._messages.send_note(halt, self.position + 1, self.number, NOTE, self._exit)
-            if last > 0 and not self._shared:
-                self._messages.share_note(halt, last, _OUTPUTS)
 
-    def go_on(self) -> Any:
-        """Send the last state to the next rank; return the outputs that the last rank comes to."""
+    def go_on(self) -> None:
+        """Send the last state to the next rank."""
         state, to = self._state, self.position + 1
         assert state is not None
-        needed = self._grad and state.requires_grad
-        note = (tuple(state.shape), state.dtype, needed, self._rests, self._residual)
+        note = (tuple(state.shape), state.dtype, self._grad and state.requires_grad, self._rests, self._residual)
         self._noted = True
         self._messages.send_note(note, to, self.number, NOTE, self._exit)
         self._messages.send(state, to, self.number, STATE, self._exit)
-        self._shared = True
-        skeleton, holes, metas = self._messages.share_note(None, self.count - 1, _OUTPUTS)
-        found = [torch.empty(shape, dtype=dtype, device=state.device) for shape, dtype, _ in metas]
-        for tensor in found:
-            self._messages.share(tensor, self.count - 1, _OUTPUTS)
-        needing = [needed for *_, needed in metas]
-        if self._grad and any(needing):
-            gone = [(state if state.requires_grad else _anchor(), None), *self._departed]
-            found = list(Departed.apply(self._look, [take for _, take in gone], needing, *(t for t, _ in gone), *found))
-        self._forget()
-        return found[0] if holes is None else _filled(skeleton, found)
 
-    def hand_out(self, out: Any) -> Any:
-        """Send all ranks the outputs of the model, which the last one alone has; return them."""
+    def end(self, out: Any) -> Any:
+        """Return what the model does on the last rank, having looked at it."""
         if self._next != len(self._blocks) or self.position != self.count - 1:
             raise ChainError(f"the model has not run {self._blocks[self._next]}: across ranks every block runs once.")
         tensors = tensors_in(out)
-        metas = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors]
-        if self._stage.is_new(("outputs", str(metas))):
+        if self._stage.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
             self._refuse_absent(tensors, "what the model returns")
         if self._residual is False:
             where = NO_RESIDUAL.format(first=self._blocks[0], last=self._blocks[-1], declare="layer_parallel")
             raise ChainError(f"{where} The engine 'fixed_point' needs none.")
-        state = self._state
-        self._forget()
-        if self.count == 1:
-            return out
-        numbered = {id(tensor): torch.tensor(n) for n, tensor in enumerate(tensors)}
-        skeleton = None if isinstance(out, Tensor) else replaced(out, numbered)
-        self._shared = True
-        self._messages.share_note((skeleton, None if skeleton is None else True, metas), self.count - 1, _OUTPUTS)
-        for tensor in tensors:
-            self._messages.share(tensor.detach().contiguous(), self.count - 1, _OUTPUTS)
-        needing = [needed for *_, needed in metas]
-        if not (self._grad and any(needing)):
-            return out
-        assert state is not None
-        found = HandedOut.apply(self._look, needing, state, *tensors)
-        return found[0] if skeleton is None else _filled(skeleton, found)
+        return out
 
-    def _look(self, cotangents: Sequence[Cotangent]) -> None:
-        """Refuse a loss that is not the last rank's: of a first backward pass, the outputs' cotangents tell."""
-        if self._stage.is_new("the loss"):
-            compare_loss(self._messages, self.number, cotangents)
+    def left(self) -> list[tuple[Tensor, Callable[[], Tensor] | None]]:
+        """Return, and let go of, what leads backward passes to this rank's chain, with how to get its cotangent.
+
+        ``None``: the engine itself asks for it. The backward pass that this pass is kept for would keep the tensors.
+        """
+        state, departed = self._state, self._departed
+        assert state is not None
+        self._forget()
+        return [(state if state.requires_grad else _anchor(), None), *departed]
 
     def _forget(self) -> None:
-        """Let go of what is part of a graph: the backward pass that this pass is kept for would keep it."""
+        """Let go of what is part of a graph."""
         self._state = None
         self._stands: list[tuple[Tensor, str]] = []
         self._arrived: list[Tensor] = []
@@ -365,7 +338,6 @@ class RankPass:
                 )
 
 
-_OUTPUTS = "the model's outputs"
 _BETWEEN = (
     "{path} is not given what the block before it returned: across ranks nothing may be computed between blocks, nor "
     "by hooks that replace their outputs. Move it into a block."
@@ -383,8 +355,3 @@ def _refuse_beside(path: str, cotangent: Cotangent) -> None:
 def _anchor() -> Tensor:
     """Return a leaf that makes autograd record what is computed with it."""
     return torch.zeros((), requires_grad=True)
-
-
-def _filled(skeleton: Any, found: Sequence[Tensor]) -> Any:
-    """Return ``skeleton`` with the tensors whose numbers it holds."""
-    return replaced(skeleton, {id(number): found[int(number)] for number in tensors_in(skeleton)})

@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
@@ -23,8 +24,10 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
-from gradfree.ranks.messages import Lost, Messages
+from gradfree.ranks.messages import Halt, Lost, Messages
+from gradfree.ranks.microbatches import cut, joined
 from gradfree.ranks.on_rank import OnRank
+from gradfree.ranks.outputs import AllOutputs, compare_loss
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
@@ -44,6 +47,7 @@ def layer_parallel(
     last: Sequence[str] = (),
     taps: Sequence[str] = (),
     residual: float | None = None,
+    microbatches: int = 1,
     **options: Any,
 ) -> Stage:
     """Leave of ``model`` what this rank is to hold: one run of blocks, on the first and the last rank what is around.
@@ -65,6 +69,9 @@ def layer_parallel(
         last: likewise of the last rank; by default all else.
         taps: paths of blocks whose output the model also uses behind the chain; over gloo alone.
         residual: as in :meth:`gradfree.Engine.attach`.
+        microbatches: m, the parts that each batch is cut into along the first dimension of the tensors that the model
+            is given; ranks work on them at the same time, so that a forward pass takes (n + m - 1) / (n m) of one
+            process's time. Smaller batches are cut into single samples.
         **options: the engine's options, if it is given by name.
 
     Returns:
@@ -82,14 +89,18 @@ def layer_parallel(
         )
     if taps:
         _check_tags(distributed.group.WORLD if group is None else group, model)
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise ChainError(f"microbatches must be a number of parts, 1 or more, not {microbatches!r}.")
     messages = Messages(distributed.group.WORLD if group is None else group)  # type: ignore[arg-type]
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
     placement = place(model, site, messages.count, costs, first, last)
     if unknown := [tap for tap in taps if tap not in placement.blocks]:
         raise ChainError(f"taps names {unknown[0]!r}, which is no block of {site.path!r}.")
-    messages.agree({"the engine": repr(solver), "the taps": list(taps), **_facts(model, placement)})
-    return Stage(model, solver, site, placement, messages, [placement.blocks.index(tap) for tap in taps], residual)
+    chosen = {"the engine": repr(solver), "the taps": list(taps), "microbatches": microbatches}
+    messages.agree(chosen | _facts(model, placement))
+    tapped = [placement.blocks.index(tap) for tap in taps]
+    return Stage(model, solver, site, placement, messages, tapped, residual, microbatches)
 
 
 def stage_of(model: nn.Module) -> Stage | None:
@@ -131,9 +142,10 @@ class Stage(Whole):
         messages: Messages,
         taps: Sequence[int],
         residual: float | None,
+        microbatches: int,
     ):
         super().__init__(model, list(model.state_dict()), placement, messages)
-        self.taps = taps
+        self.taps, self._microbatches = taps, microbatches
         blocks = list(site.blocks.values())
         self.ports = [port_of(block) for block in blocks]
         run = placement.runs[messages.position]
@@ -170,22 +182,43 @@ class Stage(Whole):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's own forward as far as this rank goes, and return the outputs of the last rank."""
         self.messages.settle()
-        self._number += 1
-        self._pass = through = RankPass(self, self._number)
+        passes = [self._new_pass()]
+        outputs = AllOutputs(self.messages, partial(self._look, passes[0].number))
         try:
-            with self._shared.in_place(through.number):
-                try:
-                    out = self._forward(*args, **kwargs)
-                except Left:
-                    return through.go_on()
-            return through.hand_out(out)
+            given = cut(self.model, (args, kwargs), self._microbatches)
+            passes += [self._new_pass() for _ in given[1:]]
+            with self._shared.in_place(passes[0].number):
+                found = [self._through(its, *own) for its, own in zip(passes, given, strict=True)]
+            if self.messages.position == self.messages.count - 1:
+                return outputs.hand_out(passes, joined(given, found))
+            return outputs.receive(passes, self.device)
         except Exception as error:
             self.messages.tell(error)
             if not isinstance(error, Lost):
-                through.give_up(error)
+                halt = Halt(self.messages.reason(error))
+                (self._pass or passes[0]).give_up(halt)
+                outputs.give_up(halt)
             raise
         finally:
             self._pass = None
+
+    def _new_pass(self) -> RankPass:
+        self._number += 1
+        return RankPass(self, self._number)
+
+    def _through(self, its: RankPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the model does on the last rank; on others let the next one go on."""
+        self._pass = its
+        try:
+            out = self._forward(*args, **kwargs)
+        except Left:
+            return its.go_on()
+        return its.end(out)
+
+    def _look(self, number: int, cotangents: Sequence[Cotangent]) -> None:
+        """Refuse a loss that is not the last rank's: of a first backward pass, the outputs' cotangents tell."""
+        if self.is_new("the loss"):
+            compare_loss(self.messages, number, cotangents)
 
     def is_new(self, what: object) -> bool:
         """Tell whether ``what`` has not been asked for before."""

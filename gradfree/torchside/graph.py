@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
 LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 """The class of nodes that stand for leaf tensors."""
@@ -60,6 +60,14 @@ def older(nodes: Iterable[Node], number: int) -> bool:
 def may_write(kinds: Iterable[type]) -> bool:
     """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)
+
+
+def is_reached(leaf: Tensor) -> bool:
+    """Tell whether the running backward pass computes the gradient of a leaf tensor."""
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(leaf).node)
+    except RuntimeError:  # Which says that torch.autograd.grad is asked for it.
+        return True
 
 
 def keeps_graph() -> bool:

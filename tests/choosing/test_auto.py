@@ -286,7 +286,6 @@ def test_detached_in_the_middle_nothing_is_left():
     assert set(train(model, optimizer, 10)) == {None}
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_a_model_that_is_gone_is_gone():
     """Torch holds what counts the steps for ever, which holds nothing."""
     model = fresh()

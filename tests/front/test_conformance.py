@@ -1,8 +1,6 @@
 """Every registered engine keeps what ``gradfree.testing`` asks for, and the committed table says what happens."""
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -187,20 +185,20 @@ def test_a_table_lists_each_message_once():
 
 
 @pytest.mark.slow
-def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(tmp_path):
+def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(pytester):
     """The page's code, as a module and its tests, outside this checkout and without its configuration.
 
     A few features of every kind: what is asked in a package of one's own is asked here, and answered as here.
     """
     *engines, tests = re.findall(r"```python\n(.*?)```", (DOCS / "adding-an-engine.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "my_package.py").write_text("\n".join(engines), encoding="utf-8")
-    (tmp_path / "test_my_package.py").write_text(tests, encoding="utf-8")
+    pytester.makepyfile(my_package="\n".join(engines), test_my_package=tests)
     assert len("".join(engines).splitlines()) <= 60
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--strict-markers", "-p", "no:cacheprovider"]
-    command += ["-k", "values or option or taken or forward or lean or 65536 or frozen or autocast or pickle or hooks"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"refused: Damped cannot be attached to .*lean=True is for recurrent", done.stdout, re.DOTALL)
+    asked = "values or option or taken or forward or lean or 65536 or frozen or autocast or pickle or hooks"
+    pytester.syspathinsert()
+    done = pytester.runpytest_inprocess("-q", "-rs", "--strict-markers", "-p", "no:cacheprovider", "-k", asked)
+    assert done.ret == 0
+    told = done.stdout.str()
+    assert re.search(r"refused: Damped cannot be attached to .*lean=True is for recurrent", told, re.DOTALL)
 
 
 def test_the_class_is_at_hand_in_gradfree_algorithms():

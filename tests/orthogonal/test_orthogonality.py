@@ -313,7 +313,6 @@ def test_an_orthogonal_tanh_net_loses_nothing_to_speak_of():
     assert FOTON().validate(layers).notes == []
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_an_engine_that_is_never_detached_ends_with_its_model():
     """Torch keeps its hooks for ever; they must not keep the model."""
     layers = net()

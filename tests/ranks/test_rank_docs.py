@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 from places import DOCS
 from rank_processes import start_ranks
 
@@ -38,14 +37,6 @@ def test_runs_are_balanced(costs, count, lengths):
     assert [i for run in runs for i in run] == list(range(len(costs)))
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of one rank."""
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def test_without_a_process_group():
     with pytest.raises(ChainError, match="init_process_group"):
         gradfree.layer_parallel(plain_model())
@@ -62,6 +53,7 @@ def test_without_a_process_group():
         ({"costs": [1, 2]}, "costs must be 5 positive numbers"),
         ({"first": ["nothing"]}, "no weights at 'nothing'"),
         ({"taps": ["blocks.9"]}, "'blocks.9', which is no block"),
+        ({"microbatches": 0}, "microbatches must be a number of parts"),
     ],
 )
 @pytest.mark.usefixtures("alone")

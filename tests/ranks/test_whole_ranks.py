@@ -6,8 +6,6 @@ import pytest
 import torch
 from rank_processes import results_of_ranks
 
-from gradfree.testing.runs.rank_costs import modelled
-
 
 @pytest.mark.slow
 def test_three_ranks_write_and_two_resume(tmp_path):
@@ -21,13 +19,6 @@ def test_three_ranks_write_and_two_resume(tmp_path):
     for rank in found:
         assert rank["shares"].keys() == {"weights and gradients", "AdamW", "activations"}
         assert all(0.33 < share < 0.36 for share in rank["shares"].values()), rank["shares"]
-
-
-def test_the_model_of_the_cost():
-    """One rank is one process, and so is a pipeline of one microbatch; with many it takes 1/n, a backward pass 2/3."""
-    assert modelled(1, sweeps=0) == modelled(4, microbatches=1) == 1
-    assert modelled(4, microbatches=10**6) == pytest.approx(1 / 4, rel=1e-4)
-    assert modelled(10**6, sweeps=1) == pytest.approx(1 / 3, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -31,6 +31,16 @@ def bert(**options):
     return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=WORDS, **options))
 
 
+def mixtral():
+    """With a loss on the logits of routers, which hooks of the library keep from inside blocks."""
+    quiet()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    config = transformers.MixtralConfig(**sizes, **experts, num_key_value_heads=2, vocab_size=WORDS)
+    return transformers.MixtralForCausalLM(config)
+
+
 def bart():
     """An encoder and a decoder."""
     quiet()

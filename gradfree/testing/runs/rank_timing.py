@@ -36,27 +36,27 @@ class Working(nn.Module):
 
 
 class Wait(torch.autograd.Function):
-    """Takes a time a sample forward, as much for the cotangent of its input and for that of its weight.
-
-    Both in every pull: a function of one's own is not told that the weight's is not asked for, as torch's layers are.
-    """
+    """Takes so many seconds forward, so many backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
         """Wait."""
-        ctx.seconds = seconds
-        time.sleep(seconds * len(x))
-        return weight * x
+        ctx.seconds = backward
+        time.sleep(forward)
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Wait for what is asked for."""
-        time.sleep(ctx.seconds * len(cotangent) * sum(ctx.needs_input_grad))
-        return cotangent, cotangent.sum(), None
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None]:
+        """Wait."""
+        time.sleep(ctx.seconds)
+        return cotangent, None, None
 
 
 class Waiting(nn.Module):
-    """x + a branch that waits, so many seconds a sample."""
+    """x + a branch that waits: so many seconds a sample forward, for the cotangent of x, and for its weight's gradient.
+
+    For that only where it is asked for, as in torch's layers.
+    """
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -65,7 +65,8 @@ class Waiting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the next state."""
-        return x + Wait.apply(x, self.weight, self.seconds)
+        seconds = self.seconds * len(x)
+        return x + Wait.apply(self.weight, 0.0, seconds) * Wait.apply(x, seconds, seconds)
 
 
 def backward_time(model: Callable[[Tensor], Tensor], x: Tensor) -> float:

@@ -123,6 +123,30 @@ def test_what_lies_before_the_chain_gets_its_share_asked_for_alone(engine):
         assert_equal_gradients(dict(enumerate(grads())), dict(enumerate(expected)))
 
 
+@pytest.mark.parametrize("block", [Plain, Apart])
+def test_a_tensor_before_the_chain_asked_for_alone_gets_its_whole_gradient_or_none(engine, block):
+    """Autograd does not go by what comes from inside blocks then, but where a leaf is asked for, too."""
+    model, x = Model([block() for _ in range(4)]), torch.randn(4, 6)
+
+    def grads(leaves=(), **options):
+        h = model.stem(x)
+        out = h.tanh()
+        for b in model.blocks:
+            out = b(out)
+        loss = out.pow(2).sum() + sum(b.tap.exp().sum() for b in model.blocks if block is Apart)
+        return dict(enumerate(torch.autograd.grad(loss, [h, *leaves], **options)))
+
+    expected = grads(model.blocks[0].parameters())
+    with engine.attach(model, batched=False):
+        for options in {}, {"retain_graph": True}:
+            assert_equal_gradients(grads(model.blocks[0].parameters(), **options), expected)
+            if block is Plain and not options:
+                assert_equal_gradients(grads(), {0: expected[0]})
+            else:
+                with pytest.raises(ChainError, match=r"before the chain of blocks\.0.*Ask for a parameter's gradient"):
+                    grads(**options)
+
+
 def test_a_loss_inside_and_on_no_state_is_refused(engine):
     model, x = Model([Tapped() for _ in range(3)]), torch.randn(4, 6)
     with engine.attach(model):
@@ -174,7 +198,6 @@ def test_a_bias_that_the_first_block_computes_for_all(engine, of_state):
     assert bool(handle.chains[""].splits) is of_state
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_nothing_of_such_a_pass_is_left_to_the_garbage_collector():
     model, x, seen = Routers(), torch.randn(4, 6), []
     model.blocks[1].linear.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))

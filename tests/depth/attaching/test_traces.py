@@ -32,7 +32,6 @@ def test_nothing_is_recorded_without_gradients():
 
 
 @pytest.mark.parametrize("backward", [True, False])
-@pytest.mark.usefixtures("little_garbage")
 def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
     """No reference cycle through autograd's C++ nodes, which Python's collector could not see."""
     seen = []
@@ -81,7 +80,6 @@ def test_a_batched_pass_is_freed_with_its_last_tensor(backward):
 
 @pytest.mark.parametrize("backward", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.usefixtures("little_garbage")
 def test_a_model_that_keeps_a_state_is_freed(batched, backward):
     """``self.last = h``: autograd's nodes behind that lead to no module, or Python could not collect the model."""
     model, x = plain_model(), torch.randn(4, 6)
@@ -108,7 +106,6 @@ def test_a_freed_pass_says_so_whatever_is_asked_of_it():
             torch.autograd.grad(states[-1].sum(), states[1])
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
     """On a GPU such tensors would hold memory until Python happens to collect."""
     model, x = Model([PostLN(6) for _ in range(4)]), torch.randn(4, 6)

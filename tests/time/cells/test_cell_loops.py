@@ -250,7 +250,6 @@ def test_several_backward_passes():
 
 
 @pytest.mark.parametrize("backward", [True, False])
-@pytest.mark.usefixtures("little_garbage")
 def test_a_model_that_keeps_a_state_is_freed(backward):
     """What autograd's nodes lead to is no module, or Python could not collect the model; once freed, not the cell."""
 
