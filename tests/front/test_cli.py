@@ -54,9 +54,10 @@ def test_an_unknown_engine_is_met_with_those_there_are(capsys):
 def test_a_reader_that_has_seen_enough_is_told_nothing(monkeypatch, capfd):
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as closed, pytest.raises(SystemExit):
+    with os.fdopen(writing, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        main(["engines"])
+        with pytest.raises(SystemExit):
+            main(["engines"])
     assert capfd.readouterr().err == ""
 
 
