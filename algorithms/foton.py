@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.line import Onward
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
-from gradfree.layers.chain import LayerChain, normalised, scaled
+from gradfree.layers.chain import Compared, LayerChain, normalised, scaled
 from gradfree.orthogonal.engine import OrthogonalEngine
 from gradfree.orthogonal.isometry import losses
 from gradfree.torchside.optimizer_steps import AfterStep
@@ -82,6 +84,15 @@ class FOTONRule(LayerEngine):
 
         return forget_if_due
 
+    def onward(self, line: Onward) -> Engine:
+        """Return what goes through one rank's run of layers."""
+        if self.refresh_feedback_every > 1:
+            raise ChainError(
+                f"FOTON: across ranks F is that of the present weights, refresh_feedback_every=1, not "
+                f"{self.refresh_feedback_every}."
+            )
+        return _FOTONRun(streaming=self.streaming, perturbation=self.perturbation, line=line)
+
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
         unit, norms = normalised(error)
@@ -115,6 +126,36 @@ class FOTONRule(LayerEngine):
         if keeps:
             kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FOTONRun(FOTONRule):
+    """The same for one rank's run of layers: the second pass comes from the left and goes on to the right.
+
+    It is sent on before the gradients of the run's weights are computed, which keeps a microbatch's differences; with
+    ``streaming``, which keeps nothing, behind them.
+    """
+
+    line: Onward = field(repr=False)
+
+    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
+        """Return the differences between the two passes as gradients; ``error`` counts on the last rank alone."""
+        shift, norms = self.line.entering()
+        total = chain.zero()
+        if chain.recording.goes_on and self.line.position == 0:
+            total = total._replace(initial=scaled(shift, norms))
+        onward = None if self.line.position == self.line.count - 1 else partial(self.line.leaving, norms=norms)
+        compared = chain.compared(shift, norms, tangent=self.perturbation == "tangent", onward=onward)
+        for link, difference in compared if self.streaming else _ahead(compared):
+            chain.add(link, error if difference is None else difference, total)
+        return total
+
+
+def _ahead(compared: Iterator[Compared]) -> Iterator[Compared]:
+    """Yield the same, run to the end first; let go of each."""
+    found = deque(compared)
+    while found:
+        yield found.popleft()
 
 
 @dataclass(frozen=True, kw_only=True)

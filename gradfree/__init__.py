@@ -18,6 +18,7 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
+from gradfree.pipelines.forward_pipeline import ForwardPipeline, forward_pipeline
 from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
@@ -47,6 +48,7 @@ __all__ = [
     "Engine",
     "EngineOptimizer",
     "Fidelity",
+    "ForwardPipeline",
     "GradientWatch",
     "Handle",
     "Port",
@@ -56,6 +58,7 @@ __all__ = [
     "create_engine",
     "create_model",
     "engine_figures",
+    "forward_pipeline",
     "gradient_fidelity",
     "layer_parallel",
     "list_engines",

@@ -11,9 +11,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "identity": nn.Identity}
+from gradfree.layers.roles import register_layer
+
+
+class Abs(nn.Module):
+    """|x|, which keeps every state's norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return |x|."""
+        return x.abs()
+
+
+class GroupSort(nn.Module):
+    """Pairs of channels, sorted, which keeps every state's norm and every gradient's (Anil et al. 2019, MaxMin)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``, (B, channels, ...), the larger one of each pair first."""
+        a, b = x[:, ::2], x[:, 1::2]
+        return torch.stack([torch.maximum(a, b), torch.minimum(a, b)], 2).flatten(1, 2)
+
+
+register_layer(Abs, "pointwise")
+# On the way to the input both orders are as good: a pair stays as it is.
+register_layer(GroupSort, "max", linear=lambda _, x: x)
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "abs": Abs,
+    "groupsort": GroupSort,
+    "identity": nn.Identity,
+}
 
 
 class _Orthogonal(nn.Module):
@@ -45,7 +76,7 @@ class OrthogonalMLP(_Orthogonal):
         num_classes: of the logits.
         depth: number of hidden layers; the linear output layer comes on top.
         width: of the hidden layers; ``in_features`` if not given.
-        activation: "tanh", "relu" or "identity".
+        activation: "tanh", "relu", "abs", "groupsort", for even widths, or "identity".
         dropout: behind each activation.
 
     Raises:
@@ -84,7 +115,7 @@ class OrthogonalLeNet(_Orthogonal):
         in_channels: of the images.
         num_classes: of the logits.
         image_size: height and width of the images, a multiple of 4, 12 at least.
-        activation: "tanh", "relu" or "identity".
+        activation: "tanh", "relu", "abs", "groupsort", for even widths, or "identity".
         dropout: behind each activation.
 
     Raises:
@@ -128,7 +159,7 @@ class OrthogonalConvNet(_Orthogonal):
         image_size: height and width of the images, a multiple of 2 to the number of stages.
         channels: of each stage.
         stage_depth: convolutions in a stage.
-        activation: "tanh", "relu" or "identity".
+        activation: "tanh", "relu", "abs", "groupsort", for even widths, or "identity".
         dropout: behind each activation.
 
     Raises:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.advice.job import Batch, Job
+from gradfree.benchmarks.advice.segments_again import SegmentsAgain, segments_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
@@ -39,6 +40,8 @@ _LONG = 0.1
 """Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
 _FEWEST, _MOST = 5, 25
 """Rounds."""
+_EXACT = Agreement(1.0, 1.0, 0.0)
+"""Of plain backpropagation, whatever it keeps."""
 
 Say = Callable[[str], None]
 
@@ -89,7 +92,9 @@ class Contestant:
         Without a learning rate the weights stay: a model that diverges would be timed with NaN.
         """
         own = copy.deepcopy(model)
-        if row is not BACKPROP:
+        if isinstance(row, SegmentsAgain):
+            row.put_on(own)
+        elif row is not BACKPROP:
             row.create_engine().attach(own, job.chains)
         optimizer = torch.optim.AdamW(own.parameters(), lr=learning_rate)
 
@@ -100,7 +105,7 @@ class Contestant:
             optimizer.step()
             return loss.detach()
 
-        return cls(row, own, step)
+        return cls(row, own, step, gradient=_EXACT if isinstance(row, SegmentsAgain) else None)
 
 
 @dataclass
@@ -130,13 +135,15 @@ class Standings:
 def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[str, Report], list[Row]]:
     """Return every engine's report on ``model``, and rows of those that something can be attached with.
 
+    Behind the first come torch's checkpoints, where some engine takes layers apart: for memory a user would take those.
     The most promising first: engines that say to be as exact as backpropagation, then those with several settings,
     every one's first settings before any one's second, then the others.
     """
     reports = {name: engine_class(name)().examine(model, chains) for name in list_engines()}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
     found = [(*_promise(name, n), row(name, given)) for name in fit for n, given in enumerate(_settings(name))]
-    return reports, [candidate for _, _, candidate in sorted(found, key=lambda known: known[:2])]
+    ordered = [candidate for _, _, candidate in sorted(found, key=lambda known: known[:2])]
+    return reports, [*ordered[:1], *segments_again(model, reports.values()), *ordered[1:]]
 
 
 def _settings(name: str) -> Sequence[Mapping[str, Any]]:
@@ -170,13 +177,13 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
         step()
-        if (usual := clocked(step, 1)) < _LONG:
+        if clocked(step, 1) < _LONG:
             clocked(step, _WARM_UP)
-        plain.gradient = Agreement(1.0, 1.0, 0.0)
+        plain.gradient = _EXACT
     if failures:
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
     threads, why = _choose_threads(plain, job, budget, say)
-    standings = Standings(threads, why, [plain], failures, [])
+    standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
         exact = bool(engine_class(candidate.engine).as_exact_as(None))
         if budget.left <= (0.0 if exact else 0.4 * budget.seconds):
@@ -189,7 +196,8 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
     _take_turns(close, job, standings, budget, say)
     _compare_gradients([c for c in standings.contestants if c.first and budget.left], job, standings, say)
-    for contestant in close:
+    # Those that take their time may do so for less memory.
+    for contestant in (*close, *(c for c in standings.contestants if c.first and budget.left)):
         say(f"memory of {contestant.row.label}")
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))
@@ -261,7 +269,7 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
 
 
 def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
-    for contestant in contestants:
+    for contestant in (c for c in contestants if c.gradient is None):
         say(f"gradient of {contestant.row.label}")
         with _noted(standings.failures, contestant.row.label):
             engine, plain = contestant.row.create_engine(), standings.contestants[0].model

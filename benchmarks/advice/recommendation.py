@@ -47,7 +47,7 @@ def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequ
     as_good = [c for c in faster if _cosine(c) >= AS_GOOD]
     best = _best(as_good, costs) if as_good else None
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
-    hints = _hints(standings, others, faster, best, costs)
+    hints = _hints(standings, faster, best, costs)
     if isinstance(compiled, Mapping) and compiled["ratio_quartiles"][1] < least:
         words = f"Stay with backprop, and compile: a step then takes {compiled['ratio']:.2f} of the time"
         if best:
@@ -85,7 +85,6 @@ def _may_be_as_fast(beside: Mapping[str, Any]) -> bool:
 
 def _hints(
     standings: Standings,
-    others: Sequence[Contestant],
     faster: Sequence[Contestant],
     best: Contestant | None,
     costs: Mapping[str, Mapping[str, Any]],
@@ -101,11 +100,14 @@ def _hints(
             f" {nearest.row.label} is faster ({costs[nearest.row.label]['ratio']:.2f}), but its gradient only akin "
             f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains, --train 2m."
         )
-    plain = standings.contestants[0].memory
-    lean = [c for c in others if plain and c.memory and c.memory < _LEANER * plain and _cosine(c) >= AS_GOOD]
-    if lean:
+    plain, *others = standings.contestants
+    lean = [c for c in others if plain.memory and c.memory and c.memory < _LEANER * plain.memory]
+    if lean := [c for c in lean if _cosine(c) >= AS_GOOD]:
         leanest = min(lean, key=lambda c: c.memory or 0)
-        words += f" In the least memory: {leanest.row.label}, {(leanest.memory or 0) / (plain or 1):.2f} of the peak."
+        words += (
+            f" In the least memory: {leanest.row.label}, {(leanest.memory or 0) / (plain.memory or 1):.2f} of the peak"
+        )
+        words += f", {leanest.first:.1f} times as slow." if leanest.first else "."
     return words
 
 

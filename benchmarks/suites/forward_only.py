@@ -122,6 +122,23 @@ TEMPERATURE: Suite = (
 )
 """FOTON's temperature, given and learnt."""
 
+_DEEP_CONVNET = replace(_CONVNET, options={"channels": (12, 48, 96)}, batch_size=32, steps=200)
+
+CONVOLUTIONS: Suite = tuple(
+    DepthSweep(
+        replace(
+            _DEEP_CONVNET,
+            name=f"cifar10_conv_{activation}",
+            options={**_DEEP_CONVNET.options, "activation": activation},
+        ),
+        {21: {"stage_depth": 7}},
+        (ORTHOGONAL, FOTON),
+        (0.1, 0.3),
+    )
+    for activation in ("tanh", "relu", "groupsort")
+)
+"""21 convolutions without residual paths: activations that keep norms, and one that does not."""
+
 
 def _checkpointed(row: Row) -> tuple[Row, ...]:
     """Return ``row`` without checkpoints, with one of each block and with √L of them."""

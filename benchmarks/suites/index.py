@@ -8,7 +8,14 @@ from functools import partial
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, SEGMENTS
 from gradfree.benchmarks.suites.dsf_texts import DSF_PTB, DSF_PTB_SMALL, DSF_WIKITEXT, DSF_WIKITEXT_SMALL
-from gradfree.benchmarks.suites.forward_only import FORWARD_MEMORY, FORWARD_ONLY, ORTHOGONAL_DIGITS, QUICK, TEMPERATURE
+from gradfree.benchmarks.suites.forward_only import (
+    CONVOLUTIONS,
+    FORWARD_MEMORY,
+    FORWARD_ONLY,
+    ORTHOGONAL_DIGITS,
+    QUICK,
+    TEMPERATURE,
+)
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
@@ -124,6 +131,7 @@ SUITES: dict[str, Suite] = {
     "forward-only": FORWARD_ONLY,
     "forward-memory": FORWARD_MEMORY,
     "temperature": TEMPERATURE,
+    "forward-convolutions": CONVOLUTIONS,
     "watching": WATCHING,
     "lightning": (
         StrategyTimings(

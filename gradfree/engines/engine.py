@@ -17,7 +17,7 @@ from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
-from gradfree.chains.line import Line
+from gradfree.chains.line import Line, Onward
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
@@ -133,7 +133,7 @@ class Engine(ABC):
         One that can has :meth:`across`, and yields what its options do not go with.
         """
         yield (
-            f"{self} solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
+            "the engine solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
             "'fixed_point'."
         )
 
@@ -149,6 +149,20 @@ class Engine(ABC):
             line: the ranks beside this one.
         """
         raise NotImplementedError
+
+    def onward(self, line: Onward) -> Engine:
+        """Return the engine for this rank's run of layers, if both its passes go forward; see ``forward_pipeline``.
+
+        Args:
+            line: the ranks beside this one.
+
+        Raises:
+            ChainError: the engine, or its options, cannot do without the chain as a whole or a backward pass.
+        """
+        raise ChainError(
+            f"{self} does not train by passes that only go forward: in a pipeline of those there is 'foton'. Engines "
+            "for blocks go to ranks by gradfree.layer_parallel."
+        )
 
     def validate(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +22,9 @@ from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linea
 
 TAIL = (Role.POINTWISE, Role.DROPOUT)
 """What may follow a layer with weights and still be its own activation."""
+
+LINEAR = (Role.WEIGHTS, Role.LINEAR, Role.MAX)
+"""What has a linear part, which an error goes back through."""
 
 
 class LayerReplay(Protocol):
@@ -63,7 +66,7 @@ class Compared(NamedTuple):
     Attributes:
         link: the layer, as in :meth:`LayerChain.replay`, or with the second pass's graph.
         difference: how much less left its activation, the pointwise functions and dropout that follow it, brought
-            back to the error's norm; ``None`` for the chain's last layer with weights.
+            back to the error's norm; ``None`` for the chain's last layer with weights, unless the chain goes on.
     """
 
     link: Link
@@ -165,7 +168,7 @@ class LayerChain(DepthChain):
         """
         for i in range(self.last, -1, -1):
             link = self.links[i]
-            if self.roles[i] in (Role.WEIGHTS, Role.LINEAR, Role.MAX):
+            if self.roles[i] in LINEAR:
                 error = adjoint(link.block, error, self.shape(i), weights.get(link.path) if weights else None)
         return error
 
@@ -176,7 +179,13 @@ class LayerChain(DepthChain):
         return torch.autograd.grad(source, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
 
     def compared(
-        self, shift: Tensor, norms: Tensor, *, tangent: bool = False, second: bool = False
+        self,
+        shift: Tensor,
+        norms: Tensor,
+        *,
+        tangent: bool = False,
+        second: bool = False,
+        onward: Callable[[Tensor], None] | None = None,
     ) -> Iterator[Compared]:
         """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
 
@@ -187,13 +196,17 @@ class LayerChain(DepthChain):
             norms: of the errors, (N,).
             tangent: whether differences are those of the Jacobians' products with ``shift``.
             second: whether the layers are to have the second pass's graphs, not the first one's.
+            onward: takes by how much less leaves the last link, where the chain goes on elsewhere.
 
         Raises:
             ChainError: as in :meth:`replay`.
         """
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
         shifted = tangent or low
-        walk = self._shifted(shift, norms, tangent, second) if shifted else self._second_pass(shift, norms, second)
+        if shifted:
+            walk = self._shifted(shift, norms, tangent, second, onward)
+        else:
+            walk = self._second_pass(shift, norms, second, onward)
         del shift
         passed = 0
         for i, found in walk:
@@ -203,7 +216,9 @@ class LayerChain(DepthChain):
                 self.walked(j)
             passed = max(passed, i)
 
-    def _second_pass(self, shift: Tensor, norms: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
+    def _second_pass(
+        self, shift: Tensor, norms: Tensor, graphs: bool, onward: Callable[[Tensor], None] | None
+    ) -> Iterator[tuple[int, Compared]]:
         """Run the layers on the second pass's own states; yield with each how many links are passed."""
         run_again, waiting = self.recording.run_again, None
         second = self.recording.initial - shift
@@ -214,7 +229,7 @@ class LayerChain(DepthChain):
                 # In place: a difference is as large as a state.
                 yield i - 1, waiting._replace(difference=(x - second).mul_(_broadcast(norms, x)))
                 waiting = None
-            if i == self.last:
+            if i == self.last and onward is None:
                 yield i, Compared(run_again(link, second) if graphs else link)
                 return
             if role is Role.WEIGHTS:
@@ -231,8 +246,20 @@ class LayerChain(DepthChain):
                 second = self.pulled(link, second)
             else:
                 second = link.block.forward(second)
+        assert onward is not None
+        yield from self._end(link.out.detach() - second, norms, waiting, onward)
 
-    def _shifted(self, shift: Tensor, norms: Tensor, tangent: bool, graphs: bool) -> Iterator[tuple[int, Compared]]:
+    def _end(
+        self, shift: Tensor, norms: Tensor, waiting: Compared | None, onward: Callable[[Tensor], None]
+    ) -> Iterator[tuple[int, Compared]]:
+        """Hand on by how much less leaves the last link; yield the layer whose activation that is, if any."""
+        onward(shift)
+        if waiting is not None:
+            yield len(self.links) - 1, waiting._replace(difference=scaled(shift, norms))
+
+    def _shifted(
+        self, shift: Tensor, norms: Tensor, tangent: bool, graphs: bool, onward: Callable[[Tensor], None] | None
+    ) -> Iterator[tuple[int, Compared]]:
         """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
         for i, (link, x) in enumerate(self.replay()):
@@ -242,7 +269,7 @@ class LayerChain(DepthChain):
                 waiting = None
             if role is Role.WEIGHTS:
                 waiting = Compared(self.recording.run_again(link, (x - shift).to(x.dtype)) if graphs else link)
-            if i == self.last:
+            if i == self.last and onward is None:
                 assert waiting is not None
                 yield i, waiting
                 return
@@ -255,6 +282,8 @@ class LayerChain(DepthChain):
                 x = (self._entered(i) if x.is_meta else x).to(shift.dtype)
                 run = link.block.forward
                 shift = torch.func.jvp(run, (x,), (shift,))[1] if tangent else run(x) - run(x - shift)
+        assert onward is not None
+        yield from self._end(shift, norms, waiting, onward)
 
     def _entered(self, index: int) -> Tensor:
         """Return what entered link ``index``, of a stored pass, where its values have been let go of, too."""

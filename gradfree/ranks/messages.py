@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradfree.errors import ChainError
 
@@ -20,6 +21,31 @@ _FRAME = 1024
 NOTE, STATE, COTANGENT, SHARED, LOSS, TAP = range(6)
 """What a message is, so that no other is taken for it; of taps there may be as many as blocks."""
 _KINDS, _PASSES = 2**14, 2**16
+
+
+def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.ProcessGroup:
+    """Return the process group of a dimension of a mesh; of all ranks, where none is given.
+
+    Raises:
+        ChainError: there is none.
+    """
+    if mesh is None and not distributed.is_initialized():
+        raise ChainError(
+            "there is no process group: call torch.distributed.init_process_group() first, under torchrun."
+        )
+    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
+    return distributed.group.WORLD if group is None else group  # type: ignore[return-value]
+
+
+def check_tags(group: distributed.ProcessGroup, model: nn.Module, what: str) -> None:
+    """Refuse ``what`` where messages between two ranks are not told apart: one could be taken for another."""
+    backends = dict(pair.split(":") for pair in str(distributed.get_backend_config(group)).split(","))
+    kind = next(model.parameters()).device.type
+    if backends.get(kind) != "gloo":
+        raise ChainError(
+            f"{what} go over gloo alone, which tells messages apart by tags; on {kind} this group has "
+            f"{backends.get(kind)}. Do without, or give a group of gloo's as mesh."
+        )
 
 
 class Halt(NamedTuple):

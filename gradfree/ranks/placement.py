@@ -40,7 +40,13 @@ class Placement:
 
 
 def place(
-    model: nn.Module, site: Site, count: int, costs: Sequence[float] | None, first: Sequence[str], last: Sequence[str]
+    model: nn.Module,
+    site: Site,
+    count: int,
+    costs: Sequence[float] | None,
+    first: Sequence[str],
+    last: Sequence[str],
+    starts: Sequence[int] | None = None,
 ) -> Placement:
     """Return a placement of ``model`` on ``count`` ranks.
 
@@ -52,20 +58,24 @@ def place(
         first: paths of modules and parameters outside the chain that the first rank holds.
         last: likewise of the last rank. By default what comes before the chain's blocks in ``model.named_modules()``
             lies on the first, all else on the last.
+        starts: the indices of blocks that a run may begin with, 0 first; ``None``: any.
 
     Raises:
         ChainError: fewer blocks than ranks, costs or paths that do not fit.
     """
     blocks = list(site.blocks)
-    if len(blocks) < count:
-        raise ChainError(f"{site.path!r} has {len(blocks)} blocks, too few for {count} ranks: one each at least.")
+    starts = range(len(blocks)) if starts is None else starts
+    if len(starts) < count:
+        raise ChainError(f"{site.path!r} has {len(starts)} blocks, too few for {count} ranks: one each at least.")
     if len(set(map(id, site.blocks.values()))) < len(blocks):
         raise ChainError(f"{site.path!r} runs a block more than once: across ranks each block has its own place.")
     if costs is None:
         costs = [max(1, sum(p.numel() for p in block.parameters())) for block in site.blocks.values()]
     if len(costs) != len(blocks) or min(costs) <= 0:
         raise ChainError(f"costs must be {len(blocks)} positive numbers, one for each block of {site.path!r}.")
-    runs = balanced(costs, count)
+    ends = [*starts[1:], len(blocks)]
+    together = balanced([sum(costs[start:end]) for start, end in zip(starts, ends, strict=True)], count)
+    runs = [range(starts[run.start], ends[run.stop - 1]) for run in together]
     tensors = dict(_tensors(model))
     for path in (*first, *last):
         if not any(_within(name, [path]) for name in tensors):

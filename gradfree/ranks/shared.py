@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.chain import DepthChain
@@ -22,15 +22,21 @@ class SharedWeight(NamedTuple):
 
     Attributes:
         name: its first one.
-        parameter: it.
         holders: the ranks.
         places: the modules that have it, with their names for it.
     """
 
     name: str
-    parameter: nn.Parameter
     holders: Sequence[int]
     places: Sequence[tuple[nn.Module, str]]
+
+    @property
+    def parameter(self) -> Tensor:
+        """What the modules have at the moment: FSDP2 puts others in its place."""
+        module, name = self.places[0]
+        found = module._parameters[name]
+        assert found is not None
+        return found
 
 
 class SharedWeights:
@@ -57,16 +63,12 @@ class SharedWeights:
             yield
             return
         total = partial(self._messages.summed, holders=trained[0].holders, number=number, what=_what(trained))
-        used = Shared.apply(total, *(weight.parameter for weight in trained))
+        own = [weight.parameter for weight in trained]
+        _put(trained, Shared.apply(total, *own))
         try:
-            for weight, tensor in zip(trained, used, strict=True):
-                for module, name in weight.places:
-                    module._parameters[name] = tensor
             yield
         finally:
-            for weight in trained:
-                for module, name in weight.places:
-                    module._parameters[name] = weight.parameter
+            _put(trained, own)
 
     def summed(self, chain: DepthChain, gradients: ChainGradients, number: int) -> ChainGradients:
         """Return ``gradients``, those of weights that blocks of several ranks share summed over these."""
@@ -89,9 +91,8 @@ def shared_weights(model: nn.Module, placement: Placement, messages: Messages) -
             first = placement.names.get(f"{path}.{name}" if path else name)
             if first is not None and (module, name) not in places.setdefault(first, []):
                 places[first].append((module, name))
-    parameters = dict(model.named_parameters())
     own = [
-        SharedWeight(name, parameters[name], holders, places[name])
+        SharedWeight(name, holders, places[name])
         for name, holders in placement.shared.items()
         if messages.position in holders
     ]
@@ -105,6 +106,12 @@ def shared_weights(model: nn.Module, placement: Placement, messages: Messages) -
     messages.settle()
     inside = [weight for weight in own if placement.in_blocks(weight.name)]
     return SharedWeights([weight for weight in own if weight not in inside], inside, messages)
+
+
+def _put(weights: Sequence[SharedWeight], tensors: Sequence[Any]) -> None:
+    for weight, tensor in zip(weights, tensors, strict=True):
+        for module, name in weight.places:
+            module._parameters[name] = tensor
 
 
 def _what(weights: Sequence[SharedWeight]) -> str:

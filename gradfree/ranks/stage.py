@@ -24,7 +24,7 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
-from gradfree.ranks.messages import Halt, Lost, Messages
+from gradfree.ranks.messages import Halt, Lost, Messages, check_tags, group_of
 from gradfree.ranks.microbatches import cut, joined
 from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.outputs import AllOutputs, compare_loss
@@ -82,16 +82,12 @@ def layer_parallel(
     """
     if stage_of(model) is not None:
         raise ChainError("the model lies on ranks already: layer_parallel is called once for a model.")
-    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
-    if group is None and not distributed.is_initialized():
-        raise ChainError(
-            "there is no process group: call torch.distributed.init_process_group() first, under torchrun."
-        )
+    group = group_of(mesh)
     if taps:
-        _check_tags(distributed.group.WORLD if group is None else group, model)
+        check_tags(group, model, "taps")
     if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
         raise ChainError(f"microbatches must be a number of parts, 1 or more, not {microbatches!r}.")
-    messages = Messages(distributed.group.WORLD if group is None else group)  # type: ignore[arg-type]
+    messages = Messages(group)
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
     placement = place(model, site, messages.count, costs, first, last)
@@ -107,17 +103,6 @@ def stage_of(model: nn.Module) -> Stage | None:
     """Return what a model lies on ranks by, if it does."""
     host = getattr(model.forward, "__self__", None)
     return host if isinstance(host, Stage) else None
-
-
-def _check_tags(group: Any, model: nn.Module) -> None:
-    """Refuse taps where messages between two ranks are not told apart: one's cotangent could be taken for another's."""
-    backends = dict(pair.split(":") for pair in str(distributed.get_backend_config(group)).split(","))
-    kind = next(model.parameters()).device.type
-    if backends.get(kind) != "gloo":
-        raise ChainError(
-            f"taps go over gloo alone, which tells messages apart by tags; on {kind} this group has "
-            f"{backends.get(kind)}. Leave taps out, or give a group of gloo's as mesh."
-        )
 
 
 class Stage(Whole):
@@ -275,7 +260,9 @@ def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: flo
         site.declared = residual
     if problems:
         raise ChainError(
-            "\n".join([f"{type(model).__name__} cannot go to {count} ranks:", *(f"- {p}" for p in problems)])
+            "\n".join(
+                [f"{type(model).__name__} cannot go to {count} ranks with {engine}:", *(f"- {p}" for p in problems)]
+            )
         )
     return next(iter(report.chains.values()))
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from gradfree.errors import ChainError
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.placement import Placement
+from gradfree.torchside.sharding import whole
 
 
 class Whole:
@@ -87,8 +88,8 @@ class Whole:
             pairs = zip(ids["params"], its, strict=True)
             kept |= {n: state["state"][numbers[name]] for n, name in pairs if numbers[name] in state["state"]}
         options = [
-            whole | {"params": mine["params"]}
-            for mine, whole in zip(local["param_groups"], state["param_groups"], strict=True)
+            its | {"params": mine["params"]}
+            for mine, its in zip(local["param_groups"], state["param_groups"], strict=True)
         ]
         optimizer.load_state_dict({"state": kept, "param_groups": options})
 
@@ -110,7 +111,8 @@ class Whole:
         grads = {name: p.grad for name, p in named if p.grad is not None}
         first = [g for name, g in grads.items() if self.placement.holders[name][0] == self.messages.position]
         device = next(self.model.parameters()).device
-        norms = [torch.linalg.vector_norm(g, norm_type).to(device) for g in first] or [torch.zeros((), device=device)]
+        norms = [whole(torch.linalg.vector_norm(g, norm_type)).to(device) for g in first]
+        norms = norms or [torch.zeros((), device=device)]
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         if norm_type == inf:
             total = self.messages.reduced(norm, largest=True)
@@ -140,4 +142,4 @@ class Whole:
 
 
 def _on_cpu(state: Any) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), state)
+    return tree_map_only(Tensor, lambda tensor: whole(tensor.detach()).cpu(), state)

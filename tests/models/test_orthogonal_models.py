@@ -51,6 +51,21 @@ def test_weights_begin_orthogonal(name):
         torch.testing.assert_close(matrix @ matrix.mT, torch.eye(len(matrix)))
 
 
+@pytest.mark.parametrize("activation", ["abs", "groupsort"])
+@pytest.mark.parametrize("name", MODELS)
+def test_activations_that_keep_norms(name, activation):
+    """All but the layers that narrow: the norm behind each layer of one width is the one before it; FOTON trains it."""
+    model, x = small(name, activation=activation), CASES[name][1]().double()
+    model.double()
+    behind = [layer for layer in model.layers if type(layer).__name__ in ("Abs", "GroupSort")]
+    assert len(behind) == len(weighted(model)) - 1
+    for layer in behind:
+        layer.register_forward_hook(lambda _, args, out: torch.testing.assert_close(out.norm(), args[0].norm()))
+    with FOTON().attach(model):
+        found = gradients(model, lambda: model(x))
+    assert all(g is not None and g.any() for g in found.values())
+
+
 def test_an_mlp_of_any_depth_and_width():
     shapes = [tuple(layer.weight.shape) for layer in weighted(small("orthogonal_mlp", depth=3, width=5))]
     assert shapes == [(5, 12), (5, 5), (5, 5), (3, 5)]
@@ -79,7 +94,11 @@ def test_the_default_convnet_keeps_the_number_of_elements_up_to_its_head():
     [
         ("orthogonal_mlp", {"width": 13}, "width must be from 1 to in_features, 12, not 13: a layer with more outputs"),
         ("orthogonal_mlp", {"depth": 0}, "depth must be at least 1, not 0"),
-        ("orthogonal_mlp", {"activation": "gelu"}, "activation must be one of 'tanh', 'relu', 'identity', not 'gelu'"),
+        (
+            "orthogonal_mlp",
+            {"activation": "gelu"},
+            "activation must be one of 'tanh', 'relu', 'abs', 'group.*not 'gelu'",
+        ),
         ("orthogonal_lenet", {"image_size": 10}, "image_size must be a multiple of 4, not 10"),
         ("orthogonal_lenet", {"image_size": 8}, "dense layer must be from 1 to .* for image_size=8, 64, not 120"),
         ("orthogonal_convnet", {"channels": (8, 33)}, "channels must be from 1 to 4 times the 8 before, 32, not 33"),

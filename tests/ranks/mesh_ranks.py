@@ -1,45 +1,60 @@
-"""One of four ranks: two that share the blocks of a model, twice, each pair with half of the data, by DDP.
+"""One of four ranks: two that share the blocks of a model, twice, each pair with half of the data, by DDP or FSDP2.
 
-Writes whether the replicas are the same to the last bit after 20 steps, and how far they are off one process.
+Writes the weights after 20 steps, and how far they are off one process.
 """
 
 import os
 import sys
 from datetime import timedelta
+from functools import partial
 
 import torch
 from rank_processes import leave
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from whole_ranks import made
 
 import gradfree
+from gradfree.torchside.sharding import whole
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def train(model, part):
+def train(model, part, clip):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for step in range(20):
         tokens = torch.randint(13, (4, 5), generator=torch.Generator().manual_seed(step))[part]
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
+        clip(0.1)
         optimizer.step()
+
+
+def ddp(model, mesh):
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh["data"].get_group())
+
+
+def fsdp(model, mesh):
+    return fully_shard(model, mesh=mesh["data"])
 
 
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "blocks"))
-    one, model = made(), made()
-    train(one, slice(None))
-    gradfree.layer_parallel(model, "highway_bp", mesh=mesh["blocks"], iterations=1)
+    one = made()
+    train(one, slice(None), partial(nn.utils.clip_grad_norm_, list(one.parameters())))
+    found = {}
     half = 2 * mesh["data"].get_local_rank()
-    train(nn.parallel.DistributedDataParallel(model, process_group=mesh["data"].get_group()), slice(half, half + 2))
-    expected = dict(one.named_parameters())
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    off = max((p - expected[name]).abs().max().item() for name, p in weights.items())
-    torch.save((weights, off), os.path.join(folder, f"{RANK}.pt"))
+    for share in (ddp, fsdp):
+        model = made()
+        stage = gradfree.layer_parallel(model, "highway_bp", mesh=mesh["blocks"], iterations=1)
+        train(share(model, mesh), slice(half, half + 2), stage.clip_grad_norm_)
+        expected, weights = one.state_dict(), stage.state_dict()
+        off = max((value - expected[name]).abs().max().item() for name, value in weights.items()) if weights else None
+        found[share.__name__] = {name: whole(p.detach()) for name, p in model.named_parameters()}, len(weights), off
+    torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 
 

@@ -52,7 +52,8 @@ def files(folder, ways):
 @pytest.mark.slow
 def test_the_others_stop(tmp_path):
     found = told(tmp_path, CAUSES) | told(tmp_path, AT_ONCE)
-    # On a busy machine a rank may come too late for the others, which is what they say then: once more, by itself.
+    # Waits are by the clock: processes that were stopped for longer, as a machine that sleeps, say that nobody answered
+    # when they go on, and nothing of the cause. Once more, by itself.
     for way in [way for way, cause in CAUSES.items() if cause not in "".join(found[way].values())]:
         (tmp_path / "again").mkdir(exist_ok=True)
         found |= told(tmp_path / "again", [way])

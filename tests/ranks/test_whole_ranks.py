@@ -23,9 +23,13 @@ def test_three_ranks_write_and_two_resume(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_dimension_shares_the_data(tmp_path):
-    """DDP around each rank's part: replicas stay equal to the last bit, and train as one process on all the data."""
+    """DDP or FSDP2 around each rank's part: replicas are the same to the last bit, and train as one process does."""
     found = results_of_ranks(tmp_path, Path(__file__).with_name("mesh_ranks.py"), ranks=4)
-    for (weights, off), (others, _) in ((found[0], found[2]), (found[1], found[3])):
+    pairs = [(found[rank][share], found[rank + 2][share]) for rank in (0, 1) for share in ("ddp", "fsdp")]
+    for (weights, *_), (others, *_) in pairs:
         assert weights.keys() == others.keys()
         assert all(torch.equal(weights[name], others[name]) for name in weights)
+    for share in ("ddp", "fsdp"):
+        _, count, off = found[0][share]
+        assert count > 20
         assert off < 1e-10

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,6 +28,47 @@ def torchvision() -> Any:
         for name in ("nms", "qnms"):
             _SHIM[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return importlib.import_module("torchvision")
+
+
+def _timm() -> Any:
+    """Import timm, also where there is no torchvision, of which its models use nothing: with stand-ins, then."""
+    try:
+        torchvision()
+    except ModuleNotFoundError:
+        stand_ins = {name: _StandIn(name) for name in _IMPORTED}
+        sys.modules.update(stand_ins)
+        try:
+            return importlib.import_module("timm")
+        finally:
+            for name in stand_ins:
+                del sys.modules[name]
+    return importlib.import_module("timm")
+
+
+_IMPORTED = ("torchvision", *(f"torchvision.{n}" for n in ("datasets", "ops", "ops.misc", "transforms")))
+_IMPORTED += ("torchvision.transforms.functional",)
+
+
+class _Named(type):
+    """The type of classes of which any attribute is its own name."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class _StandIn(ModuleType):
+    """A package of which any attribute is an empty class, or another stand-in."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}") or _Named(name, (), {})
 
 
 def _architecture(library: str, name: str, build: Callable[[], nn.Module], size: int, **own: Any) -> Architecture:
@@ -52,6 +94,7 @@ _TIMM: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Xcit": ("xcit", "Xcit", _ISOTROPIC),
     "Beit": ("beit", "Beit", _ISOTROPIC),
 }
+_TIMM_QUICK = ("SwinTransformer", "ConvNeXt", "MlpMixer")
 _TIMM_NAMES = {
     "resnet18": 64,
     "resnetv2_50": 64,
@@ -86,8 +129,7 @@ _TORCHVISION: dict[str, Sequence[str] | None] = {
 
 def timm_models() -> list[Architecture]:
     """Return those of timm."""
-    torchvision()  # Which timm imports.
-    timm = importlib.import_module("timm")
+    timm = _timm()
     models = timm.models
 
     def made(name: str, checkpoints: bool) -> nn.Module:
@@ -98,7 +140,7 @@ def timm_models() -> list[Architecture]:
         return model
 
     return [
-        *(_architecture("timm", name, partial(made, name, False), 32) for name in _TIMM),
+        *(_architecture("timm", n, partial(made, n, False), 32, quick=n in _TIMM_QUICK) for n in _TIMM),
         _architecture(
             "timm", "VisionTransformer, checkpoints", partial(made, "VisionTransformer", True), 32, quick=True
         ),

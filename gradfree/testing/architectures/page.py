@@ -34,7 +34,8 @@ precision, in training, with {versions}. **k = L**: the relative error of all gr
 `highway_bp` as the longest chain takes; **k = 0, 1, 2**: their cosine to exact ones with so many. Chains are those that
 are found without help, but for a few that are named. *split*: blocks at which another chain starts, or that are left to
 autograd ([why](how-it-works.md)). torchvision's compiled operations, where they do not fit the torch that is there, are
-only declared: no model here calls them. After training the cosines are others.
+only declared, and where it is missing, timm is imported with stand-ins for it: no model here uses them. After training
+the cosines are others.
 
 {exact} of {all} are exact.
 
@@ -110,11 +111,10 @@ def _tried(
 
 
 def _installed() -> Iterator[Architecture]:
-    there = _is_installed("torchvision")
-    if there:
+    if _is_installed("torchvision"):
         torchvision()  # The others import it.
     for name, models in LIBRARIES.items():
-        if _is_installed(name) and (there or name != "timm"):
+        if _is_installed(name):
             yield from models()
 
 

@@ -152,7 +152,6 @@ _ROWS: list[tuple[str, str, Inputs, Options]] = [
     ),
     ("NemotronForCausalLM", "Nemotron", _masked, _GROUPED),
     ("PhiForCausalLM", "Phi", _words, _GROUPED),
-    ("MambaForCausalLM", "Mamba", _words, _MAMBA | {"state_size": 4}),
     (
         "Mamba2ForCausalLM",
         "Mamba2",
@@ -209,6 +208,7 @@ _QUICK: list[tuple[str, str, Inputs, Options]] = [
     ("ViTForImageClassification", "ViT", _pixels, _VISION),
     ("ConvNextForImageClassification", "ConvNext", _pixels, _STAGES),
     ("SwinForImageClassification", "Swin", _pixels, _SWIN | {"window_size": 4}),
+    ("MambaForCausalLM", "Mamba", _words, _MAMBA | {"state_size": 4}),
 ]
 
 _MOE: Options = _GROUPED | {"num_experts_per_tok": 2}
@@ -255,6 +255,9 @@ def transformers_models() -> list[Architecture]:
     return [
         *(_architecture(*row, quick=True) for row in _QUICK),
         *(_architecture(*row) for row in _ROWS),
-        *(_architecture(m, config, _words, options, how, more) for m, config, options, how, more in _PREPARED),
+        *(
+            _architecture(m, config, _words, options, how, more, quick=m + more == "MixtralForCausalLM")
+            for m, config, options, how, more in _PREPARED
+        ),
         _architecture("AlbertForMaskedLM", "Albert", _masked, _BERT | {"embedding_size": 16}, chains=[albert]),
     ]

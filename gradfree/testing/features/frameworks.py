@@ -7,11 +7,22 @@ from typing import Any
 import torch
 
 from gradfree.engines.engine import Engine
-from gradfree.testing.cases.cases import ModelCase
+from gradfree.registry import create_engine
+from gradfree.testing.cases.cases import RESIDUAL, ModelCase
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.cases.training import train
 from gradfree.testing.features.registry import feature
-from gradfree.testing.runs.ranks import ddp_run, fabric_run, fsdp_run, lightning_run, on_two_ranks
+from gradfree.testing.runs.ranks import (
+    ddp_run,
+    fabric_run,
+    fsdp_run,
+    layer_parallel_ddp_run,
+    layer_parallel_fsdp_run,
+    layer_parallel_lightning_run,
+    layer_parallel_run,
+    lightning_run,
+    on_two_ranks,
+)
 
 
 @feature("Lightning, one device", slow=True)
@@ -84,12 +95,50 @@ def fabric_ddp(engine: Engine, case: ModelCase) -> None:
     _check_ranks(fabric_run, engine, case, accumulate=2)
 
 
+@feature("layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)
+def layer_parallel(engine: Engine, case: ModelCase) -> None:
+    """``layer_parallel(model, engine)``, a part of the blocks on each rank, trains to the weights of exact gradients.
+
+    Which engines have with as many sweeps as there are borders.
+    """
+    _check_parts(layer_parallel_run, engine, case)
+
+
+@feature("Lightning, layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)
+def lightning_layer_parallel(engine: Engine, case: ModelCase) -> None:
+    """Likewise, with ``Trainer(strategy=LayerParallelStrategy(engine), devices=2)``."""
+    _check_parts(layer_parallel_lightning_run, engine, case)
+
+
+@feature("layer_parallel in a mesh with DDP", families=(RESIDUAL,), slow=True, ranks=True)
+def layer_parallel_ddp(engine: Engine, case: ModelCase) -> None:
+    """Two copies, one rank each, in ``DistributedDataParallel(..., process_group=mesh["data"].get_group())``."""
+    _check_copies(layer_parallel_ddp_run, engine, case)
+
+
+@feature("layer_parallel in a mesh with FSDP2", families=(RESIDUAL,), slow=True, ranks=True)
+def layer_parallel_fsdp(engine: Engine, case: ModelCase) -> None:
+    """Likewise, in ``fully_shard(model, mesh=mesh["data"])``."""
+    _check_copies(layer_parallel_fsdp_run, engine, case)
+
+
 def _check_fit(
     engine: Engine, case: ModelCase, options: dict[str, Any], plain: dict[str, Any], tolerance: float = 1e-10
 ) -> None:
     from gradfree.testing.runs.lightning import fit
 
     assert_equal_gradients(fit(engine, case, **options), train(engine, case, **plain), tolerance)
+
+
+def _check_parts(run: Any, engine: Engine, case: ModelCase) -> None:
+    first, second = on_two_ranks(run, engine, case)
+    assert_equal_gradients(first | second, train(create_engine("backprop"), case))
+
+
+def _check_copies(run: Any, engine: Engine, case: ModelCase) -> None:
+    first, second = on_two_ranks(run, engine, case)
+    assert_equal_gradients(second, first, tolerance=0.0)
+    assert_equal_gradients(first, train(create_engine("backprop"), case))
 
 
 def _check_ranks(run: Any, engine: Engine, case: ModelCase, accumulate: int = 1) -> None:

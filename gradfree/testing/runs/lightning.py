@@ -63,6 +63,15 @@ def fit(
     return updates_of(specimen)
 
 
+def layer_parallel_fit(engine: Engine, case: ModelCase, devices: int) -> Updates:
+    """Return the updates of this device's weights, where each device has a part of the blocks."""
+    specimen = Specimen(case)
+    strategy = gradfree.lightning.LayerParallelStrategy(engine, chains=[case.chain])
+    with _quiet():
+        _trainer_of(strategy, case, devices).fit(Module(specimen), _loader(specimen))
+    return updates_of(specimen)
+
+
 def fit_and_resume(engine: Engine, case: ModelCase) -> Updates:
     """Return the updates of two epochs, the second one resumed by another model from the first one's checkpoint."""
     first, second = Specimen(case), Specimen(case)
@@ -108,8 +117,12 @@ def _accelerator(case: ModelCase) -> str:
 
 def _trainer(engine: Engine, case: ModelCase, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
     kind = gradfree.lightning.EngineStrategy if devices == 1 else gradfree.lightning.EngineDDPStrategy
+    return _trainer_of(kind(engine, chains=[f"net.{case.chain}"]), case, devices, epochs, **options)
+
+
+def _trainer_of(strategy: Any, case: ModelCase, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
     return pl.Trainer(
-        strategy=kind(engine, chains=[f"net.{case.chain}"]),
+        strategy=strategy,
         devices=devices,
         accelerator=_accelerator(case),
         max_epochs=epochs,

@@ -13,10 +13,12 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gradfree.chains.handle import Handle
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
+from gradfree.ranks.stage import layer_parallel
 from gradfree.testing.cases.cases import CASES, ModelCase, Specimen, isolated
 from gradfree.testing.cases.training import Updates, attached_inside, batches, loss_of, optimizer_of, updates_of
 
@@ -42,29 +44,73 @@ def ddp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train under torch's DistributedDataParallel."""
     specimen = Specimen(case)
     with attached_inside(engine, specimen) as handle:
-        _train(specimen, nn.parallel.DistributedDataParallel(specimen.model), handle, rank)
+        _train(specimen, nn.parallel.DistributedDataParallel(specimen.model), rank, handle)
     return updates_of(specimen)
 
 
 def fsdp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     """Train a model that is sharded as a whole by FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     specimen = Specimen(case)
     fully_shard(specimen.model, mesh=init_device_mesh("cpu", (RANKS,)))
     with attached_inside(engine, specimen) as handle:
-        _train(specimen, specimen.model, handle, rank)
+        _train(specimen, specimen.model, rank, handle)
     return updates_of(specimen)
 
 
-def _train(specimen: Specimen, model: nn.Module, handle: Handle, rank: int) -> None:
+def _train(specimen: Specimen, model: nn.Module, rank: int | None = None, handle: Handle | None = None) -> None:
+    """Take all steps, with the share of each batch of one ``rank`` if it is given."""
     optimizer = optimizer_of(specimen.model)
     for x in batches(specimen):
         optimizer.zero_grad()
-        loss_of(model(x.chunk(RANKS)[rank])).backward()
+        loss_of(model(x if rank is None else x.chunk(RANKS)[rank])).backward()
         optimizer.step()
-        handle.average_over_ranks()
+        if handle is not None:
+            handle.average_over_ranks()
+
+
+def layer_parallel_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
+    """Train a model of which each rank has a part of the blocks."""
+    specimen = Specimen(case)
+    layer_parallel(specimen.model, engine, chains=specimen.chains)
+    _train(specimen, specimen.model)
+    return updates_of(specimen)
+
+
+def layer_parallel_lightning_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
+    """Do the same with Lightning's Trainer."""
+    from gradfree.testing.runs.lightning import layer_parallel_fit
+
+    return layer_parallel_fit(engine, case, RANKS)
+
+
+def layer_parallel_ddp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
+    """Train copies of a model that layer_parallel has placed, by DDP over another dimension of a mesh."""
+    specimen, data = _copy(engine, case)
+    _train(specimen, nn.parallel.DistributedDataParallel(specimen.model, process_group=data.get_group()), rank)
+    return updates_of(specimen)
+
+
+def layer_parallel_fsdp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
+    """Do the same by FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    specimen, data = _copy(engine, case)
+    _train(specimen, fully_shard(specimen.model, mesh=data), rank)
+    return updates_of(specimen)
+
+
+def _copy(engine: Engine, case: ModelCase) -> tuple[Specimen, DeviceMesh]:
+    """Return a model that lies on this rank alone, and the dimension of the ranks that share the data."""
+    specimen = Specimen(case)
+    layer_parallel(specimen.model, engine, mesh=_mesh()["blocks"], chains=specimen.chains)
+    return specimen, _mesh()["data"]
+
+
+@cache
+def _mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("data", "blocks"))
 
 
 def lightning_run(engine: Engine, case: ModelCase, rank: int) -> Updates:

@@ -11,9 +11,9 @@ from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.fidelity import Agreement
 
 
-def contestant(engine, cosine, times, memory=100, **options):
+def contestant(engine, cosine, times, memory=100, first=None, **options):
     who = row(engine, options) if engine else BACKPROP
-    return Contestant(who, None, None, times, Agreement(cosine, 1.0, 0.0), memory)
+    return Contestant(who, None, None, times, Agreement(cosine, 1.0, 0.0), memory, first)
 
 
 PLAIN = contestant("", 1.0, [1.0] * 5)
@@ -50,6 +50,7 @@ def compiled(ratio):
             "Take",
         ),
         ([contestant("foton", 1.0, SLOW, memory=60)], "", None, "In the least memory: foton, 0.60 of the peak"),
+        ([contestant("foton", 1.0, [], 60, 1.8)], "", None, "In the least memory: foton, 0.60 .*, 1.8 times as slow"),
         ([contestant("dsf", float("nan"), FAST)], "", None, "Stay with backprop"),
     ],
 )

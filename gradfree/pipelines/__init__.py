@@ -1,0 +1,1 @@
+"""Layers on ranks whose training goes forward only: a pipeline without a backward phase."""

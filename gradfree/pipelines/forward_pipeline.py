@@ -1,0 +1,273 @@
+"""Layers on ranks, trained by two passes that both go forward: a pipeline without a backward phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from gradfree.chains.site import Site
+from gradfree.engines.discovery import Chains
+from gradfree.engines.engine import Engine
+from gradfree.errors import ChainError
+from gradfree.layers.chain import LINEAR
+from gradfree.layers.roles import Role, adjoint, role_of
+from gradfree.pipelines.neighbours import Neighbours
+from gradfree.pipelines.order import order
+from gradfree.ranks.absent import Left, stand_in, vacate
+from gradfree.ranks.messages import Messages, check_tags, group_of
+from gradfree.ranks.placement import Placement, place
+from gradfree.ranks.whole import Whole
+from gradfree.registry import resolve_engine
+from gradfree.torchside.graph import walk
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def forward_pipeline(
+    model: nn.Module,
+    loss: Loss,
+    engine: str | Engine = "foton",
+    *,
+    microbatches: int = 1,
+    mesh: DeviceMesh | distributed.ProcessGroup | None = None,
+    chains: Chains | None = None,
+    costs: Sequence[float] | None = None,
+    first: Sequence[str] = (),
+    last: Sequence[str] = (),
+    **options: Any,
+) -> ForwardPipeline:
+    """Leave of ``model`` what this rank is to hold, one run of layers, and train it by passes that only go forward.
+
+    Called on every rank of the group with the same model, before its optimizer is made, as :func:`layer_parallel` is.
+    Both passes of FOTON (arXiv 2512.20668) go from the first rank to the last; a microbatch's error, (N, classes), goes
+    from the last to the first, and once a step the transposed weights, a row for each class, from rank to rank. So a
+    rank is done with a step as soon as it has its own gradients, and goes on with the next one.
+
+    Args:
+        model: any module with a chain of layers that the engine takes apart, changed in place.
+        loss: ``loss(outputs, targets)``, a mean over the samples.
+        engine: "foton", or an engine like it.
+        microbatches: the parts that a batch goes through the ranks in; with as many as there are ranks, or more, none
+            waits for another once they have begun.
+        mesh: the ranks, in the order of the layers: a dimension of a ``DeviceMesh``, a process group; by default all.
+        chains: as in :meth:`gradfree.Engine.validate`, the one chain; by default it is found.
+        costs: of each layer; by default its number of parameters. A layer's activation stays with it.
+        first: paths of modules or parameters that the first rank holds; by default what comes before the layers.
+        last: likewise of the last rank; by default all else.
+        **options: the engine's options, if it is given by name.
+
+    Returns:
+        What takes the steps.
+
+    Raises:
+        ChainError: the engine, the model or the options cannot be; ranks differ in them.
+    """
+    group = group_of(mesh)
+    check_tags(group, model, "forward pipelines")
+    messages = Messages(group)
+    solver = resolve_engine(engine, options)
+    line = Neighbours(messages, next(model.parameters()).device)
+    of_run = solver.onward(line)
+    site = _site(model, solver, chains, messages.count, microbatches)
+    layers = list(site.blocks.values())
+    starts = [i for i, layer in enumerate(layers) if role_of(layer) is Role.WEIGHTS]
+    placement = place(model, site, messages.count, costs, first, last, [0, *starts[1:]])
+    if shared := next(iter(placement.shared), None):
+        raise ChainError(f"{shared} is used on several ranks, which a forward pipeline does not sum gradients over.")
+    weights = {f"the weight {name!r}": f"{tuple(p.shape)}, {p.dtype}" for name, p in model.named_parameters()}
+    messages.agree({"the engine": repr(solver), "microbatches": microbatches, "runs": placement.runs, **weights})
+    return ForwardPipeline(model, loss, of_run, line, site, placement, microbatches)
+
+
+class ForwardPipeline(Whole):
+    """One rank's part of a model, and of the steps that train it; see :func:`forward_pipeline`, which makes it.
+
+    Attributes:
+        handle: the engine's on this rank's layers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        engine: Engine,
+        line: Neighbours,
+        site: Site,
+        placement: Placement,
+        microbatches: int,
+    ):
+        super().__init__(model, list(model.state_dict()), placement, line.messages)
+        self._loss, self._line, self._microbatches = loss, line, microbatches
+        run = placement.runs[line.position]
+        paths, layers = list(site.blocks), list(site.blocks.values())
+        held = {id(p) for name, p in model.named_parameters() if line.position in placement.holders[name]}
+        own = layers[run.start : run.stop]
+        self._gone = vacate(model, held, {layer for layer in layers if layer not in own})
+        self.handle = engine.attach(model, [paths[run.start : run.stop]])
+        for layer in own:
+            layer.register_forward_pre_hook(self._note, prepend=True)
+        if line.is_last:
+            own[-1].register_forward_hook(self._cut)
+        for layer in layers[: run.start]:
+            stand_in(layer, lambda state: state)
+        if run.start:
+            stand_in(layers[run.start - 1], lambda _: self._arrived)
+        for layer in layers[run.stop :]:
+            stand_in(layer, _leave)
+        self._forward, model.forward = model.forward, self.outputs
+        self._arrived: Tensor
+        self._entered: dict[nn.Module, torch.Size] = {}
+        self._end: tuple[Tensor, Tensor]
+        self._left: dict[int, tuple[Tensor, Tensor]] = {}
+        self._passed, self._looked = 0, False
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Add the gradients of a batch to those of this rank's weights; all ranks call it with the same batch.
+
+        Args:
+            inputs: (N, ...), what the model takes.
+            targets: (N, ...), what the loss takes.
+
+        Returns:
+            The loss on the last rank, ``None`` on the others: they do not wait for it.
+        """
+        with self._telling():
+            self.messages.settle()
+            if len(inputs) < self._microbatches:
+                raise ChainError(f"{len(inputs)} samples cannot go through the ranks in {self._microbatches} parts.")
+            parts = list(zip(*(t.tensor_split(self._microbatches) for t in (inputs, targets)), strict=True))
+            self._entered, total = {}, None
+            for job, j in order(self._line.position, self._line.count, self._microbatches):
+                self._line.number = self._passed + j
+                if job == "first pass":
+                    part, its_targets = parts[j]
+                    found = self._first_pass(j, part, its_targets, len(part) / len(inputs))
+                    total = found if total is None or found is None else total + found
+                elif job == "feedback":
+                    self._carry_back()
+                else:
+                    torch.autograd.backward(*self._left.pop(j))
+            self._passed += self._microbatches
+        return total
+
+    @torch.no_grad()
+    def outputs(self, inputs: Tensor) -> Tensor | None:
+        """Return the model's outputs on the last rank, ``None`` on the others, without gradients."""
+        with self._telling():
+            self.messages.settle()
+            self._line.number = self._passed
+            self._passed += 1
+            out = self._run(inputs)
+            if self._line.is_last:
+                return out
+            self._line.state_leaving(out)
+        return None
+
+    def _run(self, inputs: Tensor) -> Tensor:
+        """Return the last state that this rank comes to; of the last rank, the model's outputs."""
+        if self._line.position:
+            # In need of a gradient: what is behind it is recorded, trained or not.
+            self._arrived = self._line.state_entering().requires_grad_(torch.is_grad_enabled())
+        try:
+            out: Tensor = self._forward(inputs)
+        except Left as left:
+            return left.state
+        return out
+
+    def _first_pass(self, j: int, inputs: Tensor, targets: Tensor, share: float) -> Tensor | None:
+        """Run a microbatch; return its share of the loss on the last rank."""
+        out = self._run(inputs)
+        if not self._line.is_last:
+            self._line.state_leaving(out)
+            # What comes back to the state comes by the second pass.
+            self._left[j] = out, out.new_zeros(()).expand_as(out)
+            return None
+        self._refuse_absent(out)
+        loss = share * self._loss(out, targets)
+        loss.backward()
+        state, end = self._end
+        del self._end
+        if end.grad is None or end.dim() != 2:
+            raise ChainError(
+                f"the layers end with {tuple(end.shape)}, which a loss must use: a forward pipeline takes outputs "
+                "(samples, classes)."
+            )
+        self._left[j] = state, end.grad
+        self._line.error(end.grad)
+        return loss.detach()
+
+    def _carry_back(self) -> None:
+        """Send what the transposed weights make of each class, from here to the end, to the rank on the left."""
+        if self._line.is_last:
+            _, error = self._left[0]
+            dtype = torch.promote_types(error.dtype, torch.float32)
+            rows = torch.eye(error.shape[1], dtype=dtype, device=error.device)
+        else:
+            rows = self._line.rows_entering()
+        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+            for layer, shape in reversed(self._entered.items()):
+                if role_of(layer) in LINEAR:
+                    rows = adjoint(layer, rows, shape)
+        self._line.rows_leaving(rows)
+
+    def _note(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Note what a layer is given, but for those before all that is trained, which are left out of the chain."""
+        if args[0].requires_grad or any(p.requires_grad for p in layer.parameters()):
+            self._entered[layer] = args[0].shape
+
+    def _cut(self, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
+        """Let the loss's backward pass end at the chain's end: the error is sent long before the chain is solved."""
+        if not out.requires_grad:
+            return None
+        self._end = out, out.detach().requires_grad_()
+        return self._end[1]
+
+    def _refuse_absent(self, out: Tensor) -> None:
+        """Refuse a model that uses weights of the first rank behind its layers, in its first pass."""
+        if self._looked:
+            return
+        self._looked = True
+        for leaf in walk([out]).leaves:
+            if name := self._gone.get(id(leaf)):
+                raise ChainError(
+                    f"what the model returns depends on {name}, which is not on the last rank. If it is used behind "
+                    f"the layers only, say so: forward_pipeline(..., last=[{name!r}])."
+                )
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Leave word of what stops this rank."""
+        try:
+            yield
+        except Exception as error:
+            self.messages.tell(error)
+            raise
+
+
+def _leave(state: Tensor) -> None:
+    raise Left(state)
+
+
+def _site(model: nn.Module, engine: Engine, chains: Chains | None, count: int, microbatches: int) -> Site:
+    report = engine.judge(model, engine.find(model, chains))
+    problems = list(report.problems)
+    if len(report.chains) > 1:
+        problems.append(f"there are several chains; name one: chains=[{next(iter(report.chains))!r}].")
+    if count < 2:
+        problems.append("there is one rank: attach the engine instead.")
+    if microbatches < 1:
+        problems.append(f"microbatches must be at least 1, not {microbatches}.")
+    for site in report.chains.values():
+        *_, (path, end) = site.blocks.items()
+        if role_of(end) is not Role.WEIGHTS:
+            problems.append(f"{path} is the last layer, but has no weights: leave it out, or let the loss do it.")
+    if problems:
+        raise ChainError(
+            "\n".join([f"{type(model).__name__} cannot go to {count} ranks:", *map("- {}".format, problems)])
+        )
+    return next(iter(report.chains.values()))
