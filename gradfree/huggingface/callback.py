@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch._compile import _disable_dynamo
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -107,6 +108,7 @@ class EngineCallback(TrainerCallback, ExportableState):
             part.remove()
         self._retaining = []
 
+    @_disable_dynamo
     def _retain(self, model: Any, args: Any, out: Any) -> None:
         if self.handle.attached:
             retain(out)
