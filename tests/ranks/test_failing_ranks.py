@@ -52,8 +52,8 @@ def files(folder, ways):
 @pytest.mark.slow
 def test_the_others_stop(tmp_path):
     found = told(tmp_path, CAUSES) | told(tmp_path, AT_ONCE)
-    # Waits are by the clock: processes that were stopped for longer, as a machine that sleeps, say that nobody answered
-    # when they go on, and nothing of the cause. Once more, by itself.
+    # Waits are by the clock: ranks that were all stopped for longer (SIGSTOP) say when they go on that nobody answered,
+    # and nothing of the cause. Once more, by itself.
     for way in [way for way, cause in CAUSES.items() if cause not in "".join(found[way].values())]:
         (tmp_path / "again").mkdir(exist_ok=True)
         found |= told(tmp_path / "again", [way])
