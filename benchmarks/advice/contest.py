@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from statistics import median, quantiles
 from time import monotonic
 from typing import Any
@@ -173,6 +173,9 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     """
     failures: dict[str, str] = {}
     say("plain backprop")
+    every = torch.get_num_threads()
+    # Where others compute as well, threads that wait for each other may take a hundred times as long.
+    torch.set_num_threads(1)
     with _noted(failures, BACKPROP.label):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
@@ -182,7 +185,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         plain.gradient = _EXACT
     if failures:
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
-    threads, why = _choose_threads(plain, job, budget, say)
+    threads, why = _choose_threads(every, plain, job, budget, say)
     standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
         exact = bool(engine_class(candidate.engine).as_exact_as(None))
@@ -204,18 +207,18 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     return standings
 
 
-def _choose_threads(plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
+def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
     """Let torch use all threads or one, whichever is faster in all but a quarter of the turns."""
-    every = torch.get_num_threads()
     if every == 1 or job.device != "cpu":
+        torch.set_num_threads(every)
         return every, ""
-    late = {}
-    for threads in (every, 1):
+    late: dict[int, float] = {}
+    for threads in (1, every):
         say(f"plain backprop, {threads} threads" if threads > 1 else "plain backprop, one thread")
         torch.set_num_threads(threads)
-        end = Budget(budget.seconds / 20)
-        times = [_turn(plain, job, 0)]
-        while (end.left and len(times) < _MOST) or len(times) < _WARM_UP:
+        end, hopeless = Budget(budget.seconds / 20), _HOPELESS * min(late.values(), default=inf)
+        times = [_turn(plain, job, n) for n in range(2)]
+        while min(times) < hopeless and ((end.left and len(times) < _MOST) or len(times) < _WARM_UP):
             times.append(_turn(plain, job, len(times)))
         late[threads] = quantiles(times)[2]
     chosen = min(late, key=lambda threads: late[threads])

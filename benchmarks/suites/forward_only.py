@@ -133,11 +133,11 @@ CONVOLUTIONS: Suite = tuple(
         ),
         {21: {"stage_depth": 7}},
         (ORTHOGONAL, FOTON),
-        (0.1, 0.3),
+        rates,
     )
-    for activation in ("tanh", "relu", "groupsort")
+    for activation, rates in {"tanh": (0.1, 0.3), "relu": (0.3, 1.0, 3.0), "groupsort": (0.01, 0.03, 0.1)}.items()
 )
-"""21 convolutions without residual paths: activations that keep norms, and one that does not."""
+"""21 convolutions without residual paths: activations that keep norms, and ReLU, behind which all is small."""
 
 
 def _checkpointed(row: Row) -> tuple[Row, ...]:

@@ -182,7 +182,8 @@ class Recording:
         self.given.append(given)
         index = len(self.links) - 1
         out = link.out.detach()
-        state, apart = self._exits.fill(out), [link.out]
+        # Where the model has another view of the state, both must have one count of changes in place.
+        state, apart = None if link.aliased else self._exits.fill(out), [link.out]
         if state is None:
             guard, state, *rest = Exits.apply(self, index, before, out, more)
             # Of all hooks, those on tensors run even where the node itself will not, and this one before the others.
@@ -371,7 +372,8 @@ class Recording:
     def _refuse_change_of_views(self, last: int) -> None:
         """Refuse that state ``last`` was changed where it is a view of an older one that the model uses elsewhere."""
         changed = self.handed[last].seen
-        used = [h.seen for h, e in zip(self.handed[:last], self._direct, strict=False) if e is not None]
+        older = zip(self.handed[:last], self.links, self._direct, strict=False)
+        used = [h.seen for h, link, e in older if e is not None or link.aliased]
         first = self.given[0]
         if any(shares_memory(changed, older) for older in (*used, *([] if first is None else [first]))):
             raise ChainError(

@@ -58,7 +58,7 @@ def _of_weights(layer: nn.Module) -> str | None:
 
 def _of_rest(layer: nn.Module) -> str | None:
     if role_of(layer) is Role.MAX:
-        return "chooses elements: the feedback takes the mean in its place. Use average pooling or strides."
+        return "chooses elements: the feedback has a linear stand-in for that. To pool, use averages or strides."
     if is_isometric(layer):
         return None
     if role_of(layer) is Role.LINEAR:

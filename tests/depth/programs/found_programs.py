@@ -72,6 +72,19 @@ FOUND = {
         {"blocks": (replace(BLOCK, form="view of x"),) * 3, "taps": tapped(1), "end": "add_"},
         "refused: the output of … shares memory with an older state",
     ),
+    "the same, where its block has returned another view of it": (
+        {
+            "blocks": (replace(BLOCK, returns="view"), *(replace(BLOCK, form="view of x"),) * 2),
+            "rest": True,
+            "end": "add_",
+            "backward": "retained",
+        },
+        "refused: the output of … shares memory with an older state",
+    ),
+    "a view of the last state, returned beside it, that is changed in place": (
+        {"blocks": (BLOCK, BLOCK, replace(BLOCK, returns="view")), "rest": True, "end": "add_", "backward": "retained"},
+        "torch refuses",
+    ),
     "two backward passes behind a change in place": ({"end": "add_", "backward": "twice"}, "exact"),
     "a mask read under a checkpoint": (
         {"blocks": blocks(("operations", ("where",))), "around": "checkpoint", "engine": engine("highway_bp")},
