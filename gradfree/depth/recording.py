@@ -330,10 +330,11 @@ class Recording:
                     f"loss uses a tensor from inside {entered.path}, which was given it: the hook would not see that "
                     "gradient. Remove it, or return the tensor as a copy of its own."
                 )
+        inside = {entered.link for entered, _ in self._inside}
         for link in self.links:
             refuse_changed(link)
         for index, link in enumerate(self.links[1:]):
-            if link.in_place and self._direct[index] is not None:
+            if link.in_place and (self._direct[index] is not None or index in inside):
                 raise ChainError(
                     f"{link.path} changes its input in place, the output of {self.links[index].path}, which the model "
                     "uses elsewhere, too: there it has the gradient of one of its two values. Use the out-of-place "
@@ -370,16 +371,16 @@ class Recording:
                 self.handed[i] = handed._replace(version=seen._version)
 
     def _refuse_change_of_views(self, last: int) -> None:
-        """Refuse that state ``last`` was changed where it is a view of an older one that the model uses elsewhere."""
-        changed = self.handed[last].seen
-        older = zip(self.handed[:last], self.links, self._direct, strict=False)
-        used = [h.seen for h, link, e in older if e is not None or link.aliased]
-        first = self.given[0]
-        if any(shares_memory(changed, older) for older in (*used, *([] if first is None else [first]))):
+        """Refuse that state ``last`` was changed where the model uses what may share its memory elsewhere."""
+        changed, first = self.handed[last].seen, self.given[0]
+        inside = {entered.link for entered, _ in self._inside}
+        older = enumerate(zip(self.handed[:last], self.links, self._direct, strict=False))
+        used = [h.seen for i, (h, link, e) in older if e is not None or link.aliased or i in inside]
+        if last in inside or any(shares_memory(changed, old) for old in (*used, *([] if first is None else [first]))):
             raise ChainError(
-                f"the output of {self.links[last].path} shares memory with an older state, and was changed in place "
-                "behind the chain: what else has used that state would get a wrong gradient. Use the out-of-place "
-                "operation (h = h + x, not h += x)."
+                f"the output of {self.links[last].path} shares memory with an older state, or perhaps with a tensor "
+                "from inside a block that the loss uses, and was changed in place behind the chain: these would get a "
+                "wrong gradient. Use the out-of-place operation (h = h + x, not h += x)."
             )
 
     def linearise(self, links: list[Any], keep_graph: bool) -> DepthChain:

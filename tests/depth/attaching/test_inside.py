@@ -123,6 +123,31 @@ def test_what_lies_before_the_chain_gets_its_share_asked_for_alone(engine):
         assert_equal_gradients(dict(enumerate(grads())), dict(enumerate(expected)))
 
 
+class Kept(Plain):
+    """Keeps its output, or a view of it; may double in place what it is given."""
+
+    def forward(self, x, view=False, doubles=False):
+        h = super().forward(x.mul_(2) if doubles else x)
+        self.tap = h[:, :2] if view else h
+        return h
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("who", ["model", "next block"])
+def test_a_kept_state_that_is_changed_in_place_is_refused(engine, who, at, view):
+    """What has been kept would not know of the change: a gradient without it was wrong in silence."""
+    model, x = Model([Kept() for _ in range(4)]), torch.randn(4, 6)
+    with engine.attach(model):
+        h = model.stem(x)
+        for n, block in enumerate(model.blocks):
+            h = block(h, view, doubles=who == "next block" and n == at + 1)
+            if who == "model" and n == at:
+                h *= 2
+        with pytest.raises(ChainError, match=r"in place.*Use the out-of-place operation"):
+            (h.sum() + model.blocks[at].tap.pow(2).sum()).backward(retain_graph=True)
+
+
 @pytest.mark.parametrize("block", [Plain, Apart])
 def test_a_tensor_before_the_chain_asked_for_alone_gets_its_whole_gradient_or_none(engine, block):
     """Autograd does not go by what comes from inside blocks then, but where a leaf is asked for, too."""
