@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -54,6 +55,11 @@ def main(args: Sequence[str] | None = None) -> None:
             with needs_extra("bench"):
                 from gradfree.command_parser import run_command
             run_command(commands, given, description)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it, head say, has seen enough. Python would write the rest at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (UsageError, MissingExtra) as error:
         print(f"gradfree: error: {plain(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -29,6 +29,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def count(number: int, noun: str) -> str:
+    """Return ``number`` with ``noun``, which is several but for 1."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
 def one(noun: str) -> str:
     """Return ``noun`` with its indefinite article."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -58,7 +58,8 @@ def run(
     data = data or _loader_beside(model)
     built = Builder.to(model).build()
     reports, rows = rows_to_try(built, paths)
-    _print_reports(reports, console)
+    # Of what cannot be attached only why: its chains and what might be said of them would bury the answer.
+    _print_reports({name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}, console)
     if not rows:
         raise UsageError(f"no engine can be attached to {model}, see above: stay with backprop.")
     if data is None:
@@ -75,10 +76,8 @@ def run(
     advice = advise(standings, compiled, paths)
     sections = [contest_section(job, standings, compiled, advice), *([race_section(job, runners)] if runners else [])]
     record = advice_record(job, standings, compiled, advice)
-    report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]))
+    report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
     report.print(console)
-    if advice.code:
-        console.print(Text(f"\n    {advice.code}\n"), soft_wrap=True)
     if out is not None:
         files = _write(record, report, out)
         console.print(Text(f"Report: {' '.join(map(str, files))}"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from statistics import median, quantiles
 from time import monotonic
 from typing import Any
@@ -27,6 +27,7 @@ from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
+from gradfree.wording import count
 
 _WARM_UP = 3
 _TURN = 0.02
@@ -36,7 +37,7 @@ _IN_SIGHT = 1.25
 _HOPELESS = 4.0
 """Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
 _LONG = 0.1
-"""Seconds of a step from which on one is enough to try a candidate by."""
+"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
 _FEWEST, _MOST = 5, 25
 """Rounds."""
 _EXACT = Agreement(1.0, 1.0, 0.0)
@@ -172,22 +173,28 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     """
     failures: dict[str, str] = {}
     say("plain backprop")
+    every = torch.get_num_threads()
+    # Where others compute as well, threads that wait for each other may take a hundred times as long.
+    torch.set_num_threads(1)
     with _noted(failures, BACKPROP.label):
         plain = Contestant.of(BACKPROP, model, job)
-        for _ in range(_WARM_UP):
-            plain.step(job.batches[0])
+        step = partial(plain.step, job.batches[0])
+        step()
+        if clocked(step, 1) < _LONG:
+            clocked(step, _WARM_UP)
         plain.gradient = _EXACT
     if failures:
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
-    threads, why = _choose_threads(plain, job, budget, say)
-    standings = Standings(threads, why, [plain], failures, [])
+    threads, why = _choose_threads(every, plain, job, budget, say)
+    standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
-        if budget.left < 0.4 * budget.seconds:
+        exact = bool(engine_class(candidate.engine).as_exact_as(None))
+        if budget.left <= (0.0 if exact else 0.4 * budget.seconds):
             standings.untried.append(candidate.label)
             continue
         say(candidate.label)
         with _noted(failures, candidate.label):
-            standings.contestants.append(_tried(candidate, model, plain, job))
+            standings.contestants.append(_tried(candidate, model, plain, job, usual))
     close = [c for c in standings.contestants if c.first is None]
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
     _take_turns(close, job, standings, budget, say)
@@ -200,23 +207,23 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     return standings
 
 
-def _choose_threads(plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
+def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
     """Let torch use all threads or one, whichever is faster in all but a quarter of the turns."""
-    every = torch.get_num_threads()
     if every == 1 or job.device != "cpu":
+        torch.set_num_threads(every)
         return every, ""
-    late = {}
-    for threads in (every, 1):
+    late: dict[int, float] = {}
+    for threads in (1, every):
         say(f"plain backprop, {threads} threads" if threads > 1 else "plain backprop, one thread")
         torch.set_num_threads(threads)
-        end = Budget(budget.seconds / 20)
-        times = [_turn(plain, job, 0)]
-        while (end.left and len(times) < _MOST) or len(times) < _WARM_UP:
+        end, hopeless = Budget(budget.seconds / 20), _HOPELESS * min(late.values(), default=inf)
+        times = [_turn(plain, job, n) for n in range(2)]
+        while min(times) < hopeless and ((end.left and len(times) < _MOST) or len(times) < _WARM_UP):
             times.append(_turn(plain, job, len(times)))
         late[threads] = quantiles(times)[2]
     chosen = min(late, key=lambda threads: late[threads])
     torch.set_num_threads(chosen)
-    told = ", ".join(f"{1e3 * t:.1f} ms with {n} thread{'s' if n > 1 else ''}" for n, t in late.items())
+    told = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in late.items())
     return chosen, f"three quarters of plain backprop's steps take at most {told}"
 
 
@@ -227,19 +234,23 @@ def _turn(contestant: Contestant, job: Job, n: int) -> float:
     return clocked(step, max(1, ceil(_TURN / usual)) if usual < _TURN else 1)
 
 
-def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job) -> Contestant:
-    """Return a contestant with its first turn behind it, and what it comes to beside plain backprop's of now."""
+def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual: float) -> Contestant:
+    """Return a contestant with its first turn behind it, and what it comes to beside plain backprop's of now.
+
+    Where that takes long, beside what it took at first, ``usual``: its time is better spent on the candidates.
+    """
     contestant = Contestant.of(candidate, model, job)
     step = partial(contestant.step, job.batches[0])
-    usual = _turn(plain, job, 0)
+    long = usual > _LONG
+    usual = usual if long else _turn(plain, job, 0)
     for hopeless in (5 * _HOPELESS, _HOPELESS):
         if (ratio := clocked(step, 1) / usual) > hopeless:
             contestant.first = ratio
             return contestant
-    turns = 1 if usual > _LONG else _WARM_UP
-    for _ in range(turns - 1):
-        step()
-    ratio = median(_turn(contestant, job, n) / _turn(plain, job, n) for n in range(turns))
+    if not long:
+        for _ in range(_WARM_UP - 1):
+            step()
+        ratio = median(_turn(contestant, job, n) / _turn(plain, job, n) for n in range(_WARM_UP))
     if ratio > _IN_SIGHT:
         contestant.first = ratio
     return contestant

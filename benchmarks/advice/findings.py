@@ -19,6 +19,7 @@ from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, fact, table
 from gradfree.benchmarks.tables.section import Section
+from gradfree.wording import count
 
 _TIME, _PLAIN = "step time", "× plain backprop"
 _COSINE, _NORM, _MEMORY, _NOTE = "cosine", "norm ratio", "peak memory", "note"
@@ -36,7 +37,7 @@ def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] 
         ]
     )
     return Section(
-        title=f"{job.model} on {job.data}: a training step ({job.device}, {standings.threads} threads)",
+        title=f"{job.model} on {job.data}: a training step ({job.device}, {count(standings.threads, 'thread')})",
         facts=facts,
         columns=[
             Column("step (ms)", (Figure(_TIME, "{value:.2f}", "s", 1e3),)),

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradfree.benchmarks.advice.contest import Contestant, Standings
+from gradfree.benchmarks.timing.speed import statistics
+from gradfree.wording import count
 
 AS_GOOD = 0.99
 """The cosine from which on a gradient is recommended without a second thought."""
 _DIGITS = 4
 """Of a cosine."""
-_AS_FAST = 1.1
-"""Times the fastest's median at which the most exact is still taken."""
+_AS_FAST = 1.05
+"""Times the fastest at which the most exact is still taken."""
 _LEANER = 0.7
 """Share of plain backprop's peak memory from which on an engine is worth a word for that."""
 
@@ -36,8 +38,7 @@ class Advice:
 def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequence[str] | None) -> Advice:
     """Return which engine to take, if any: of those with backprop's gradient that are faster beyond doubt the fastest.
 
-    Between the quartiles of the ratios it is anyone's guess: of several that may be as fast, and are within a tenth,
-    the nearest gradient.
+    Of several that may be as fast, by the quartiles, and are within a twentieth, the nearest gradient.
     Where torch.compile alone is faster still, that.
     """
     costs = {c.row.label: standings.cost(c) for c in standings.contestants if len(c.times) > 1}
@@ -71,11 +72,15 @@ def code_for(contestant: Contestant, chains: Sequence[str] | None) -> str:
 
 
 def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]]) -> Contestant:
+    """Return the fastest, or who may be as fast and is nearer: round by round beside it, the baseline's noise aside."""
     fastest = min(as_good, key=lambda c: costs[c.row.label]["ratio"])
-    reach, as_fast = costs[fastest.row.label]["ratio_quartiles"][1], _AS_FAST * costs[fastest.row.label]["ratio"]
-    near = [c for c in as_good if costs[c.row.label]["ratio"] <= as_fast]
-    rivals = [c for c in near if costs[c.row.label]["ratio_quartiles"][0] <= reach]
-    return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -costs[c.row.label]["ratio"]))
+    beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
+    rivals = [c for c in as_good if _may_be_as_fast(beside[c.row.label])]
+    return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -beside[c.row.label]["ratio"]))
+
+
+def _may_be_as_fast(beside: Mapping[str, Any]) -> bool:
+    return beside["ratio"] <= _AS_FAST and beside["ratio_quartiles"][0] <= 1
 
 
 def _hints(
@@ -85,7 +90,8 @@ def _hints(
     costs: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """Return what else may be worth a try: a rougher gradient that is faster, less memory, what had no turn."""
-    words = f" {len(standings.untried)} settings had no turn: give a longer --budget." if standings.untried else ""
+    untried = len(standings.untried)
+    words = f" {count(untried, 'setting')} had no turn: give a longer --budget." if untried else ""
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
     rough = [c for c in faster if _cosine(c) < AS_GOOD and costs[c.row.label]["ratio_quartiles"][1] < least]
     if rough:

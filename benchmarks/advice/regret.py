@@ -153,7 +153,9 @@ class Regrets(Timings[str]):
             if label in costs:
                 yield fact(metric, unit, Estimate.recorded(costs[label], "ratio"))
         if taken in costs:
-            yield fact(_REGRET, "%", 100 * (costs[taken]["ratio"] / costs[best]["ratio"] - 1))
+            longer = statistics(costs[taken]["times"], costs[best]["times"])
+            ends = (longer["ratio"], *longer["ratio_quartiles"])
+            yield fact(_REGRET, "%", Estimate(*(100 * (ratio - 1) for ratio in ends)))
         yield fact(_SPENT, "s", results["spent"])
 
     def section(self, facts: pl.DataFrame) -> Section:
@@ -171,14 +173,15 @@ class Regrets(Timings[str]):
                 column("advised (×)", _TAKEN, unit=unit),
                 Column("fastest", (Figure(_BEST, unit=""),)),
                 column("fastest (×)", _BEST, unit=unit),
-                column("regret (%)", _REGRET, "{value:.0f}"),
+                Column("regret (%)", (Figure(_REGRET, "{value:.0f}"), Figure(_REGRET, "{low:.0f}–{high:.0f}"))),
                 column("advice took (s)", _SPENT, "{value:.0f}"),
             ],
             setup="Models in training by AdamW on random examples.",
             legend=f"Advised: within {self.budget:g} s, torch.compile aside. Fastest: of every setting that advice "
             f"tries, and of {sum(map(len, _MORE.values()))} more, those whose gradient has a cosine of {AS_GOOD} or "
             f"more, in turns, {_ROUNDS} rounds. ×: median of a step's time as a multiple of plain "
-            "backprop's; regret: how much longer a step takes as advised than with the fastest.",
+            "backprop's; regret: how much longer a step takes as advised than with the fastest, round by round, "
+            "median [quartiles].",
             remarks=[f"{within}, not on {', '.join(much)}." if much else f"{within}.", *self.failures(facts)],
         )
 

@@ -190,11 +190,10 @@ def _show(comparisons: Suite, file: RecordFile, asked: KeptRun, tracker: str | N
     folder, records = file.path.parent, file.read()
     title = f"gradfree bench: {asked.name or folder.resolve().name}"
     report = replace(SuiteReport.of(title, comparisons, records), command=asked.command)
+    if not records:
+        raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
     if not report.sections:
-        raise UsageError(
-            f"{file.path} has no results of this suite; `gradfree bench run --suite` makes them. Of a sweep name the "
-            "folder alone: --out."
-        )
+        raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
     console = Console()
     # First: a reader that closes the output early, head say, has a report all the same.
     files = publish(report, folder)

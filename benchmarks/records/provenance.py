@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradfree.benchmarks.records.records import Record
+from gradfree.wording import count
 
 _PER_SECTION = "device"
 """Sections never mix these."""
@@ -21,10 +22,10 @@ class Provenance:
     def lines(self) -> Iterator[str]:
         """Yield one line an environment: how many records it made, when, and what it is."""
         environments = Counter(tuple(described(record).items()) for record in self.records)
-        for environment, count in environments.items():
+        for environment, made in environments.items():
             days = [r["timestamp"][:10] for r in self.records if tuple(described(r).items()) == environment]
             when = " to ".join(dict.fromkeys([min(days), max(days)]))
-            yield f"{count} records, {when}: {', '.join(f'{name} {value}' for name, value in environment)}"
+            yield f"{count(made, 'record')}, {when}: {', '.join(f'{name} {value}' for name, value in environment)}"
 
     def warnings(self) -> Iterator[str]:
         """Yield in what the environments differ."""
@@ -32,7 +33,7 @@ class Provenance:
         for name in dict.fromkeys(name for environment in environments for name in environment):
             values = Counter(environment.get(name, "unknown") for environment in environments)
             if len(values) > 1 and name != _PER_SECTION:
-                shares = ", ".join(f"{value} ({count} records)" for value, count in values.items())
+                shares = ", ".join(f"{value} ({count(made, 'record')})" for value, made in values.items())
                 yield f"The records mix environments, {name}: {shares}."
 
 

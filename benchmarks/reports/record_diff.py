@@ -40,7 +40,7 @@ def read_records(path: Path) -> list[Record]:
         UsageError: there are none.
     """
     if not path.exists():
-        raise UsageError(f"there is no {path}.")
+        raise UsageError(f"there is no {path}: name folders of `gradfree bench run`, or files of records.")
     records = list(RecordFile(path / "records.jsonl" if path.is_dir() else path).read().values())
     if not records:
         raise UsageError(f"{path} has no records; `gradfree bench run --out {path}` makes them.")

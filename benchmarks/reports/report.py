@@ -36,12 +36,14 @@ class SuiteReport:
         sections: one a comparison.
         provenance: of the records.
         command: that made them, if it is known.
+        code: to paste, if that is the answer.
     """
 
     title: str
     sections: Sequence[Section]
     provenance: Provenance
     command: str = ""
+    code: str = ""
 
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
@@ -62,6 +64,8 @@ class SuiteReport:
         """Print the answers, then tables and sentences."""
         for section in self.answers:
             console.print(Text(section.answer, "bold"))
+        if self.code:
+            console.print(Text(f"\n    {self.code}"), soft_wrap=True)
         console.print()
         for section in self.sections:
             print_section(section, console)
@@ -74,6 +78,7 @@ class SuiteReport:
         """Return the same as Markdown."""
         lines = [f"- **{_escaped(section.answer)}**" for section in self.answers]
         lines += ["" for _ in lines[:1]]
+        lines += [f"```python\n{self.code}\n```\n"] if self.code else []
         lines += [line for section in self.sections for line in _markdown_section(section)]
         lines += [f"**{warning}**\n" for warning in self.provenance.warnings()]
         return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self._made), ""])

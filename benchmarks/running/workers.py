@@ -22,7 +22,10 @@ from gradfree.benchmarks.records.records import Record, attempt, failure
 PRELOADED = [
     "gradfree.benchmarks.suites.index",
     "gradfree.benchmarks.tasks.own_metrics",
+    "gradfree.algorithms",
+    "gradfree.models",
     "sklearn.datasets",
+    "sklearn.model_selection",
     "torch._dynamo",  # which the first optimizer imports
 ]
 """What most cases import, torchmetrics above all, takes seconds: once, not in each worker."""
@@ -112,8 +115,6 @@ def prepare() -> None:
     """Make a process ready to run a case."""
     # One thread each: the results of a case do not depend on the machine's number of cores.
     torch.set_num_threads(1)
-    # torch 2.13's profiler, which counts memory, announces itself on stderr below this level.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def _end_with_parent() -> None:

@@ -89,7 +89,7 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 
 QUICK = Comparison(
-    replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 10}),
+    replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 10}, steps=150),
     (BACKPROP, *_orthogonal(16.0), DFA, PEPITA),
     learning_rates=(0.3, 1.0, 3.0),
 )

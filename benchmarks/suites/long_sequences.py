@@ -70,7 +70,7 @@ PYDOC_LONG = TextTask(
     score=PYDOC_GRU.score,
     learning_rate=1e-2,  # not tuned: all of its rows are exact
     batch_size=1,
-    steps=60,
+    steps=20,
 )
 
 ADDING_LONG = replace(

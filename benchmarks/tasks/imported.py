@@ -78,7 +78,10 @@ class Imported:
 
 
 def _module(name: str) -> Any:
-    module = name.partition(":")[0]
+    module, _, function = name.partition(":")
+    if module.endswith(".py"):
+        stem = Path(module).stem
+        raise UsageError(f"{name} names a file, not a module: write {stem}:{function} in the folder of {stem}.py.")
     try:
         return importlib.import_module(module)
     except Exception as error:

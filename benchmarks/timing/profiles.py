@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,21 +45,16 @@ def recorded(device: str) -> Iterator[list[Range]]:
     Yields:
         A list that is filled when the block ends, in the order of the ranges' starts.
     """
-    profile = profiler.profile(use_device=None if device == "cpu" else device)
-    config, activities, found = profile.config(), profile.kineto_activities, list[Range]()
-    _prepare_profiler(config, activities)
-    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
-    try:
+    found = list[Range]()
+    with _profiled(profiler.profile(use_device=None if device == "cpu" else device)) as events:
         yield found
-    finally:
-        events = _disable_profiler().events()
-        found += sorted(
-            (
-                Range(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.device_type() == DeviceType.CPU)
-                for e in events
-            ),
-            key=lambda r: r.start,
-        )
+    found += sorted(
+        (
+            Range(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.device_type() == DeviceType.CPU)
+            for e in events
+        ),
+        key=lambda r: r.start,
+    )
 
 
 def seconds_inside(outer: Range, ranges: Sequence[Range], prefix: str) -> defaultdict[str, float]:
@@ -91,21 +87,52 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
         work()
         return torch.cuda.max_memory_allocated(device) - before
     # torch counts no peak on a CPU, but its profiler records every allocation and release.
-    with profiler.profile(profile_memory=True) as recorded:
+    with _allocations() as changes:
         work()
-    return max(accumulate(_allocations(recorded), initial=0))
+    return max(accumulate(changes, initial=0))
 
 
 def kept_memory(work: Callable[[], object]) -> int:
     """Return how many bytes of tensors on the CPU are alive because of what ``work`` returns."""
     gc.collect()
-    with profiler.profile(profile_memory=True) as recorded:
+    with _allocations() as changes:
         kept = work()
     del kept
-    return sum(_allocations(recorded))
+    return sum(changes)
 
 
-def _allocations(recorded: Any) -> list[int]:
-    """Return the bytes of every allocation, and with a minus those of every release, in their order."""
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+@contextmanager
+def _allocations() -> Iterator[list[int]]:
+    """Yield a list for the bytes of every allocation and, with a minus, every release in the block, in their order."""
+    changes = list[int]()
+    with _profiled(profiler.profile(profile_memory=True)) as events:
+        yield changes
+    memory = (event for event in events if event.name() == "[memory]")
+    changes += [event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns())]
+
+
+@contextmanager
+def _profiled(profile: Any) -> Iterator[list[Any]]:
+    """Yield a list for what is recorded in the block: marked ranges, of which memory is one kind, and no operations."""
+    events = list[Any]()
+    config, activities = profile.config(), profile.kineto_activities
+    with _hushed():
+        _prepare_profiler(config, activities)
+        _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+        try:
+            yield events
+        finally:
+            events += _disable_profiler().events()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep from the terminal what the profiler writes there, which nothing in Python can tell it not to."""
+    terminal = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)

@@ -191,6 +191,15 @@ def added(a: ChainGradients, b: ChainGradients) -> ChainGradients:
     )
 
 
+def used_inside(links: Sequence[Any], entered: Iterable[int]) -> set[int]:
+    """Return the numbers of the links from inside of which the running backward pass comes to ``entered`` or to roots.
+
+    A tensor that shares memory with a state leads to the root, and of a first block that may be all that shows.
+    """
+    roots = enumerate(link.root for link in links)
+    return {*entered, *(i for i, node in roots if node is not None and torch._C._will_engine_execute_node(node))}
+
+
 def refuse_passed(entrances: Iterable[weakref.ref[Any]], before: Tensor, parameters: Sequence[Tensor]) -> None:
     """Refuse that a pass has not gone by what comes from inside blocks, as far as there is any.
 

@@ -330,7 +330,7 @@ class Recording:
                     f"loss uses a tensor from inside {entered.path}, which was given it: the hook would not see that "
                     "gradient. Remove it, or return the tensor as a copy of its own."
                 )
-        inside = {entered.link for entered, _ in self._inside}
+        inside = why.used_inside(self.links, (entered.link for entered, _ in self._inside))
         for link in self.links:
             refuse_changed(link)
         for index, link in enumerate(self.links[1:]):
@@ -373,7 +373,7 @@ class Recording:
     def _refuse_change_of_views(self, last: int) -> None:
         """Refuse that state ``last`` was changed where the model uses what may share its memory elsewhere."""
         changed, first = self.handed[last].seen, self.given[0]
-        inside = {entered.link for entered, _ in self._inside}
+        inside = why.used_inside(self.links, (entered.link for entered, _ in self._inside))
         older = enumerate(zip(self.handed[:last], self.links, self._direct, strict=False))
         used = [h.seen for i, (h, link, e) in older if e is not None or link.aliased or i in inside]
         if last in inside or any(shares_memory(changed, old) for old in (*used, *([] if first is None else [first]))):

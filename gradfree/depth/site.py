@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -105,7 +106,8 @@ class Container(Blocks):
 
     several = True
     looks_like = (
-        "an nn.Sequential or nn.ModuleList of at least two blocks, none a container, every class at least twice"
+        "an nn.Sequential or nn.ModuleList of at least two blocks, none a container, every class at least twice, "
+        "or an nn.Sequential of nn.Sequentials that are alike"
     )
     may_be = "an nn.Sequential, nn.ModuleList or nn.ModuleDict"
 
@@ -116,11 +118,15 @@ class Container(Blocks):
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Tell whether it holds two or more composite blocks in a row, every class of them more than once."""
+        """Tell whether it holds two or more composite blocks in a row, every class of them more than once.
+
+        Containers are blocks where no chain can be in them, and where they run one after the other for sure.
+        """
         blocks = list(module.children())
         classes = Counter(map(own_class, blocks))
         row = cls.accepts(module) and not isinstance(module, nn.ModuleDict)
-        return row and min(classes.values(), default=0) > 1 and all(map(_composite, blocks))
+        blocky = all(map(_composite, blocks)) or (type(module) is nn.Sequential and _alike_rows(blocks))
+        return row and min(classes.values(), default=0) > 1 and blocky
 
     @classmethod
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
@@ -131,7 +137,7 @@ class Container(Blocks):
     def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
         """Return the containers that its blocks hold, if these are stages, each of other shapes."""
         blocks = cls.blocks_of(module)
-        shapes = {tuple(p.shape for p in block.parameters() if not is_lazy(p)) for block in blocks.values()}
+        shapes = set(map(_shapes, blocks.values()))
         inner = {
             f"{name}.{own}": child
             for name, block in blocks.items()
@@ -145,6 +151,18 @@ def _composite(module: nn.Module) -> bool:
     """Tell a block from a layer of torch's own and from a container, which may itself hold a chain."""
     own = not own_class(module).__module__.startswith("torch.nn.")
     return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
+
+
+def _alike_rows(blocks: Sequence[nn.Module]) -> bool:
+    """Tell whether blocks are ``nn.Sequential`` of the same layers, and none of them holds a chain."""
+    rows = all(type(block) is nn.Sequential for block in blocks)
+    layers = {(_shapes(block), *map(type, block.modules())) for block in blocks}
+    inner = {module for block in blocks for module in block.modules()}
+    return rows and len(layers) == 1 and any(map(_shapes, blocks)) and not any(map(Container.is_evident, inner))
+
+
+def _shapes(block: nn.Module) -> tuple[torch.Size, ...]:
+    return tuple(p.shape for p in block.parameters() if not is_lazy(p))
 
 
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:

@@ -84,10 +84,10 @@ MODELS = {
 }
 
 
-def assert_exact(model, chains=None):
+def assert_exact(model, chains=None, engine=ENGINE):
     x = torch.randn(4, 6)
     expected = gradients(model, lambda: model(x))
-    with ENGINE.attach(model, chains) as handle:
+    with engine.attach(model, chains) as handle:
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
         assert all(site.solved for site in handle.chains.values())
     return handle
@@ -98,6 +98,24 @@ def test_chains_that_are_found(name):
     make, chains = MODELS[name]
     assert list(ENGINE.validate(make()).chains) == chains
     assert_exact(make())
+
+
+def dense(*widths):
+    return (nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 6)) for width in widths)
+
+
+def test_a_row_of_rows_of_layers_is_a_chain_where_they_are_alike():
+    """It is what people build first; in a list such rows may be experts, and unlike ones stages."""
+    engine = gradfree.create_engine("fixed_point", iterations=2)
+    assert list(assert_exact(nn.Sequential(*dense(5, 5, 5)), engine=engine).chains) == [""]
+    inner = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*dense(5, 5)), nn.Linear(6, 2))
+    assert list(assert_exact(inner, engine=engine).chains) == ["1"]
+    for other in (
+        nn.ModuleList(dense(5, 5)),
+        nn.Sequential(*dense(5, 7)),
+        nn.Sequential(*(nn.Sequential(*row()),) * 2),
+    ):
+        assert "" not in engine.validate(other).chains
 
 
 def test_a_layer_of_recurrent_layers_that_has_two_names_is_found_once():

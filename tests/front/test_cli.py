@@ -1,5 +1,6 @@
 """The command line: what it lists, what it says when it cannot."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -48,6 +49,16 @@ def test_an_unknown_engine_is_met_with_those_there_are(capsys):
     code, out, err = outcome(capsys, "engines", "highway")
     assert (code, out) == (2, "")
     assert err.startswith("gradfree: error: no engine is called 'highway'; there are: auto, backprop, ")
+
+
+def test_a_reader_that_has_seen_enough_is_told_nothing(monkeypatch, capfd):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(SystemExit):
+            main(["engines"])
+    assert capfd.readouterr().err == ""
 
 
 def test_the_version_is_told_by_python_m_as_well(capsys, monkeypatch):
@@ -148,7 +159,7 @@ def test_a_folder_that_is_not_there_is_said_before_features_are_tried(capsys, mo
 def test_nothing_to_report_is_an_error(capsys, tmp_path):
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2
-    assert f"{tmp_path}/records.jsonl has no results of this suite" in err
+    assert f"{tmp_path} has no records; `gradfree bench run --out {tmp_path}` makes them." in err
 
 
 def test_a_damaged_record_file_is_an_error(capsys, tmp_path):

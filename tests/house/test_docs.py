@@ -172,6 +172,11 @@ def test_the_examples_of_the_readme_run_alone(tmp_path, monkeypatch):
         exec(compile(code, "README.md", "exec"), {"__name__": "my_package"})
 
 
+def test_no_page_has_a_merge_that_nobody_finished():
+    for page in PAGES:
+        assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

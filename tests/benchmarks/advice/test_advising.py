@@ -100,6 +100,7 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
     ("args", "message"),
     [
         (["user_module"], "user_module names no function; write user_module:build."),
+        (["./my.py:build"], "./my.py:build names a file, not a module: write my:build in the folder of my.py."),
         ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
         ([MODEL, "--budget", "soon"], "--budget takes a time like 90s or 2m, not 'soon'."),
         ([MODEL, "--budget", "0"], "--budget must be above 0 s."),

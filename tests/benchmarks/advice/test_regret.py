@@ -50,7 +50,7 @@ def test_the_regret_is_what_a_step_takes_longer_than_with_the_fastest():
     )
     section = section_of(part, records)
     assert texts(section) == [
-        ["GRU, 32 of 64", "shooting", "0.50", "shooting", "0.50", "0", "9"],
-        ["64 dense layers", "newton", "0.75", "shooting", "0.50", "50", "9"],
+        ["GRU, 32 of 64", "shooting", "0.50", "shooting", "0.50", "0 [0–0]", "9"],
+        ["64 dense layers", "newton", "0.75", "shooting", "0.50", "50 [50–50]", "9"],
     ]
     assert section.remarks == ["Within 10 % of the fastest on 1 of 2 models, not on 64 dense layers (50 %)."]

@@ -28,8 +28,8 @@ def test_every_difference_is_a_warning_but_the_device():
     provenance = Provenance([record(), record(torch="2.6.0", dirty=True), record(device="NVIDIA H100")])
     assert len(list(provenance.lines())) == 3
     assert list(provenance.warnings()) == [
-        "The records mix environments, torch: 2.13.0 (2 records), 2.6.0 (1 records).",
-        "The records mix environments, commit: 0123456 (2 records), 0123456 with uncommitted changes (1 records).",
+        "The records mix environments, torch: 2.13.0 (2 records), 2.6.0 (1 record).",
+        "The records mix environments, commit: 0123456 (2 records), 0123456 with uncommitted changes (1 record).",
     ]
 
 
@@ -37,7 +37,7 @@ def test_an_installation_has_no_commit():
     (line,) = Provenance([record(commit=None, dirty=None)]).lines()
     assert line.endswith("device cpu")
     (warning,) = Provenance([record(), record(commit=None, dirty=None)]).warnings()
-    assert warning == "The records mix environments, commit: 0123456 (1 records), unknown (1 records)."
+    assert warning == "The records mix environments, commit: 0123456 (1 record), unknown (1 record)."
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")

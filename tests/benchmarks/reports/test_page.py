@@ -5,8 +5,10 @@ from html.parser import HTMLParser
 
 import polars as pl
 from report_records import RECORDS, failed, texts
+from rich.console import Console
 from tiny_suite import CHAIN, SUITE, training
 
+from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.reports.drawing import spec
 from gradfree.benchmarks.reports.looks import Looks
 from gradfree.benchmarks.reports.page import page
@@ -96,6 +98,15 @@ def test_the_page_begins_with_the_answer_and_its_chart():
     assert Page(text).charts == ["0-0", "0-0", "0-1"]
 
 
+def test_code_to_paste_is_in_one_piece_wherever_the_report_is_read(capsys):
+    code = f"optimizer = gradfree.EngineOptimizer(optimizer, {'model, ' * 20}engine='shooting')"
+    advice = SuiteReport("advice", [], Provenance([]), code=code)
+    advice.print(Console(width=40))
+    assert f"\n    {code}\n" in capsys.readouterr().out
+    assert f"```python\n{code}\n```\n" in advice.markdown()
+    assert f"<pre>{code}</pre>".replace("'", "&#39;") in page(advice)
+
+
 def test_the_page_has_every_chart():
     (summary,) = report().sections
     charts, *_ = Page(page(report())).scripts
@@ -113,7 +124,7 @@ def test_the_page_warns_of_mixed_environments():
     records = {name: {**record, "environment": {**record["environment"]}} for name, record in RECORDS.items()}
     next(iter(records.values()))["environment"]["torch"] = "<2.6>"
     assert '<p class="warning">The records' not in page(report())
-    assert '<p class="warning">The records mix environments, torch: &lt;2.6&gt; (1 records), unknown' in page(
+    assert '<p class="warning">The records mix environments, torch: &lt;2.6&gt; (1 record), unknown' in page(
         report(records)
     )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
+from gradfree.benchmarks.timing.profiles import Range, kept_memory, peak_memory, recorded, seconds_inside
 
 
 def test_ranges_are_recorded_in_their_order_and_nothing_else_is():
@@ -24,6 +24,18 @@ def test_recording_ends_where_the_block_fails():
     with pytest.raises(ZeroDivisionError), recorded("cpu"):
         1 / 0  # noqa: B018
     assert not torch.autograd._profiler_enabled()
+
+
+def test_memory_is_counted_and_the_profiler_says_nothing(capfd):
+    """It complains of every thousandth block that is older than the profile, and of itself."""
+    old = [torch.ones(8) for _ in range(1001)]
+
+    def work():
+        old.clear()
+        return torch.ones(1000, dtype=torch.float64)
+
+    assert (peak_memory(work, "cpu"), kept_memory(lambda: torch.ones(1000, dtype=torch.float64))) == (8000, 8000)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_range_inside_one_of_its_name_counts_once():

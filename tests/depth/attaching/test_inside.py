@@ -135,11 +135,12 @@ class Kept(Plain):
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("who", ["model", "next block"])
-def test_a_kept_state_that_is_changed_in_place_is_refused(engine, who, at, view):
+@pytest.mark.parametrize("stem", [False, True])
+def test_a_kept_state_that_is_changed_in_place_is_refused(engine, stem, who, at, view):
     """What has been kept would not know of the change: a gradient without it was wrong in silence."""
     model, x = Model([Kept() for _ in range(4)]), torch.randn(4, 6)
     with engine.attach(model):
-        h = model.stem(x)
+        h = model.stem(x) if stem else x
         for n, block in enumerate(model.blocks):
             h = block(h, view, doubles=who == "next block" and n == at + 1)
             if who == "model" and n == at:
