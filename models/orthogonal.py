@@ -30,7 +30,7 @@ class GroupSort(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, (B, channels, ...), the larger one of each pair first."""
-        a, b = x[:, ::2], x[:, 1::2]
+        a, b = x.unflatten(1, (-1, 2)).unbind(2)
         return torch.stack([torch.maximum(a, b), torch.minimum(a, b)], 2).flatten(1, 2)
 
 

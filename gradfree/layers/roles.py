@@ -149,8 +149,8 @@ def is_isometric(module: nn.Module) -> bool:
 
 
 def known_layers() -> str:
-    """Return the classes of all known layers, for messages."""
-    return ", ".join(kind.__name__ for kind in _KNOWN)
+    """Return torch's classes of known layers, for messages; what others register changes with what is imported."""
+    return ", ".join(kind.__name__ for kind in _KNOWN if kind.__module__.startswith("torch."))
 
 
 def has_own_weight(module: nn.Module) -> bool:

@@ -31,8 +31,9 @@ def test_memory_is_counted_and_the_profiler_says_nothing(capfd):
     old = [torch.ones(8) for _ in range(1001)]
 
     def work():
+        new = torch.ones(1000, dtype=torch.float64)
         old.clear()
-        return torch.ones(1000, dtype=torch.float64)
+        return new
 
     assert (peak_memory(work, "cpu"), kept_memory(lambda: torch.ones(1000, dtype=torch.float64))) == (8000, 8000)
     assert capfd.readouterr().err == ""

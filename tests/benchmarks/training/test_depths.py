@@ -187,7 +187,8 @@ def test_stored_data_are_optional(monkeypatch):
     monkeypatch.delenv(DATA_ROOT, raising=False)
     optional = {part.task.name for part in SUITES["forward-only"] if part.optional}
     assert optional == {"mnist", "mnist_lenet", "cifar10", "cifar10_conv"}
-    rest = SUITES.keys() - {"forward-only", "temperature", "foton-depth", "foton-depth-small"}
+    of_stored = {"forward-only", "forward-convolutions", "temperature", "foton-depth", "foton-depth-small"}
+    rest = SUITES.keys() - of_stored
     assert not any(part.optional for name in rest for part in SUITES[name])
 
 
