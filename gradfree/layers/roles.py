@@ -149,8 +149,8 @@ def is_isometric(module: nn.Module) -> bool:
 
 
 def known_layers() -> str:
-    """Return torch's classes of known layers, for messages; what others register changes with what is imported."""
-    return ", ".join(kind.__name__ for kind in _KNOWN if kind.__module__.startswith("torch."))
+    """Return the classes of known layers, for messages: all but those that gradfree's own models bring with them."""
+    return ", ".join(kind.__name__ for kind in _KNOWN if kind.__module__.partition(".")[0] != "gradfree")
 
 
 def has_own_weight(module: nn.Module) -> bool:

@@ -41,6 +41,7 @@ def made_by_the_demo(folder):
     SuiteReport.of("quick", SUITES["quick"], records).facts.write_parquet(folder / "report.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):

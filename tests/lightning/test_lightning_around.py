@@ -65,6 +65,7 @@ class Adversaries(pl.LightningModule):
         return pl.utilities.AttributeDict(batch_size=8)
 
 
+@pytest.mark.slow
 @over(turn(0))
 def test_two_optimizers_by_hand_train_as_the_plain_loop_does(tmp_path, engine, kind):
     """A frozen chain passes the error on to the one before it, and each step counts for its own chain alone."""
@@ -126,6 +127,7 @@ def test_validation_in_between_changes_nothing(tmp_path, engine, kind):
     assert torch.equal(first, plain.net(next(iter(plain.val_dataloader()))[0]))
 
 
+@pytest.mark.slow
 @over(turn(2))
 def test_an_averaged_model_is_the_average_of_the_steps(tmp_path, engine, kind):
     """The training itself goes on from its own weights, though validation in between sees the average."""
@@ -141,6 +143,7 @@ def test_an_averaged_model_is_the_average_of_the_steps(tmp_path, engine, kind):
     torch.testing.assert_close(weights(module), average, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @over(turn(3))
 def test_stochastic_weight_averaging_averages(tmp_path, engine, kind):
     watched, module = Snapshots(), fresh(kind)

@@ -135,6 +135,7 @@ def test_a_changed_import_is_another_case(folder, file, monkeypatch):
     assert source_digest("theirs") != before
 
 
+@pytest.mark.slow
 def test_examples_that_are_others_each_time_keep_their_records(folder):
     """They are said to, once; nothing else could tell a change from chance. Changed code is another case still."""
     loaders = "augmented_anew", "augmented_anew", "read"
