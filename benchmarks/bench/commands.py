@@ -188,9 +188,13 @@ def plan_ranks(
         out: file for a drawing, PNG; none if not given.
     """
     costs = {"pull": forward if pull is None else pull, "weights": forward if weights is None else weights}
-    costs |= {"forward": forward, "overhead": overhead, "latency": latency, "transfer": state / bandwidth}
-    if min(*costs.values(), *ranks, *microbatches, bandwidth) < 0 or not forward or 0 in (*ranks, *microbatches):
-        raise UsageError("times, bytes and numbers must be positive.")
+    costs |= {"overhead": overhead, "latency": latency}
+    numbers = {"ranks": min(ranks, default=0), "microbatches": min(microbatches, default=0)}
+    above = {"forward": forward, "bandwidth": bandwidth, **numbers}
+    for name, value in (above | costs | {"state": state}).items():
+        if not (value > 0 or (value == 0 and name not in above)):
+            raise UsageError(f"--{name} must be {'more than 0' if name in above else '0 or more'}, not {value:g}.")
+    costs |= {"forward": forward, "transfer": state / bandwidth}
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.parent}.")
     from gradfree.testing.runs.step_time import StepTime

@@ -16,8 +16,11 @@ def test_it_prints_and_draws(capsys, tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("wrong", [["--forward", "0"], ["--ranks", "[0]"], ["--latency", "-1"]])
-def test_what_cannot_be_is_refused(wrong, capsys):
+@pytest.mark.parametrize(
+    ("option", "wrong", "least"),
+    [("--forward", "0", "more than 0"), ("--ranks", "[2,0]", "more than 0"), ("--latency", "-1", "0 or more")],
+)
+def test_what_cannot_be_is_refused_by_its_name(option, wrong, least, capsys):
     with pytest.raises(SystemExit):
-        main(["plan-ranks", *wrong])
-    assert "error: times, bytes and numbers must be positive." in capsys.readouterr().err
+        main(["plan-ranks", option, wrong])
+    assert f"error: {option} must be {least}, not {wrong.strip('[2,]')}." in capsys.readouterr().err
