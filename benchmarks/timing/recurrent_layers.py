@@ -171,13 +171,14 @@ class LayerTimings(Timings[RecurrentLayer]):
             return
         others = ", ".join(f"{getattr(swept[0], other)} {_SIZES[other]}" for other in _SIZES if other != size)
         where = f"{swept[0].cell}, {others}, {facts['device'][0]}, {self.threads} threads"
+        ends = f"{getattr(swept[0], size)} to {getattr(swept[-1], size)}"
         at = pl.col("setting").replace_strict(
             {str(layer): float(getattr(layer, size)) for layer in swept}, default=None, return_dtype=pl.Float64
         )
         found = facts.with_columns(at=at).filter(pl.col("at").is_not_null(), pl.col("row") != PLAIN).sort("at")
         for name, metric, what in (("time", self.metric, "time"), ("memory", MEMORY, "peak memory")):
             yield Chart(
-                f"{where}: {name} against {_SIZES[size]}",
+                f"{where}: {name} against {_SIZES[size]}, {ends}",
                 points(found, "at", Figure(metric, unit=_RATIO), label="row"),
                 Axis(f"{_SIZES[size]} (count)", "counts"),
                 Axis(f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)", "log"),

@@ -94,12 +94,13 @@ def test_time_and_memory_are_drawn_against_what_was_swept():
     section = section_of(part, records)
     assert [drawn.title for drawn in section.charts] == [
         f"GRU, {others}, cpu, 1 threads: {what} against {swept}"
-        for others, swept in (("2 sequences, 3 units", "steps"), ("8 steps, 3 units", "sequences"))
+        for others, swept in (("2 sequences, 3 units", "steps, 4 to 8"), ("8 steps, 3 units", "sequences, 2 to 6"))
         for what in ("time", "memory")
     ]
     for swept, points in ("steps", [[4, 0.5], [8, 0.25]]), ("sequences", [[2, 0.25], [6, 0.125]]):
-        assert lines(chart(section, f"time against {swept}")) == {"backprop": points, "highway_bp k=0": points}
-        memory = chart(section, f"memory against {swept}")
+        against = f"against {swept}, {points[0][0]} to {points[1][0]}"
+        assert lines(chart(section, f"time {against}")) == {"backprop": points, "highway_bp k=0": points}
+        memory = chart(section, f"memory {against}")
         assert lines(memory)["backprop"] == [[x, 1.0] for x, _ in points]
         assert memory.x.title == f"{swept} (count)"
 
