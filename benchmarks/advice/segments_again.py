@@ -28,8 +28,9 @@ class SegmentsAgain(Row):
         """Let ``model`` keep of each what enters its segments, and run these again in the backward pass."""
         for path in self.chains:
             layers = model.get_submodule(path)
+            assert isinstance(layers, nn.Sequential)
             segments: Callable[[Tensor], Tensor] = partial(
-                checkpoint_sequential, list(layers.children()), isqrt(len(list(layers.children()))), use_reentrant=False
+                checkpoint_sequential, list(layers), isqrt(len(layers)), use_reentrant=False
             )
             object.__setattr__(layers, "forward", lambda x, run=segments: run(input=x))
 

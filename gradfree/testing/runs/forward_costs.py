@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.autograd import profiler
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from gradfree.layers.roles import register_layer
 from gradfree.pipelines.forward_pipeline import forward_pipeline
 from gradfree.pipelines.order import share
+from gradfree.testing.runs.allocations import allocations
 from gradfree.testing.runs.rank_costs import in_parts, took
 from gradfree.testing.runs.step_time import StepTime
 
@@ -127,11 +127,7 @@ def several(step: Callable[[], None]) -> None:
 def peak(step: Callable[[], None]) -> int:
     """Return the bytes that steps have allocated at the worst moment, above the best one."""
     step()
-    with profiler.profile(profile_memory=True) as recorded:
-        several(step)
-    found: Any = recorded.kineto_results.events()
-    events = sorted((event for event in found if event.name() == "[memory]"), key=lambda event: event.start_ns())
-    levels = list(accumulate((event.nbytes() for event in events), initial=0))
+    levels = list(accumulate(allocations(partial(several, step)), initial=0))
     return max(levels) - min(levels)
 
 

@@ -9,7 +9,6 @@ of those of the same model without an engine. The second tells when gradients ar
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.autograd import profiler
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gradfree.registry import create_engine
+from gradfree.testing.runs.allocations import allocations
 
 LENGTH, WIDTH, BATCH, REPEATS = 12, 256, 512, 9
 ENGINES: dict[str, dict[str, Any] | None] = {
@@ -114,11 +113,7 @@ def seconds(work: Callable[[], None]) -> float:
 
 def peak(work: Callable[[], None]) -> int:
     """Return the bytes of tensors that are alive at the worst moment of ``work``, above those before."""
-    gc.collect()
-    with profiler.profile(profile_memory=True) as recorded:
-        work()
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+    return max(accumulate(allocations(work)))
 
 
 def costs(kind: str) -> dict[str, tuple[float, float]]:
