@@ -80,10 +80,13 @@ def gradient(engine, net, x, dtype, autocast=None):
     return torch.cat([p.grad.double().flatten() for p in net.parameters()])
 
 
+QUICK = [("tanh, orthogonal", "bf16-mixed"), ("residual", "bf16-mixed"), ("GRU", "bf16-mixed")]
+
+
 @pytest.mark.parametrize(
     ("run", "how"),
     [
-        (f"{variant}, {net}", how)
+        pytest.param(f"{variant}, {net}", how, marks=() if (net, how) in QUICK else pytest.mark.slow)
         for variant, net, how in cover(
             (*run.rsplit(", ", 1), how)
             for run in RUNS

@@ -162,6 +162,7 @@ def test_what_breaks_in_the_users_own_code_shows_where(tmp_path):
         main(["fit", "--config", "digits_highway_bp", "--model.net", f"{__name__}.Broken", *QUIET])
 
 
+@pytest.mark.slow
 def test_parts_that_nobody_has_put_together_before(tmp_path):
     """All from options: the network by its name, a data module and a module by their classes'."""
     found = logged(
