@@ -35,7 +35,7 @@ def lines(program):
                         yield pytest.param(found[1], id=f"{page.name}: {found[1][:60]}")
 
 
-@pytest.mark.parametrize("line", lines("gradfree"))
+@pytest.mark.parametrize("line", list(lines("gradfree")))
 def test_a_command_is_understood(line, monkeypatch, capsys, tmp_path):
     calls = MagicMock()
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_a_command_is_understood(line, monkeypatch, capsys, tmp_path):
     assert calls.mock_calls or capsys.readouterr().out
 
 
-@pytest.mark.parametrize("line", lines("make"))
+@pytest.mark.parametrize("line", list(lines("make")))
 def test_a_target_is_there(line):
     words = [word for word in shlex.split(line, comments=True) if "=" not in word]
     assert set(words) <= TARGETS
