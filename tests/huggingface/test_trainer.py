@@ -70,7 +70,7 @@ def test_a_loss_on_what_hooks_keep_from_inside_blocks_needs_no_line_more(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "setting"), zip(cycle(MODELS), SETTINGS))
+@pytest.mark.parametrize(("model", "setting"), list(zip(cycle(MODELS), SETTINGS)))
 def test_fifty_steps_are_those_of_the_plain_training(model, setting, tmp_path):
     compared(MODELS[model], tmp_path, SETTINGS[setting], 50)
 
