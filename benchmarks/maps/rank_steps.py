@@ -152,7 +152,7 @@ class RankStep(Timing[RankPart]):
 
         server = "forkserver" if sys.platform == "linux" else "spawn"
         torch.multiprocessing.get_context(server).set_forkserver_preload([__name__])
-        place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "ranks"}
+        place: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "ranks"}
         group = LaunchConfig(1, 1, self.chain.ranks, max_restarts=0, start_method=server, **place)
         try:
             results: dict[str, Any] = elastic_launch(group, _on_rank)(self)[0]

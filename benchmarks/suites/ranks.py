@@ -7,7 +7,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.experiment import Suite
 
 _ROWS = (
-    *(Row(f"layer_parallel, k = {k}", "highway_bp", {"iterations": k}) for k in (0, 1, 3)),
+    *(Row(f"layer_parallel, k = {k}", "highway_bp", {"iterations": k}) for k in (0, 1, 2, 3)),
     Row("layer_parallel, backprop", "backprop", {}),
     Pipelined("GPipe", "backprop", {}, "GPipe"),
     Pipelined("1F1B", "backprop", {}, "1F1B"),
