@@ -136,7 +136,7 @@ def _pixels(name: str, column: str, channels: int, train: int) -> Task:
         options={"in_channels": channels, "num_classes": 10, "cell": "gru", "width": 64, "memory": 784},
         loss=cross_entropy,
         score=Score("accuracy", "%", digit_accuracy, factor=100.0),
-        learning_rate=5e-3,
+        learning_rate=5e-3,  # not tuned: all of its rows are exact
         batch_size=8,
         steps=600,
     )
@@ -163,8 +163,8 @@ LONG_SEQUENCES: Suite = (
     _TEXT,
     TimeToTarget(_TEXT, 9.0),
     *(Comparison(task, (BACKPROP, _NEWTON)) for task in RUNNING_PARITY + HOPPING),
-    Comparison(MNIST_PIXELS, _EXACT, learning_rates=(2e-3, 5e-3, 1e-2)),
-    Comparison(CIFAR10_PIXELS, _EXACT, learning_rates=(2e-3, 5e-3, 1e-2)),
+    # As many images as show that curves are equal; what accuracy the task comes to takes hours on a CPU.
+    Comparison(MNIST_PIXELS, _EXACT),
 )
 
 _MOST = 2**28
