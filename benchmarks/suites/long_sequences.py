@@ -112,20 +112,21 @@ def _running(cell: str, steps: int) -> Task:
 RUNNING_PARITY = (_running("para_gru", 300), _running("para_lstm", 600))
 
 
-def _hopping(cell: str) -> Task:
-    parity = _running(cell, 600)
+def _hopping(cell: str, hops: int, width: int, steps: int) -> Task:
+    parity = _running(cell, steps)
     return replace(
         parity,
-        name=f"hopping_{cell}",
-        data=Synthetic(hopping, length=1, train=20000, held_out=500),
-        # A layer to carry the letter before, which cells whose units do not see each other cannot hand on.
-        options={**parity.options, "vocab_size": HOPPING_VOCABULARY, "layers": 2, "width": 64},
+        name=f"hopping_{cell}" if hops == 1 else f"{hops}_hops_{cell}",
+        data=Synthetic(hopping, length=hops, train=20000 * hops, held_out=500),
+        # A layer a hop, and one to carry the letter before: cells whose units do not see each other cannot hand it on.
+        options={**parity.options, "vocab_size": HOPPING_VOCABULARY, "layers": 1 + hops, "width": width},
         score=Score("accuracy", "%", accuracy, factor=100.0),
         learning_rate=1e-2,  # not tuned
     )
 
 
-HOPPING = (_hopping("para_gru"), _hopping("para_lstm"))
+HOPPING = (_hopping("para_gru", 1, 64, 600), _hopping("para_lstm", 1, 64, 600))
+TWO_HOPS = (_hopping("para_gru", 2, 128, 1500), _hopping("para_lstm", 2, 128, 1500))
 
 
 def _pixels(name: str, column: str, channels: int, train: int) -> Task:
@@ -163,6 +164,8 @@ LONG_SEQUENCES: Suite = (
     _TEXT,
     TimeToTarget(_TEXT, 9.0),
     *(Comparison(task, (BACKPROP, _NEWTON)) for task in RUNNING_PARITY + HOPPING),
+    # What the cells can: that engines agree is seen above.
+    *(Comparison(task, (BACKPROP,)) for task in TWO_HOPS),
     # As many images as show that curves are equal; what accuracy the task comes to takes hours on a CPU.
     Comparison(MNIST_PIXELS, _EXACT),
 )
