@@ -17,7 +17,7 @@ from gradfree.benchmarks.data.synthetic import (
 )
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, iterated
+from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import (
     ADDING,
@@ -39,11 +39,12 @@ _LAYER_ROWS = (replace(_VIA_CHAIN, label="backprop"), DSF, *iterated("highway_bp
 _ROWS = (BACKPROP, _VIA_CHAIN, DSF_GATE, *iterated("highway_bp", 2), SHOOTING)
 _EXACT = (BACKPROP, _VIA_CHAIN, SHOOTING)
 _NEWTON = Row("newton", "newton", {})
+# As many sweeps as it takes: by default it runs torch's layers on a CPU sequentially.
+_SWEPT = Row("newton, swept", "newton", {"max_sweeps": 64})
 _PARALLEL = (
     _LAYER_ROWS[0],
     SHOOTING,
-    # As many sweeps as it takes: by default it runs torch's layers on a CPU sequentially.
-    Row("newton, swept", "newton", {"max_sweeps": 64}),
+    _SWEPT,
     Row("newton gate, swept", "newton", {"jacobian": "gate", "max_sweeps": 64}),
     Row("deeppcr", "deeppcr", {}),
 )
@@ -152,7 +153,8 @@ _LAYERS = (
     *(RecurrentLayer("GRU", *size) for size in ((8, 1024, 256), (32, 256, 256), (8, 1024, 64))),
     RecurrentLayer("GRU", 8, 1024, 64, batch_first=False),
 )
-_TEXT = Comparison(TINYSHAKESPEARE_LONG, _ROWS)
+# All but cyclic reduction, whose steps take a hundred times as long as those in segments.
+_TEXT = Comparison(TINYSHAKESPEARE_LONG, (*_ROWS, TRUNCATED, *iterated("fixed_point", 2), _SWEPT))
 
 LONG_SEQUENCES: Suite = (
     LongLayerTimings(_LAYERS, _LAYER_ROWS, threads=1),
