@@ -18,6 +18,9 @@ from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
 from gradfree.time.gru_forward import Gates, sequences_first
 from gradfree.torchside.phases import phase
 
+_NEAR = 2**17
+"""Numbers that lie near a core: those of as many steps are made at once."""
+
 
 class GRUPieces:
     """A GRU whose gates were kept, and the direct cotangents.
@@ -107,26 +110,30 @@ class GRUPieces:
         Returns:
             Those that go on to the step before the first.
         """
-        (r, z), parts = self.gates.reset_update.chunk(2, -1), (self.found, *self.gates)
-        out, e, r, z, *given = (chosen(x).unbind(0) for x in (self.chain.out, self.e, r, z, *parts))
-        shape, width = out[0].shape, self.width
-        # In a matrix of their own: not all products take rows from anywhere.
-        made = entering.new_empty(len(entering), 4 * width)
-        whole, of_q = made.view(*shape[:-1], -1), made[:, : 3 * width]
-        of_q_n, of_rz, of_n = whole.split([width, 2 * width, width], -1)
-        of_r, of_z = of_rz.chunk(2, -1)
+        width, (r, z) = self.width, self.gates.reset_update.chunk(2, -1)
+        given = (chosen(x) for x in (self.chain.out, self.e, r, z, *self.gates, self.found))
+        out, e, r, z, rz, n, hidden, found = given
+        # In matrices of their own: not all products take rows from anywhere.
+        made = entering.new_empty(min(len(out), max(1, _NEAR // (4 * entering.numel()))), len(entering), 4 * width)
         delta = entering + e[-1].reshape(entering.shape)
-        d = delta.view(shape)
-        before = start.view(shape), *out[:-1]
-        steps = zip(before, (delta.new_zeros(()), *e[:-1]), r, z, *given, strict=True)
-        for h, e_before, r_t, z_t, place, rz, n, hidden in reversed(list(steps)):
-            torch.addcmul(d, d, z_t, value=-1, out=of_n)
-            through_tanh(of_n, n)
-            torch.mul(of_n, hidden, out=of_r)
-            torch.sub(h, n, out=of_z).mul_(d)
-            through_sigmoid(of_rz, rz)
-            torch.mul(of_n, r_t, out=of_q_n)
-            place.copy_(whole)
-            torch.addcmul(e_before, d, z_t, out=d)
-            delta.addmm_(of_q, self.weight)
+        d = delta.view(out.shape[1:])
+        nothing, starts = delta.new_zeros(()), range(1, len(out), len(made))
+        # The first step by itself: what is before it lies elsewhere.
+        for low, high in reversed([(0, 1), *((low, min(low + len(made), len(out))) for low in starts)]):
+            here = slice(low, high)
+            whole = made[: high - low].view(-1, *d.shape[:-1], 4 * width)
+            of_q_n, of_rz, of_n = whole.split([width, 2 * width, width], -1)
+            of_r, of_z = of_rz.chunk(2, -1)
+            through_tanh(torch.sub(1, z[here], out=of_n), n[here])
+            torch.mul(of_n, hidden[here], out=of_r)
+            torch.sub(out[low - 1 : high - 1] if low else start.view(1, *d.shape), n[here], out=of_z)
+            through_sigmoid(of_rz, rz[here])
+            torch.mul(of_n, r[here], out=of_q_n)
+            e_before = e[low - 1 : high - 1].unbind(0) if low else (nothing,)
+            four, of_q = whole.unflatten(-1, (4, width)).unbind(0), made[: high - low, :, : 3 * width].unbind(0)
+            for step in reversed(range(high - low)):
+                four[step].mul_(d.unsqueeze(-2))
+                torch.addcmul(e_before[step], d, z[low + step], out=d)
+                delta.addmm_(of_q[step], self.weight)
+            found[here] = whole
         return delta
