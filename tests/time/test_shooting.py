@@ -325,7 +325,7 @@ def test_an_lstm_goes_back_through_torchs_own_kernel(options, length, burn):
 
 @pytest.mark.parametrize(("length", "batch_first"), [(1024, True), (1027, False)])
 def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
-    """Peak memory of both passes at most a tenth above; sequences lie as the module's do, and gradients are torch's."""
+    """Peak memory of both passes at most a twentieth above; sequences lie as the module's do, and gradients are torch's."""
     gru = nn.GRU(32, 32, batch_first=batch_first)
     x = torch.randn(*((4, length) if batch_first else (length, 4)), 32, requires_grad=True)
     expected, peaks = everything(gru, x), []
@@ -333,4 +333,4 @@ def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
         with engine.attach(gru):
             assert off_by(everything(gru, x), expected) < 1e-11
             peaks.append(peak_memory(lambda: gru(x)[0].sum().backward(inputs=[x, *gru.parameters()]), "cpu"))
-    assert peaks[1] <= 1.1 * peaks[0]
+    assert peaks[1] <= 1.05 * peaks[0]
