@@ -325,7 +325,7 @@ def test_an_lstm_goes_back_through_torchs_own_kernel(options, length, burn):
 
 @pytest.mark.parametrize(("length", "batch_first"), [(1024, True), (1027, False)])
 def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
-    """Peak memory of both passes at most a twentieth above; sequences lie as the module's do, and gradients are torch's."""
+    """Peak memory at most a twentieth above; sequences lie as the module's do, and gradients are torch's."""
     gru = nn.GRU(32, 32, batch_first=batch_first)
     x = torch.randn(*((4, length) if batch_first else (length, 4)), 32, requires_grad=True)
     expected, peaks = everything(gru, x), []
