@@ -89,19 +89,19 @@ _PYDOC_GPT_24 = replace(
     PYDOC,
     name="pydoc_gpt_24",
     options={**PYDOC.options, "layers": 12, "width": 32, "heads": 2},
-    steps=200,
+    steps=600,
     evaluations=10,
 )
 
 
 def _trained(task: Task, target: float, *rates: float) -> Suite:
-    compared = Comparison(task, (BACKPROP, *iterated("highway_bp", 0, 2)), learning_rates=rates)
+    compared = Comparison(task, (BACKPROP, *iterated("highway_bp", 0, 2, 4)), learning_rates=rates)
     return compared, TimeToTarget(compared, target)
 
 
 DEPTH_TRAINING: Suite = (
-    *_trained(_DIGITS_MLP_128, 95.0, 1e-3, 3e-3),
-    *_trained(_PYDOC_GPT_24, 12.0, 2e-3, 4e-3),
+    *_trained(_DIGITS_MLP_128, 95.0, 3e-4, 1e-3, 3e-3, 1e-2),
+    *_trained(_PYDOC_GPT_24, 12.0, 1e-3, 2e-3, 4e-3, 8e-3),
 )
 
 _BATCHES = (1, 16, 256)
