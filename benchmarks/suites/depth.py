@@ -47,13 +47,22 @@ def resnet(depth: int, batch: int) -> DeepNet:
     return DeepNet(f"ResNet-{depth}", blocks, "preact_resnet", {"depth": depth}, batch, (3, 32, 32))
 
 
+_MAPPED = (*iterated("highway_bp", 0, 2, 4), segments(8, 1))
 DEPTH_MAP: Suite = (
     DepthMap(
         tuple(mlp(*sizes) for sizes in product((16, 64, 256), (16, 32, 64, 128), (8, 64))),
-        (*iterated("highway_bp", 0, 2, 4), segments(8, 1)),
+        _MAPPED,
         threads=1,
         title="residual MLPs",
         compiled_up_to=16,
+    ),
+    # To compile nets so deep takes minutes.
+    DepthMap(
+        (mlp(64, 32, 32), mlp(128, 64, 16), mlp(128, 32, 64), mlp(256, 32, 32), gpt(12, 32, 4)),
+        _MAPPED,
+        threads=1,
+        title="deeper nets, compiled too",
+        compiled_up_to=256,
     ),
 )
 
