@@ -17,7 +17,8 @@ def test_three_ranks_write_and_two_resume(tmp_path):
     assert found[0]["checkpoint"] < 1e-10
     assert found[0]["resumed"] < 1e-10
     for rank in found:
-        assert 0.33 < rank["share"] < 0.36
+        # A third, and states that go between ranks.
+        assert 0.33 < rank["share"] < 0.42
 
 
 @pytest.mark.slow
