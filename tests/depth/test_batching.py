@@ -101,18 +101,6 @@ def test_inexact_sweeps_give_what_they_give_one_by_one(name, k):
         assert "in batches" in in_batches(handle)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.3])
-def test_scans_of_many_links_in_chunks_give_what_they_give_one_by_one(gamma):
-    """41 links: chunks of 16 and some that are left over; taps, so that no scan is just its last term."""
-    model, x = Model([Plain() for _ in range(41)], 6), torch.randn(4, 6)
-    found = []
-    for batched in (False, True):
-        with attach(model, "highway_bp", batched, iterations=1, gamma=gamma):
-            gradients(model, lambda: model(x))
-            found.append(gradients(model, lambda: model(x, taps=(3, 20, 40))))
-    assert_equal_gradients(found[1], found[0])
-
-
 def test_a_group_that_is_too_large_is_cut_into_several(monkeypatch):
     monkeypatch.setattr(batching, "_BYTES", 1000)
     model, x = Model(alike(), 6), torch.randn(4, 6)
