@@ -138,6 +138,10 @@ class Recording:
     def _anchor(self) -> Tensor:
         return Anchor.apply(*self._before(), *self.parameters)
 
+    def _leads(self) -> Tensor:
+        """Return what leads from the next Entries to leaf tensors."""
+        return self._anchor
+
     def _before(self) -> list[Tensor]:
         """Return what leads to the leaf tensors before the chain that are not among its parameters."""
         return leading_to([*self._origins, *(tensor for tensor, _ in self.inputs)], self.numbers)
@@ -164,8 +168,9 @@ class Recording:
 
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
-        without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
-        outputs: Sequence[Tensor] = Entries.apply(self, entered, more, self._anchor, *without_history)
+        lead = self._leads()
+        without_history = (t.detach().requires_grad_(not lead.requires_grad) for t in tensors)
+        outputs: Sequence[Tensor] = Entries.apply(self, entered, more, lead, *without_history)
         self._entrances.append(weakref.ref(outputs[0].grad_fn))
         return outputs
 
@@ -270,7 +275,7 @@ class Recording:
         finally:
             self.solving = False
         self._solved = True
-        refuse_passed(self._entrances, self._anchor, self.parameters)
+        refuse_passed(self._entrances, self._leads(), self.parameters)
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
     @property
