@@ -29,6 +29,7 @@ def test_wrong_options_are_refused_at_once(engine, options, error, message):
         gradfree.create_engine(engine, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dfa", "fa", "pepita", "foton", "orthogonal_backprop"])
 def test_training_lowers_the_loss_on_digits(name):
     torch.set_default_dtype(torch.float32)

@@ -48,8 +48,16 @@ class Covering(EngineConformance):
         return [cell for key, cell in found.items() if key not in left_out]
 
 
-class TestRegisteredEngines(Covering):
+class Registered(Covering):
+    """Of what is tried on all registered engines the cells in which every pair of settings meets, or the others."""
+
     engines = tuple(ENGINES.values())
+    pairs = True
+
+    def cells(self, device):
+        found = {(str(cell[0]), cell[1].name, cell[2].name): cell for cell in super().cells(device)}
+        chosen = set(cover(found))
+        return [cell for key, cell in found.items() if (key in chosen) is self.pairs]
 
     def test_a_feature_works_or_is_refused(self, engine, case, feature):
         """As the committed table has it; ``gradfree features --out docs/features.md`` makes it anew."""
@@ -61,6 +69,16 @@ class TestRegisteredEngines(Covering):
             assert_is_said(cell, feature.refusal(engine, case))
 
 
+class TestRegisteredEngines(Registered):
+    """Every pair of engine, chain and feature."""
+
+
+@pytest.mark.slow
+class TestTheOtherCells(Registered):
+    pairs = False
+
+
+@pytest.mark.slow
 class TestOptions(Covering):
     """Options that change how an engine gets its gradients."""
 
@@ -79,6 +97,7 @@ class TestOptions(Covering):
     )
 
 
+@pytest.mark.slow
 class TestSweeps(EngineConformance):
     """Every quick feature in segments and in sweeps: left to itself, no engine solves so short a chain that way."""
 

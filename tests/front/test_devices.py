@@ -4,8 +4,6 @@ The models are on the meta device. A watcher takes every operation that mixes it
 for a failure, and every copy between the two that the CPU would wait for; to read a number fails by itself.
 """
 
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -77,7 +75,7 @@ def test_a_step_stays_on_the_models_device(name, case, device):
     if case.family == LAYERS and "dropout" in case.name:
         pytest.skip("engines in layers take a state on the meta device for one that was not stored, without its mask")
     engine = ENGINES[name]
-    if not engine.validate(Specimen(case).model, [case.chain]).ok or FEATURES[BASIC].refusal(engine, case):
+    if not engine.examine(Specimen(case).model, [case.chain]).ok or FEATURES[BASIC].refusal(engine, case):
         pytest.skip("the engine refuses the chain")
     specimen, watcher = Specimen(replace(case, device="meta")), Watcher()
     with engine.attach(specimen.model, specimen.chains):
@@ -100,29 +98,21 @@ def test_packed_sequences_stay_on_the_models_device(name):
     assert module.weight_hh_l0.grad.is_meta
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("given", "message"), [("abacus", "Expected one of cpu, cuda"), ("cuda:99", "")])
-def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, tmp_path):
-    (tmp_path / "test_none.py").write_text("def test_none():\n    raise RuntimeError\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "gradfree.testing.device", "--device", given]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    (line,) = done.stderr.strip().splitlines()
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, pytester):
+    pytester.makepyfile("def test_none():\n    raise RuntimeError\n")
+    done = pytester.runpytest_inprocess("-q", "-p", "gradfree.testing.device", "--device", given)
+    (line,) = filter(None, done.errlines)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert line.startswith(f"ERROR: --device {given} is not there: {message}")
 
 
 @pytest.mark.slow
-def test_models_and_batches_of_other_peoples_engines_go_to_the_device(pytester_like):
-    done = pytester_like("meta")
-    assert "on meta: meta" in done.stdout, done.stdout + done.stderr
-    assert "on cpu: cpu" in pytester_like(None).stdout
-
-
-@pytest.fixture
-def pytester_like(tmp_path):
-    """Run a conformance test that tells where its model is, in a package of its own, with ``--device`` or without."""
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["gradfree.testing.device"]\n')
-    (tmp_path / "test_mine.py").write_text(
+@pytest.mark.parametrize(("options", "device"), [(["--device", "meta"], "meta"), ([], "cpu")])
+def test_models_and_batches_of_other_peoples_engines_go_to_the_device(options, device, pytester):
+    """A conformance test that tells where its model is, in a package of its own."""
+    pytester.makeconftest('pytest_plugins = ["gradfree.testing.device"]\n')
+    pytester.makepyfile(
         "import gradfree\n"
         "from gradfree.testing import EngineConformance, Feature\n"
         "from gradfree.testing.cases.cases import Specimen\n\n\n"
@@ -133,9 +123,5 @@ def pytester_like(tmp_path):
         "    engines = (gradfree.create_engine('backprop'),)\n"
         "    features = (Feature('tell', tell),)\n"
     )
-
-    def run(device):
-        command = [sys.executable, "-m", "pytest", "-q", "-s", "-k", "tell", *(["--device", device] if device else [])]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    return run
+    done = pytester.runpytest_inprocess("-q", "-s", "-k", "tell", *options)
+    assert f"on {device}: {device} {device}" in done.outlines

@@ -81,6 +81,7 @@ def test_import_gradfree_is_quick():
     )
 
 
+@pytest.mark.slow
 def test_commands_start_quickly():
     """Suites are put together without what takes seconds to import; whoever uses that imports it."""
     packages = loaded("gradfree.benchmarks.bench.commands, gradfree.benchmarks.suites.index")

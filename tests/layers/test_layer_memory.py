@@ -44,6 +44,7 @@ def test_stored_activations_are_backpropagations(name, dtype):
     assert kept(BENDS["tanh"], dtype, STORED[name]) <= 1.05 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [FOTON(), PEPITA()], ids=["foton", "pepita"])
 @pytest.mark.parametrize("bend", BENDS)
 def test_so_they_are_whatever_stands_behind_the_layers(engine, bend):

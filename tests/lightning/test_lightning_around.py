@@ -227,6 +227,7 @@ def test_checkpointing_inside_blocks_trains_the_same(tmp_path, engine, kind, pre
     assert torch.equal(weights(saving), weights(plain))
 
 
+@pytest.mark.slow
 @over(turn(5))
 def test_nets_that_are_built_when_training_begins(tmp_path, engine, kind):
     """In configure_model, as for models that are too large to be built before; and under anomaly detection."""

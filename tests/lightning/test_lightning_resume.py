@@ -56,6 +56,7 @@ def batch_scaled(run, module):
     Tuner(run).scale_batch_size(module, mode="power", max_trials=2, init_val=4, steps_per_trial=4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, pytest.param(batch_scaled, marks=pytest.mark.slow)])
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"], "truncated, blocks": RUNS["truncated, blocks"]})

@@ -140,6 +140,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [2, 3])
 def test_a_few_steps_after_every_step_hold_1e_5(name, steps):

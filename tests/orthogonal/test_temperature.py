@@ -55,6 +55,7 @@ def noise(out, x):
     return F.cross_entropy(out, (x[:, 0] * 1e4).long() % 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_it_rises_where_outputs_are_right_and_falls_where_they_are_noise(engine):
     """By a twentieth of its logarithm at most."""

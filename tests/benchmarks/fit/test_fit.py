@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from fit_runs import QUIET, logged, losses
-from places import SUPPORT
+from forked_scripts import Script
 
 import gradfree
 from gradfree.benchmarks.data.stored import DATA_ROOT
@@ -88,15 +88,9 @@ def test_a_killed_run_goes_on_to_the_last_bit(name, every, kill, first, tmp_path
 
     killed = [*run, *QUIET, "--checkpoint.dirpath=killed"]
     killed += ["--trainer.callbacks=killing.Kill", f"--trainer.callbacks.steps={kill}"]
-    code = "import sys, torch; torch.set_num_threads(1); from gradfree.cli import main; main(sys.argv[1:])"
-    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, "fit", *killed],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    (tmp_path / "fit.py").write_text("from gradfree.cli import main\n\nmain()\n")
+    status, said = Script(tmp_path / "fit.py", "fit", *killed).ended()
+    assert status == -signal.SIGKILL, said
 
     resume = ["--checkpoint.dirpath=killed", "--ckpt_path=last", "--seed_everything=7"]
     resumed = logged(tmp_path / "resumed", *run, *resume)
@@ -168,6 +162,7 @@ def test_what_breaks_in_the_users_own_code_shows_where(tmp_path):
         main(["fit", "--config", "digits_highway_bp", "--model.net", f"{__name__}.Broken", *QUIET])
 
 
+@pytest.mark.slow
 def test_parts_that_nobody_has_put_together_before(tmp_path):
     """All from options: the network by its name, a data module and a module by their classes'."""
     found = logged(

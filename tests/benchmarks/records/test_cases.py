@@ -223,6 +223,7 @@ def test_the_published_records_are_of_the_suite_as_it_is(name):
     assert records.keys() <= wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/report.md")))
 def test_committed_reports_are_what_the_records_give_now(name):
     """A change of the reports' words or statistics is published with it: `gradfree bench report` writes them anew."""

@@ -1,16 +1,13 @@
 """Searching for settings: Optuna's trials are cases with records, and several processes have one study."""
 
 import json
-import os
 import shlex
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from math import log10, nan
 
 import pytest
-from places import SUPPORT
+from forked_scripts import Script
 from tiny_suite import TASK, fake
 
 from gradfree.benchmarks.records.records import RecordFile, failure
@@ -291,13 +288,16 @@ def test_a_damaged_journal_is_said(tmp_path, capsys):
     assert f"{tmp_path}/study.journal cannot be read: " in capsys.readouterr().err
 
 
+MISSING = "import sys; sys.modules['optuna'] = None; from gradfree.cli import main; main(['bench', 'search'])"
+
+
 @pytest.mark.slow
-def test_without_optuna_the_extra_is_named():
-    code = "import sys; sys.modules['optuna'] = None; from gradfree.cli import main; main(['bench', 'search'])"
-    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("gradfree: error: optuna")
-    assert refused.stderr.endswith("Do, in a checkout of it: pip install '.[optuna]'\n")
+def test_without_optuna_the_extra_is_named(tmp_path):
+    (tmp_path / "missing.py").write_text(MISSING)
+    status, said = Script(tmp_path / "missing.py").ended()
+    assert status == 2
+    assert said.startswith("gradfree: error: optuna")
+    assert said.endswith("Do, in a checkout of it: pip install '.[optuna]'\n")
 
 
 SEARCHES = """
@@ -330,15 +330,11 @@ def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_t
     one whole line of records."""
     flags = ["--model", "user_module:build_doomed", "--data", "user_module:loader", "--engines", "highway_bp"]
     flags += ["--steps", "5", "--space", SPACE, "--trials", "6", "--out", str(tmp_path)]
-    path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
-        [sys.executable, "-c", SEARCHES, "bench", "search", *flags],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.splitlines()[-1] == f"ended: {-signal.SIGKILL} 0 0", found.stderr
-    assert "Best of 6 trials" in found.stdout
+    (tmp_path / "searches.py").write_text(SEARCHES)
+    status, said = Script(tmp_path / "searches.py", "bench", "search", *flags).ended()
+    assert status == 0, said
+    assert f"ended: {-signal.SIGKILL} 0 0\n" in said
+    assert "Best of 6 trials" in said
     done = [trial.value for trial in trials(tmp_path)[1:]]
     assert trials(tmp_path)[0].state == TrialState.FAIL
     lines = [line for file in tmp_path.glob("records-*.jsonl") for line in file.read_text().splitlines()]
