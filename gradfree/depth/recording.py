@@ -101,9 +101,7 @@ class Recording:
         self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
         self.hooked = set[int]()
-        self.uncut = False
-        self.solving = False
-        self.freed = False
+        self.uncut = self.solving = self.freed = False
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
         self._entrances: list[weakref.ref[Any]] = []
@@ -139,7 +137,6 @@ class Recording:
         return Anchor.apply(*self._before(), *self.parameters)
 
     def _leads(self) -> Tensor:
-        """Return what leads from the next Entries to leaf tensors."""
         return self._anchor
 
     def _before(self) -> list[Tensor]:
