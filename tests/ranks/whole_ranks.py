@@ -60,7 +60,7 @@ def off(found, expected):
 
 
 def peak(model):
-    return RankPart(partial(in_parts, model, torch.randn(1024, 256)), list(model.parameters())).peak_memory()
+    return RankPart(partial(in_parts, model, torch.randn(256, 256)), list(model.parameters())).peak_memory()
 
 
 def main(folder):
@@ -92,7 +92,7 @@ def main(folder):
         whole = stage.state_dict()
         if RANK == 0:
             found["resumed"] = off(whole, dict(one.state_dict()))
-    blocks = [Working() for _ in range(6)]
+    blocks = [Working() for _ in range(12)]
     alone = peak(nn.Sequential(*blocks))
     model = nn.Sequential(*blocks)
     gradfree.layer_parallel(model, "highway_bp", chains=[""], iterations=1)
