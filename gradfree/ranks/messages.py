@@ -211,8 +211,9 @@ class Messages:
 
     def tell(self, error: BaseException) -> None:
         """Leave word of what has stopped this rank, for those that wait for it."""
+        said = str(error) if isinstance(error, ChainError) else f"{type(error).__name__}: {error}"
         with suppress(Exception):
-            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", str(error))
+            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", said)
 
     def _told(self, other: int) -> str:
         """Return what ``other`` has left word of, nothing if there is no word."""
