@@ -24,7 +24,7 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
-from gradfree.ranks.messages import Halt, Lost, Messages, check_tags, group_of
+from gradfree.ranks.messages import Messages, check_tags, group_of
 from gradfree.ranks.microbatches import Cutter, joined
 from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.outputs import AllOutputs, compare_loss
@@ -180,9 +180,7 @@ class Stage(Whole):
                 return outputs.hand_out(passes, joined(given, found))
             return outputs.receive(passes, self.device)
         except Exception as error:
-            self.messages.tell(error)
-            if not isinstance(error, Lost):
-                halt = Halt(self.messages.reason(error))
+            if halt := self.messages.stopped(error):
                 (self._pass or passes[0]).give_up(halt)
                 outputs.give_up(halt)
             raise
