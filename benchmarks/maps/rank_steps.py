@@ -320,8 +320,8 @@ class RankSteps(Timings[OnRanks]):
             legend=f"Forward and backward pass, until all ranks are done; medians of {RankStep.rounds} interleaved "
             "rounds. ×: as a multiple of one process's in the same round, in brackets by the model of the cost. Each "
             "rank: the time until it is done with its own part, and what it holds at most in a step with AdamW: "
-            "weights, gradients, states of AdamW, activations. Ranks that compute and are more than the machine has cores "
-            "share these: their times tell nothing of ranks with a device each.",
+            "weights, gradients, states of AdamW, activations. Ranks that compute and are more than there are cores "
+            "share these; their times tell nothing of ranks with a device each.",
             remarks=list(self.failures(facts)),
             charts=list(self._charts(facts, what, device)),
         )
