@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gradfree.algorithms.backprop import Backprop
 from gradfree.engines.engine import Engine
@@ -20,7 +21,7 @@ class OrthogonalBackprop(OrthogonalEngine):
     without the factor ``temperature``.
     """
 
-    @property
+    @cached_property
     def rule(self) -> Engine:
         """Exact backpropagation."""
         return Backprop()

@@ -55,9 +55,9 @@ def run(
     Args:
         suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
             "depth-map", "segments", "depth-training", "gpu-depth", "scan", "lightning", "text", "forward-only",
-            "forward-memory", "temperature", "forward-convolutions", "watching"; after papers "highway-bp-table6",
-            "dsf-ptb", "dsf-wikitext", "foton-depth", each also with "-small" for a CPU. docs/benchmarks.md has what
-            each compares, needs and takes. Or one of your own, module:function.
+            "forward-memory", "temperature", "forward-convolutions", "watching", "ranks"; after papers
+            "highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth", each also with "-small" for a CPU.
+            docs/benchmarks.md has what each compares, needs and takes. Or one of your own, module:function.
         out: folder for records and report; results/<suite> if not given, or one named by what is
             swept.
         name: of the run, in its report, and of its folder in results if --out names none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradfree import create_model
+from gradfree import create_engine, create_model
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
 
-PLAIN, COMPILED, GRAPHED = "backprop", "compiled backprop", "graphed backprop"
+PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
 _WARM_UP = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,17 +66,22 @@ class Passes:
         batch: on its device.
         loss: of the model's output and the targets.
         row: the engine; without one autograd does it.
-        compiled: whether the model is compiled.
+        compiled: what of the model is compiled, each by itself.
     """
 
     def __init__(
-        self, model: nn.Module, batch: Split, loss: Loss = cross_entropy, row: Row | None = None, compiled: bool = False
+        self,
+        model: nn.Module,
+        batch: Split,
+        loss: Loss = cross_entropy,
+        row: Row | None = None,
+        compiled: Iterable[nn.Module] = (),
     ):
         self.model, self.batch, self.loss, self.parameters = model, batch, loss, list(model.parameters())
         if row is not None:
             row.create_engine().attach(model)
-        if compiled:
-            model.compile()
+        for module in compiled:
+            module.compile()
 
     def __call__(self) -> None:
         """Run both."""
@@ -152,14 +157,28 @@ class DeepStep(PassTiming):
         """Return what builds the passes."""
         others: dict[str, Callable[[], Any]] = {}
         if self.compiled:
-            others[COMPILED] = partial(self._passes, compiled=True)
+            others |= {
+                COMPILED: partial(self._passes, compiled=_whole),
+                BY_BLOCK: partial(self._passes, compiled=_blocks),
+            }
         if torch.device(self.device).type == "cuda":
             others[GRAPHED] = lambda: Graphed(self._passes())
         rows = {row.label: partial(self._passes, row) for row in self.rows}
         return {PLAIN: self._passes, **others, **rows}
 
-    def _passes(self, row: Row | None = None, compiled: bool = False) -> Passes:
+    def _passes(
+        self, row: Row | None = None, compiled: Callable[[nn.Module], Iterable[nn.Module]] | None = None
+    ) -> Passes:
         torch.manual_seed(self.seed)
         model = create_model(self.net.model, **self.net.options).to(self.device)
         batch = Split(*(examples.to(self.device) for examples in self.net.examples()))
-        return Passes(model, batch, row=row, compiled=compiled)
+        return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
+
+
+def _whole(model: nn.Module) -> list[nn.Module]:
+    return [model]
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    chains = create_engine("fixed_point").validate(model).chains
+    return [block for chain in chains.values() for block in chain.blocks.values()]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from gradfree.benchmarks.maps.deep_steps import COMPILED, GRAPHED, PLAIN, DeepNet, DeepStep
+from gradfree.benchmarks.maps.deep_steps import BY_BLOCK, COMPILED, GRAPHED, PLAIN, DeepNet, DeepStep
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
@@ -54,7 +54,7 @@ class DepthMap(Timings[DeepNet]):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of shares, a row a net, and for each engine the chart of its shares."""
-        labels = [label for label in (COMPILED, GRAPHED, *self._engines) if label in set(facts["row"])]
+        labels = [label for label in (COMPILED, BY_BLOCK, GRAPHED, *self._engines) if label in set(facts["row"])]
         figures = Figure(self.metric, "{value:.2f}", _SHARE), Figure(MEMORY, "{value:.1f}", _SHARE)
         settings = list(dict.fromkeys(facts["setting"]))
         ratios = {net: estimates(facts, metric=self.metric, unit=_SHARE, setting=net) for net in settings}
@@ -84,7 +84,7 @@ class DepthMap(Timings[DeepNet]):
         if not quicker:
             return "no engine pays"
         said = f"pays: {', '.join(f'{label} ({ratios[label].value:.2f})' for label in quicker)}"
-        for other in {COMPILED, GRAPHED} & ratios.keys():
+        for other in {COMPILED, BY_BLOCK, GRAPHED} & ratios.keys():
             ahead = [label for label in quicker if ratios[label].high < ratios[other].low]
             said += f"; beside {other} ({ratios[other].value:.2f}) {', '.join(ahead) if ahead else 'none'}"
         return said

@@ -124,20 +124,24 @@ TEMPERATURE: Suite = (
 
 _DEEP_CONVNET = replace(_CONVNET, options={"channels": (12, 48, 96)}, batch_size=32, steps=200)
 
-CONVOLUTIONS: Suite = tuple(
-    DepthSweep(
-        replace(
-            _DEEP_CONVNET,
-            name=f"cifar10_conv_{activation}",
-            options={**_DEEP_CONVNET.options, "activation": activation},
-        ),
-        {21: {"stage_depth": 7}},
-        (ORTHOGONAL, FOTON),
-        rates,
-    )
-    for activation, rates in {"tanh": (0.1, 0.3), "relu": (0.3, 1.0, 3.0), "groupsort": (0.01, 0.03, 0.1)}.items()
+_DEPTHS = {21: {"stage_depth": 7}, 51: {"stage_depth": 17}}
+
+
+def _convolutions(
+    activation: str, rates: tuple[float, ...], *depths: int, rows: tuple[Row, ...] = (ORTHOGONAL, FOTON)
+) -> DepthSweep:
+    options = {**_DEEP_CONVNET.options, "activation": activation}
+    task = replace(_DEEP_CONVNET, name=f"cifar10_conv_{activation}", options=options)
+    return DepthSweep(task, {depth: _DEPTHS[depth] for depth in depths}, rows, rates)
+
+
+CONVOLUTIONS: Suite = (
+    _convolutions("tanh", (0.1, 0.3, 1.0), 21, 51, rows=(ORTHOGONAL, FOTON, BACKPROP)),
+    _convolutions("relu", (0.1, 0.3, 1.0, 3.0, 10.0), 21),
+    _convolutions("abs", (0.01, 0.03, 0.1), 21),
+    _convolutions("groupsort", (0.01, 0.03, 0.1), 21),
 )
-"""21 convolutions without residual paths: activations that keep norms, and ReLU, behind which all is small."""
+"""Convolutions without residual paths: activations that keep norms, and ReLU, behind which all is small."""
 
 
 def _checkpointed(row: Row) -> tuple[Row, ...]:

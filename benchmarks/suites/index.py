@@ -19,6 +19,7 @@ from gradfree.benchmarks.suites.forward_only import (
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
+from gradfree.benchmarks.suites.ranks import RANKS
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.suites.watching import WATCHING
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
@@ -133,6 +134,7 @@ SUITES: dict[str, Suite] = {
     "temperature": TEMPERATURE,
     "forward-convolutions": CONVOLUTIONS,
     "watching": WATCHING,
+    "ranks": RANKS,
     "lightning": (
         StrategyTimings(
             (DIGITS,), (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))

@@ -71,9 +71,15 @@ class Batch:
         """Return what ``cotangents``, (N, ...), of the outputs bring to the inputs; keeps the graph."""
         return self._grad([self.inputs], cotangents, keep=True)[0]
 
-    def weight_gradients(self, cotangents: Tensor, keep: bool) -> dict[str, Tensor | None]:
-        """Return what ``cotangents`` bring to the weights, each stacked, by name; ``keep`` the graph or free it."""
-        return dict(zip(self.weights, self._grad(list(self.weights.values()), cotangents, keep), strict=True))
+    def gradients(
+        self, cotangents: Tensor, keep: bool, of_inputs: bool
+    ) -> tuple[dict[str, Tensor | None], Tensor | None]:
+        """Return what ``cotangents`` bring to the weights, each stacked, by name, and to the inputs, if asked for.
+
+        One call for both takes as long as for the weights alone. It is to ``keep`` the graph, or frees it.
+        """
+        found = self._grad([*self.weights.values(), *[self.inputs] * of_inputs], cotangents, keep)
+        return dict(zip(self.weights, found, strict=False)), found[-1] if of_inputs else None
 
     def _grad(self, targets: list[Tensor], cotangents: Tensor, keep: bool) -> Sequence[Tensor | None]:
         if not targets or not self.out.requires_grad:

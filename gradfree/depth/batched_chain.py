@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gradfree.algebra import time_scan
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number
 from gradfree.batched.batch import Autocast, Bare, Batch, matches
 from gradfree.batched.stacks import Stack, Stacks
@@ -125,11 +126,14 @@ class Group:
         links, rows = [self.links[n] for n in places], [self._rows[n] for n in places]
         return Group(links, indices, list(self.tensors), self.autocast, self.columns, rows)
 
-    def weight_gradients(self, delta: Tensor) -> dict[str, Tensor | None]:
-        """Return what they bring to the parameters, stacked, by name; frees the linearisation."""
+    def gradients(self, delta: Tensor, of_inputs: bool) -> tuple[dict[str, Tensor | None], Tensor | None]:
+        """Return what they bring to the parameters, stacked, by name, and to the states before, if asked for.
+
+        Frees the linearisation.
+        """
         batch, self._batch = self.batch(), None
         with walking(self.links[::-1], ()):
-            return batch.weight_gradients(delta[self.at], keep=False)
+            return batch.gradients(delta[self.at], False, of_inputs)
 
 
 class BatchedChain(DepthChain):
@@ -212,10 +216,9 @@ class BatchedChain(DepthChain):
         if all(is_number(f, 1.0) for f in carries) and isinstance(terms, list) and all(e is None for e in terms[:-1]):
             return terms[-1].expand(len(self), *self.like.shape)
         terms = self._stacked(terms)
-        if all(is_number(f, 0.0) for f in carries):
-            return terms
-        if all(is_number(f, 1.0) for f in carries) and terms.device.type != "cpu":
-            return terms.flip(0).cumsum(0).flip(0)
+        one = next(iter(carries), 0.0)
+        if not isinstance(one, Tensor) and all(is_number(f, one) for f in carries):
+            return time_scan.scan(terms, terms.new_full((), one), reverse=True) if one else terms
         delta = terms.clone()
         rows = delta.unbind(0)
         for i in range(len(rows) - 2, -1, -1):
@@ -243,9 +246,9 @@ class BatchedChain(DepthChain):
             known = [d * f for d, f in zip(delta[1:].unbind(0), carries, strict=True)]
             pulled[1:] -= torch.stack(known)
         terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
-        for row, e in zip(terms.unbind(0), direct, strict=True):
+        for i, e in enumerate(direct):
             if e is not None:
-                row += e
+                terms[i] += e
         return terms
 
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
@@ -298,19 +301,19 @@ class BatchedChain(DepthChain):
     def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta = self._stacked(delta)
-        total = self._zero()
+        total, initial = self._zero(), None
         for group in self.groups:
-            for name, stacked in group.weight_gradients(delta).items():
+            first = self.initial and 0 in group.indices
+            found, entered = group.gradients(delta, first)
+            initial = entered[group.indices.index(0)] if first and entered is not None else initial
+            for name, stacked in found.items():
                 if stacked is not None and name in group.columns:
                     self._hand_back_rows(group, group.columns[name], stacked, total)
                 elif stacked is not None:
                     self._hand_back(group.tensors[name], stacked, total)
         own = [i for i in reversed(range(len(self))) if i not in self._ran]
-        initial = self._add_local([self.links[i] for i in own], [delta[i] for i in own], total) if own else None
-        if 0 in self._ran:
-            first = self._run_again(0, {}) if self.initial else None
-            initial = self._add_local([first], [delta[0]], total) if first else None
-        return total._replace(initial=initial)
+        carried = self._add_local([self.links[i] for i in own], [delta[i] for i in own], total) if own else None
+        return total._replace(initial=initial if 0 in self._ran else carried)
 
     def _hand_back_rows(self, group: Group, column: Stack, gradient: Tensor, total: ChainGradients) -> None:
         # A row of what is not contiguous is copied for each parameter.

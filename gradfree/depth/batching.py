@@ -376,11 +376,11 @@ def _agrees(group: Group, links: Sequence[Link], numbers: Mapping[int, int]) -> 
             allow_unused=True,
         )
     total: dict[int, Cotangent] = {}
-    for name, stacked in batch.weight_gradients(cotangents, keep=True).items():
+    weights, pulled = batch.gradients(cotangents, keep=True, of_inputs=True)
+    for name, stacked in weights.items():
         for tensor, gradient in zip(group.tensors[name], [] if stacked is None else stacked.unbind(0), strict=False):
             n = numbers[id(tensor)]
             total[n] = plus(total.get(n), gradient)
-    pulled = batch.pull(cotangents)
     rows = [None] * len(links) if pulled is None else list(pulled.unbind(0))
     found = [
         *(row for row, link in zip(rows, links, strict=True) if link.state is not None),

@@ -101,9 +101,7 @@ class Recording:
         self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
         self.hooked = set[int]()
-        self.uncut = False
-        self.solving = False
-        self.freed = False
+        self.uncut = self.solving = self.freed = False
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
         self._entrances: list[weakref.ref[Any]] = []
@@ -138,6 +136,9 @@ class Recording:
     def _anchor(self) -> Tensor:
         return Anchor.apply(*self._before(), *self.parameters)
 
+    def _leads(self) -> Tensor:
+        return self._anchor
+
     def _before(self) -> list[Tensor]:
         """Return what leads to the leaf tensors before the chain that are not among its parameters."""
         return leading_to([*self._origins, *(tensor for tensor, _ in self.inputs)], self.numbers)
@@ -164,8 +165,9 @@ class Recording:
 
     def _enter(self, entered: list[Entered], more: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         # A leaf that needs a gradient is kept by the node that would collect it; where the anchor needs one, none must.
-        without_history = (t.detach().requires_grad_(not self._anchor.requires_grad) for t in tensors)
-        outputs: Sequence[Tensor] = Entries.apply(self, entered, more, self._anchor, *without_history)
+        lead = self._leads()
+        without_history = (t.detach().requires_grad_(not lead.requires_grad) for t in tensors)
+        outputs: Sequence[Tensor] = Entries.apply(self, entered, more, lead, *without_history)
         self._entrances.append(weakref.ref(outputs[0].grad_fn))
         return outputs
 
@@ -270,7 +272,7 @@ class Recording:
         finally:
             self.solving = False
         self._solved = True
-        refuse_passed(self._entrances, self._anchor, self.parameters)
+        refuse_passed(self._entrances, self._leads(), self.parameters)
         return gradients.initial, *gradients.inputs, *gradients.parameters
 
     @property

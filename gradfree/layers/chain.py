@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,7 +17,7 @@ from gradfree.depth.chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
-from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part, role_of
+from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part
 
 TAIL = (Role.POINTWISE, Role.DROPOUT)
 """What may follow a layer with weights and still be its own activation."""
@@ -35,12 +34,14 @@ class LayerReplay(Protocol):
         parameters: trainable ones, in the order of their gradients.
         inputs: other tensors that the layers were given.
         goes_on: whether what lies before the chain needs a gradient.
+        roles: of the layers.
     """
 
     initial: Tensor
     parameters: Sequence[Tensor]
     inputs: list[tuple[Tensor, GradientEdge]]
     goes_on: bool
+    roles: list[Role]
 
     @property
     def memory(self) -> Memory:
@@ -88,7 +89,7 @@ class LayerChain(DepthChain):
         inputs = len(recording.inputs)
         super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
         self.recording = recording
-        self.roles = [role_of(link.block) for link in links]
+        self.roles = recording.roles[: len(links)]
         """Of the links, which engines ask for again and again."""
         weighted = [i for i, role in enumerate(self.roles) if role is Role.WEIGHTS]
         if not weighted:
@@ -294,7 +295,7 @@ class LayerChain(DepthChain):
             return link.out.detach()
         x = self._entered(index - 1)
         # A dropout is linear: its Jacobian has the mask.
-        return self.pulled(link, x) if role_of(link.block) is Role.DROPOUT else self.recording.run_again(link, x).out
+        return self.pulled(link, x) if self.roles[index - 1] is Role.DROPOUT else self.recording.run_again(link, x).out
 
     def add(self, link: Link, cotangent: Tensor, total: ChainGradients) -> None:
         """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.
@@ -304,19 +305,19 @@ class LayerChain(DepthChain):
             cotangent: shaped like its output.
             total: is changed.
         """
-        self._add_local([replace(link, state=None)], [cotangent.to(link.out.dtype)], total)
+        self._add_local([link.changed(state=None)], [cotangent.to(link.out.dtype)], total)
 
 
 def valueless(link: Link) -> Link:
     """Return ``link`` without its values, but with its graph."""
     if link.out.is_meta:
         return link
-    return replace(link, out=_without_values(link.out), root=None, end=get_gradient_edge(link.out))
+    return link.changed(out=_without_values(link.out), root=None, end=get_gradient_edge(link.out))
 
 
 def released(link: Link) -> Link:
     """Return ``link`` without its values and its graph."""
-    return replace(link, out=_without_values(link.out), root=None, state=None, end=None, entries=())
+    return link.changed(out=_without_values(link.out), root=None, state=None, end=None, entries=())
 
 
 def _without_values(out: Tensor) -> Tensor:

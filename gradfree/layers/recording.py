@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import cached_property
 from itertools import zip_longest
 
 import torch
@@ -21,7 +21,7 @@ from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import TAIL, LayerChain, released, valueless
-from gradfree.layers.roles import Role, keeps_state, role_of
+from gradfree.layers.roles import Role, has_inside, keeps_state, role_of
 from gradfree.torchside.random_state import RandomState
 
 
@@ -51,8 +51,14 @@ class LayerRecording(Recording):
         self._random: dict[str, RandomState] = {}
         self._version = 0
         self._streamed = 0
+        engine = chain.attachment.engine
+        self._streams, self._keeps = engine.streams, engine.reads_states
+        self.roles: list[Role] = []
+        self._paths: set[str] = set()
         self._origins = [state]
-        self._anchor = Anchor.apply(*self._before())
+        # One leaf there must be: of what needs no gradient, autograd would keep every state.
+        self._lead = Anchor.apply(torch.empty(0, requires_grad=True), *self._before())
+        self._led = 0
         self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -73,8 +79,8 @@ class LayerRecording(Recording):
         Raises:
             ChainError: what is about to happen is not the layer's own function of the state before it.
         """
-        _check_plain(path, block)
-        if any(link.path == path for link in self.links):
+        self._role = _plain_role(path, block)
+        if path in self._paths:
             raise ChainError(
                 f"{path} runs twice in one forward pass. To apply a layer several times, give each use a module of its "
                 "own (they may share parameters)."
@@ -89,8 +95,13 @@ class LayerRecording(Recording):
                 f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
                 "tensor in a layer of its own, or leave the layers from there on out of the chain."
             )
-        if self.chain.attachment.engine.streams and role_of(block) is Role.DROPOUT and block.training:
+        if self._streams and self._role is Role.DROPOUT and block.training:
             self._random[path] = RandomState.of(self.initial.device)
+        if has_inside(block):
+            # To what is before it alone: else autograd, asked for the gradients of a layer's own parameters, would
+            # compute that of its input, too.
+            before = (self.parameters[n] for link in self.links[self._led :] for n in link.parameters)
+            self._lead, self._led = Anchor.apply(self._lead, *before), len(self.links)
 
     def add(self, link: Link) -> None:
         """Keep ``link``.
@@ -98,18 +109,15 @@ class LayerRecording(Recording):
         Raises:
             ChainError: a layer without weights, by its role, has used parameters, which would get no gradient.
         """
-        role = role_of(link.block)
-        if role is not Role.WEIGHTS and link.parameters:
+        if self._role is not Role.WEIGHTS and link.parameters:
             raise ChainError(
                 f"{link.path} is a {type(link.block).__name__}, registered as without weights, but trains parameters, "
                 "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
             )
         super().add(link)
+        self.roles.append(self._role)
+        self._paths.add(link.path)
         self._version = link.out._version
-        if link.parameters:
-            # What enters a layer leads to what is before it alone: else autograd, asked for the gradients of the
-            # layer's own parameters, would compute that of its input, too.
-            self._anchor = Anchor.apply(self._anchor, *(self.parameters[n] for n in link.parameters))
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, and let go of what is not needed any more.
@@ -118,14 +126,25 @@ class LayerRecording(Recording):
         values inside a layer's own activation. Autograd keeps those that derivatives need.
         """
         left = super().leave(link, given, before)
-        engine, role, index = self.chain.attachment.engine, role_of(link.block), len(self.links) - 1
-        if engine.streams and role is Role.WEIGHTS:
+        index = len(self.links) - 1
+        if self._streams and self._role is Role.WEIGHTS:
             for i in range(self._streamed, index):
                 self._let_go(i, released(self.links[i]))
             self._streamed = index
-        elif not engine.reads_states and role in TAIL and index and not keeps_state(self.links[index - 1].block):
+        elif not self._keeps and self._role in TAIL and index and not keeps_state(self.links[index - 1].block):
             self._let_go(index - 1, valueless(self.links[index - 1]))
         return left
+
+    @cached_property
+    def _anchor(self) -> Tensor:
+        return Anchor.apply(self._lead, *self.parameters)
+
+    def _leads(self) -> Tensor:
+        """Return what leads to leaf tensors before the chain, and to parameters as far as a layer's inside needs them.
+
+        One that led to all parameters would be walked through, whole, for the gradients of each layer.
+        """
+        return self._lead
 
     def _let_go(self, index: int, link: Link) -> None:
         # What has been changed in place is refused when the next layer is given it.
@@ -170,12 +189,13 @@ class LayerRecording(Recording):
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
-        return replace(link, out=out, state=get_gradient_edge(local), end=None)
+        return link.changed(out=out, state=get_gradient_edge(local), end=None)
 
 
-def _check_plain(path: str, layer: nn.Module) -> None:
+def _plain_role(path: str, layer: nn.Module) -> Role:
     """Refuse a layer whose calls are no longer its class's own forward, from the recorder's hook to its other one."""
-    if role_of(layer) is None:
+    role = role_of(layer)
+    if role is None:
         raise ChainError(f"{path} computes something else than when the engine was attached. Change it, then attach.")
     *_, innermost = layer._forward_pre_hooks.values()
     for hook in (innermost, next(iter(layer._forward_hooks.values()))):
@@ -185,3 +205,4 @@ def _check_plain(path: str, layer: nn.Module) -> None:
                 "layer and the engine and may change what the layer is given or returns. Register it first, then "
                 "attach."
             )
+    return role

@@ -160,10 +160,17 @@ def has_own_weight(module: nn.Module) -> bool:
 
 def keeps_state(module: nn.Module) -> bool:
     """Tell whether running the layer changes it: it has submodules with buffers, or with parameters they set."""
+    if not module._modules:
+        return False
     inner = [child for child in module.modules() if child is not module]
     return any(not p.requires_grad for child in inner for p in child.parameters()) or any(
         True for child in inner for _ in child.buffers()
     )
+
+
+def has_inside(module: nn.Module) -> bool:
+    """Tell whether a loss might use a tensor from inside the layer: torch's own layers hand out none but the output."""
+    return not type(module).forward.__module__.startswith("torch.nn.")
 
 
 def weight_of(module: nn.Module) -> Tensor:

@@ -45,6 +45,7 @@ class LayerParallelStrategy(DDPStrategy):
         taps: blocks whose outputs are used behind the chain.
         residual: as in :meth:`gradfree.Engine.attach`.
         microbatches: the parts that a batch goes through the devices in.
+        uncut: arguments that each part is given as they are.
         **options: the engine's, if it is given by name, and those of ``DDPStrategy``.
 
     Attributes:
@@ -64,6 +65,7 @@ class LayerParallelStrategy(DDPStrategy):
         taps: Sequence[str] = (),
         residual: float | None = None,
         microbatches: int = 1,
+        uncut: Sequence[str] = (),
         **options: Any,
     ):
         if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
@@ -72,7 +74,7 @@ class LayerParallelStrategy(DDPStrategy):
         self.engine = resolve_engine(engine, {name: options.pop(name) for name in list(options) if name in known})
         self.stages, self._path = stages, model
         self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "first": first, "last": last}
-        self._placed |= {"taps": taps, "residual": residual, "microbatches": microbatches}
+        self._placed |= {"taps": taps, "residual": residual, "microbatches": microbatches, "uncut": uncut}
         super().__init__(**options)
 
     stage: Stage | None = None

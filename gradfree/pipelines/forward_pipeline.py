@@ -107,6 +107,7 @@ class ForwardPipeline(Whole):
         paths, layers = list(site.blocks), list(site.blocks.values())
         held = {id(p) for name, p in model.named_parameters() if line.position in placement.holders[name]}
         own = layers[run.start : run.stop]
+        self._where = f"{paths[run.start]} to {paths[run.stop - 1]}"
         self._gone = vacate(model, held, {layer for layer in layers if layer not in own})
         self.handle = engine.attach(model, [paths[run.start : run.stop]])
         for layer in own:
@@ -137,7 +138,8 @@ class ForwardPipeline(Whole):
             The loss on the last rank, ``None`` on the others: they do not wait for it.
         """
         with self._telling():
-            self.messages.settle()
+            self._line.begin(self._passed)
+            sent = self.messages.unsettled
             if len(inputs) < self._microbatches:
                 raise ChainError(f"{len(inputs)} samples cannot go through the ranks in {self._microbatches} parts.")
             parts = list(zip(*(t.tensor_split(self._microbatches) for t in (inputs, targets)), strict=True))
@@ -150,6 +152,8 @@ class ForwardPipeline(Whole):
                     total = found if total is None or found is None else total + found
                 elif job == "feedback":
                     self._carry_back()
+                    # Not before: what comes from the rank on the right tells that it has taken all of the last step.
+                    self.messages.settle(sent)
                 else:
                     torch.autograd.backward(*self._left.pop(j))
             self._passed += self._microbatches
@@ -159,14 +163,14 @@ class ForwardPipeline(Whole):
     def outputs(self, inputs: Tensor) -> Tensor | None:
         """Return the model's outputs on the last rank, ``None`` on the others, without gradients."""
         with self._telling():
-            self.messages.settle()
-            self._line.number = self._passed
-            self._passed += 1
+            self._line.begin(self._passed)
+            sent = self.messages.unsettled
             out = self._run(inputs)
-            if self._line.is_last:
-                return out
-            self._line.state_leaving(out)
-        return None
+            if not self._line.is_last:
+                self._line.state_leaving(out)
+            self.messages.settle(sent)
+            self._passed += 1
+        return out if self._line.is_last else None
 
     def _run(self, inputs: Tensor) -> Tensor:
         """Return the last state that this rank comes to; of the last rank, the model's outputs."""
@@ -241,11 +245,13 @@ class ForwardPipeline(Whole):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Leave word of what stops this rank."""
+        """Let the others know of what stops this rank."""
         try:
             yield
         except Exception as error:
-            self.messages.tell(error)
+            if halt := self.messages.stopped(error, self._where):
+                # Ranks on the left may be a step ahead.
+                self._line.give_up(halt, range(self._passed, self._passed + 2 * self._microbatches))
             raise
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from gradfree.errors import ChainError
 from gradfree.layers.chain import normalised
-from gradfree.ranks.messages import Messages
+from gradfree.ranks.messages import Halt, Messages
 
 _STATE, _SHIFT, _ERROR, _ROWS = range(100, 108, 2)
 """Kinds of messages: a note of shapes, and one more for the tensors."""
@@ -31,11 +33,34 @@ class Neighbours:
         self.position, self.count = messages.position, messages.count
         self.number = 0
         self.feedback: Tensor | None = None
+        self._given: set[tuple[int, int]] = set()
 
     @property
     def is_last(self) -> bool:
         """Whether this is the last rank."""
         return self.position == self.count - 1
+
+    def begin(self, number: int) -> None:
+        """Begin a step, or a pass for outputs, with microbatch ``number``."""
+        self.number = number
+        self._given.clear()
+
+    def give_up(self, halt: Halt, numbers: range) -> None:
+        """Let all ranks that wait for something from this one know at once what has stopped it.
+
+        Args:
+            halt: in place of what it has not sent.
+            numbers: of the microbatches that they may wait for.
+        """
+        receivers = {_STATE: self.position + 1, _SHIFT: self.position + 1, _ROWS: self.position - 1}
+        if self.is_last:
+            receivers = {_ERROR: 0, _ROWS: self.position - 1}
+        # That a connection may be lost, too, is no news then.
+        with suppress(ChainError):
+            for number in numbers:
+                for kind, to in receivers.items():
+                    if to >= 0 and (kind, number) not in self._given:
+                        self.messages.send_note(halt, to, number, kind, "what has stopped it")
 
     def state_entering(self) -> Tensor:
         """Return the state that the rank on the left has come to in the first pass."""
@@ -77,6 +102,7 @@ class Neighbours:
 
     def _give(self, tensors: Sequence[Tensor], to: int, kind: int, what: str) -> None:
         note = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        self._given.add((kind, self.number))
         self.messages.send_note(note, to, self.number, kind, what)
         for tensor in tensors:
             self.messages.send(tensor, to, self.number, kind + 1, what)

@@ -179,15 +179,30 @@ class Messages:
             distributed.broadcast(tensor, self._ranks[source], self._group)
         return tensor
 
-    def reason(self, error: Exception) -> str:
-        """Return what to tell others of what has stopped this rank."""
-        if isinstance(error, Halted):
-            return str(error)
-        return f"rank {self._ranks[self.position]} has stopped: {type(error).__name__}: {error}"
+    def stopped(self, error: Exception, where: str = "") -> Halt | None:
+        """Leave word of what has stopped this rank; return the note for all that wait for it, if it can be told.
 
-    def settle(self) -> None:
-        """Wait until all that was sent has been taken."""
-        sent, self._sent = self._sent, []
+        Args:
+            error: what has stopped it.
+            where: modules, for messages.
+        """
+        self.tell(error)
+        if isinstance(error, Lost):
+            return None
+        if isinstance(error, Halted):
+            return Halt(str(error))
+        at = where and f" in {where}"
+        return Halt(f"rank {self._ranks[self.position]} has stopped{at}: {type(error).__name__}: {error}")
+
+    @property
+    def unsettled(self) -> int:
+        """How many messages nobody has waited for."""
+        return len(self._sent)
+
+    def settle(self, count: int | None = None) -> None:
+        """Wait until all that was sent has been taken, or the first ``count`` messages of it."""
+        count = self.unsettled if count is None else count
+        sent, self._sent = self._sent[:count], self._sent[count:]
         for work, _, to, what in sent:
             with self._telling(what, to):
                 work.wait()
@@ -211,8 +226,9 @@ class Messages:
 
     def tell(self, error: BaseException) -> None:
         """Leave word of what has stopped this rank, for those that wait for it."""
+        said = str(error) if isinstance(error, ChainError) else f"{type(error).__name__}: {error}"
         with suppress(Exception):
-            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", str(error))
+            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", said)
 
     def _told(self, other: int) -> str:
         """Return what ``other`` has left word of, nothing if there is no word."""

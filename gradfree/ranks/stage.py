@@ -24,8 +24,8 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
-from gradfree.ranks.messages import Halt, Lost, Messages, check_tags, group_of
-from gradfree.ranks.microbatches import cut, joined
+from gradfree.ranks.messages import Messages, check_tags, group_of
+from gradfree.ranks.microbatches import Cutter, joined
 from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.outputs import AllOutputs, compare_loss
 from gradfree.ranks.placement import Placement, place
@@ -48,6 +48,7 @@ def layer_parallel(
     taps: Sequence[str] = (),
     residual: float | None = None,
     microbatches: int = 1,
+    uncut: Sequence[str] = (),
     **options: Any,
 ) -> Stage:
     """Leave of ``model`` what this rank is to hold: one run of blocks, on the first and the last rank what is around.
@@ -72,6 +73,8 @@ def layer_parallel(
         microbatches: m, the parts that each batch is cut into along the first dimension of the tensors that the model
             is given; ranks work on them at the same time, so that a forward pass takes (n + m - 1) / (n m) of one
             process's time. Smaller batches are cut into single samples.
+        uncut: the names of arguments of the model's ``forward`` that each part is given as they are, such as a mask for
+            all samples.
         **options: the engine's options, if it is given by name.
 
     Returns:
@@ -85,18 +88,17 @@ def layer_parallel(
     group = group_of(mesh)
     if taps:
         check_tags(group, model, "taps")
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ChainError(f"microbatches must be a number of parts, 1 or more, not {microbatches!r}.")
+    cutter = Cutter(model.forward, microbatches, uncut)
     messages = Messages(group)
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
     placement = place(model, site, messages.count, costs, first, last)
     if unknown := [tap for tap in taps if tap not in placement.blocks]:
         raise ChainError(f"taps names {unknown[0]!r}, which is no block of {site.path!r}.")
-    chosen = {"the engine": repr(solver), "the taps": list(taps), "microbatches": microbatches}
+    chosen = {"the engine": repr(solver), "the taps": list(taps), "microbatches": microbatches, "uncut": sorted(uncut)}
     messages.agree(chosen | _facts(model, placement))
     tapped = [placement.blocks.index(tap) for tap in taps]
-    return Stage(model, solver, site, placement, messages, tapped, residual, microbatches)
+    return Stage(model, solver, site, placement, messages, tapped, residual, cutter)
 
 
 def stage_of(model: nn.Module) -> Stage | None:
@@ -127,10 +129,10 @@ class Stage(Whole):
         messages: Messages,
         taps: Sequence[int],
         residual: float | None,
-        microbatches: int,
+        cutter: Cutter,
     ):
         super().__init__(model, list(model.state_dict()), placement, messages)
-        self.taps, self._microbatches = taps, microbatches
+        self.taps, self._cutter = taps, cutter
         blocks = list(site.blocks.values())
         self.ports = [port_of(block) for block in blocks]
         run = placement.runs[messages.position]
@@ -170,17 +172,15 @@ class Stage(Whole):
         passes = [self._new_pass()]
         outputs = AllOutputs(self.messages, partial(self._look, passes[0].number))
         try:
-            given = cut(self.model, (args, kwargs), self._microbatches)
+            given = self._cutter(self.model, args, kwargs)
             passes += [self._new_pass() for _ in given[1:]]
             with self._shared.in_place(passes[0].number):
-                found = [self._through(its, *own) for its, own in zip(passes, given, strict=True)]
+                found = [self._through(its, own.args, own.kwargs) for its, own in zip(passes, given, strict=True)]
             if self.messages.position == self.messages.count - 1:
                 return outputs.hand_out(passes, joined(given, found))
             return outputs.receive(passes, self.device)
         except Exception as error:
-            self.messages.tell(error)
-            if not isinstance(error, Lost):
-                halt = Halt(self.messages.reason(error))
+            if halt := self.messages.stopped(error):
                 (self._pass or passes[0]).give_up(halt)
                 outputs.give_up(halt)
             raise

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
+from gradfree.segments.gru_backward import GRUPieces
 from gradfree.segments.layout import cut, joined, pieces
 from gradfree.segments.replay import ReplayPieces
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
@@ -55,13 +56,15 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
     plan = rule.plan(part, replay.count if replay else None)
     if plan is None:
         return None, FinishedPass(part)
-    segments: _Segments | ReplayPieces
+    segments: _Segments | ReplayPieces | GRUPieces
     if replay is not None:
         assert isinstance(chain, CellChain)
         segments = ReplayPieces(replay, chain, direct)
+    elif isinstance(chain, CellChain) and chain.gates is not None:
+        segments = GRUPieces(chain, chain.gates, direct, plan)
     else:
         segments = _Segments(chain, direct, plan, part.known)
-    reach = segments.reach if rule.corrector and isinstance(segments, _Segments) else None
+    reach = None if rule.corrector is None or isinstance(segments, ReplayPieces) else segments.reach
     result, outcome = settle(segments.run, segments.guess(), plan.patience, reach, reverse=True)
     return segments.gradients(result) if outcome.settled else None, FinishedPass(part, plan, outcome)
 

@@ -51,15 +51,14 @@ class CellChain(TimeChain):
         self.inside = inside
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
-        self._given, self.kind = (mode, out, first, gates), mode
+        self.kind, self.out, self.first, self.gates = mode, out, first, gates
         self.states = [out] * len(first)
 
     @cached_property
     @phase("local derivatives")
     def cell(self) -> Linearised:
         """The Jacobians of all steps."""
-        mode, out, first, gates = self._given
-        return linearise(mode, self.x, out, first, self.parameters, gates)
+        return linearise(self.kind, self.x, self.out, self.first, self.parameters, self.gates)
 
     @property
     def diagonal(self) -> Sequence[Factor]:
@@ -108,10 +107,9 @@ class CellChain(TimeChain):
         # The last that is asked of the Jacobians: their place serves, and whoever asks again gets new ones.
         cell = vars(self).pop("cell")
         hidden = cell.into_hidden(delta)
-        _, out, first, _ = self._given
         of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
         of_b_ih, of_b_hh = of_biases or (False, False)
-        w_hh = _product(hidden[1:], out[:-1]).addmm_(hidden[0].t(), first[0]) if of_w_hh else None
+        w_hh = _product(hidden[1:], self.out[:-1]).addmm_(hidden[0].t(), self.first[0]) if of_w_hh else None
         b_hh = hidden.sum((0, 1)) if of_b_hh else None
         fed = cell.fed(delta, hidden)
         w_ih = _product(fed, self.x) if of_w_ih else None

@@ -139,13 +139,13 @@ class LinearisedGRU(Linearised):
     def __init__(self, gates: Gates, before: Tensor, room: Tensor | None = None):
         """Linearise at ``before``, the states before all steps; ``room`` (T, B, 3H) may hold ``gates.hidden`` last."""
         (r, z), n = gates.reset_update.chunk(2, -1), gates.new
-        self.new = _through_tanh(1 - z, n)
+        self.new = through_tanh(1 - z, n)
         # The cotangents of Q's three parts are δ times these.
         room = n.new_empty(*n.shape[:-1], 3 * n.shape[-1]) if room is None else room
         self.factors = room.unflatten(-1, (3, -1))
         f_r, f_z, f_n = self.factors.unbind(-2)
-        _through_sigmoid(torch.mul(self.new, gates.hidden, out=f_r), r)
-        _through_sigmoid(torch.sub(before, n, out=f_z), z)
+        through_sigmoid(torch.mul(self.new, gates.hidden, out=f_r), r)
+        through_sigmoid(torch.sub(before, n, out=f_z), z)
         torch.mul(self.new, r, out=f_n)
         self.carry = z
 
@@ -278,12 +278,12 @@ def _add_product(step: Tensor, rows: Tensor, weight: Tensor) -> None:
         step += rows @ weight
 
 
-def _through_tanh(cotangent: Tensor, y: Tensor) -> Tensor:
+def through_tanh(cotangent: Tensor, y: Tensor) -> Tensor:
     """Multiply ``cotangent`` by tanh' = 1 - y², in place."""
     return torch.ops.aten.tanh_backward.grad_input(cotangent, y, grad_input=cotangent)
 
 
-def _through_sigmoid(cotangent: Tensor, y: Tensor) -> Tensor:
+def through_sigmoid(cotangent: Tensor, y: Tensor) -> Tensor:
     """Multiply ``cotangent`` by σ' = y (1 - y), in place."""
     return torch.ops.aten.sigmoid_backward.grad_input(cotangent, y, grad_input=cotangent)
 

@@ -15,7 +15,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory, run
-from gradfree.time.gru_forward import Gates
+from gradfree.time.gru_forward import Gates, sequences_first
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
 from gradfree.torchside.phases import phase
@@ -79,10 +79,10 @@ class FusedLayer:
             e.flatten(0, 1).index_add_(0, self.packing.last, final)
         return e
 
-    def grid(self, x: Tensor, direction: int) -> Tensor:
+    def grid(self, x: Tensor, direction: int, as_it_lies: bool = False) -> Tensor:
         """Return ``x`` as (T, B, ·) in the order in which ``direction`` runs."""
         if self.packing is None:
-            return x.flip(0) if direction else x.contiguous()
+            return x.flip(0) if direction else x if as_it_lies else x.contiguous()
         return self.packing.pad(x.index_select(0, self.packing.mirror) if direction else x)
 
     def rows(self, x: Tensor, direction: int) -> Tensor:
@@ -129,14 +129,16 @@ class LayerFunction(torch.autograd.Function):
         width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
         of_x: Tensor | None = None
         of_states, of_weights = [], []
+        gates = Gates(*kept) if kept else None
+        lies = gates is not None and sequences_first(gates.hidden)
         for d in range(layer.directions):
             mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
-            outs = layer.grid(out[..., mine], d)
-            e = None if cotangent is None else layer.grid(cotangent[..., mine].to(out.dtype), d)
+            outs = layer.grid(out[..., mine], d, lies)
+            e = None if cotangent is None else layer.grid(cotangent[..., mine].to(out.dtype), d, lies)
             direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
-            first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d), rest[parts:][weights]
+            first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d, lies), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
-            gates, inside = Gates(*kept) if kept else None, layer.packing.inside if layer.packing else None
+            inside = layer.packing.inside if layer.packing else None
             name, memory = layer.chain_name(d), layer.attachment.memory
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):

@@ -28,6 +28,11 @@ class Gates(NamedTuple):
     hidden: Tensor
 
 
+def sequences_first(x: Tensor) -> bool:
+    """Tell whether in memory ``x`` (T, B, ...) has one sequence behind the other."""
+    return x.shape[1] > 1 and x.stride(0) < x.stride(1)
+
+
 def pays(x: Tensor, units: int) -> bool:
     """Tell whether keeping the gates is possible and faster than recomputing them.
 

@@ -145,6 +145,62 @@ def said(make, **options):
     return ""
 
 
+class Behind(nn.Module):
+    """Uses a weight of the first rank once more, behind the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(36, 5, bias=False)
+        self.layers = nn.Sequential(*(nn.Linear(5, 5) for _ in range(8)))
+
+    def forward(self, x):
+        return self.layers(self.stem(x.flatten(1))) + self.stem.weight.sum()
+
+
+class Failing(nn.Module):
+    """The identity, until call ``last``: each microbatch calls it in both passes."""
+
+    calls, last = 0, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.last:
+            raise ValueError("the layer's own error")
+        return x * 1.0
+
+
+gradfree.register_layer(Failing, "pointwise")
+
+
+def failing(last):
+    def make():
+        model = mlp()
+        model.layers.insert(5, Failing())
+        model.layers[5].last = last
+        return model
+
+    return make
+
+
+# Of the second step's two microbatches, the second one's: its first pass; its second, when the first rank is done.
+STOPPED = {"first pass": failing(6), "second pass": failing(8), "absent": Behind}
+
+
+def stopped(make, group):
+    """Return what this rank is told where one fails in mid-step."""
+    model = made(make)
+    pipeline = gradfree.forward_pipeline(model, cross_entropy, microbatches=2, mesh=group)
+    optimizer = optimizer_of(model)
+    try:
+        for x, targets in batches():
+            optimizer.zero_grad()
+            pipeline.step(x, targets)
+            optimizer.step()
+    except (ChainError, ValueError) as error:
+        return str(error)
+    return ""
+
+
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -154,6 +210,9 @@ def main(folder):
         if ranks > RANK:
             found[name] = of_ranks(make, options, microbatches, groups[ranks])
     found["refused"] = list(refused(groups[4]))
+    for name, make in STOPPED.items():
+        own = distributed.new_group(timeout=timedelta(seconds=20))
+        found.setdefault("stopped", {})[name] = stopped(make, own)
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

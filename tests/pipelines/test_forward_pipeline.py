@@ -21,14 +21,25 @@ SAID = (
     "0.weight",
     "chains=",
 )
+STOPPED = {
+    "first pass": (1, "the layer's own error"),
+    "second pass": (1, "the layer's own error"),
+    "absent": (3, "depends on stem.weight"),
+}
+"""The rank that fails, and what it says."""
 
 
 @pytest.mark.slow
 def test_two_and_four_ranks_train_as_one_process(tmp_path):
     found = results_of_ranks(tmp_path, SCRIPT, ranks=4)
-    assert max(found[0][case] for case in found[0] if case != "refused") < 1e-9
-    assert len(found[0]) == 6
-    for rank in found:
+    assert max(found[0][case] for case in found[0] if case not in ("refused", "stopped")) < 1e-9
+    assert len(found[0]) == 7
+    for number, rank in enumerate(found):
+        # At once, not when the group gives up waiting, which tells nothing of it.
+        for way, said in rank["stopped"].items():
+            its, error = STOPPED[way]
+            assert error in said, (way, number)
+            assert number == its or f"rank {its} has stopped in layers." in said, (way, number)
         wrong = [said for part, said in zip(SAID, rank["refused"], strict=True) if part not in said]
         assert not wrong
 

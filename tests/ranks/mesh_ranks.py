@@ -7,6 +7,7 @@ import os
 import sys
 from datetime import timedelta
 from functools import partial
+from itertools import product
 
 import torch
 from rank_processes import leave
@@ -16,9 +17,35 @@ from torch.distributed.fsdp import fully_shard
 from whole_ranks import made
 
 import gradfree
+from gradfree.testing.cases.models import Plain
 from gradfree.torchside.sharding import whole
 
 RANK = int(os.environ.get("RANK", "0"))
+
+
+def sharing():
+    """Of whose six blocks some share weights with others on their own rank, and with others elsewhere."""
+    torch.manual_seed(0)
+    model = Tokens()
+    for block in model.blocks[2:4]:
+        block.linear.weight = model.blocks[0].linear.weight
+    for block in model.blocks[4:]:
+        block.linear.weight = model.blocks[1].linear.weight
+    return model
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(13, 6)
+        self.blocks = nn.ModuleList([Plain() for _ in range(6)])
+        self.head = nn.Linear(6, 13)
+
+    def forward(self, tokens):
+        state = self.embedding(tokens)
+        for block in self.blocks:
+            state = block(state)
+        return self.head(state)
 
 
 def train(model, part, clip):
@@ -43,17 +70,20 @@ def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "blocks"))
-    one = made()
-    train(one, slice(None), partial(nn.utils.clip_grad_norm_, list(one.parameters())))
     found = {}
     half = 2 * mesh["data"].get_local_rank()
-    for share in (ddp, fsdp):
-        model = made()
+    for share, build in product((ddp, fsdp), (made, sharing)):
+        one, model = build(), build()
+        train(one, slice(None), partial(nn.utils.clip_grad_norm_, list(one.parameters())))
         stage = gradfree.layer_parallel(model, "highway_bp", mesh=mesh["blocks"], iterations=1)
         train(share(model, mesh), slice(half, half + 2), stage.clip_grad_norm_)
         expected, weights = one.state_dict(), stage.state_dict()
         off = max((value - expected[name]).abs().max().item() for name, value in weights.items()) if weights else None
-        found[share.__name__] = {name: whole(p.detach()) for name, p in model.named_parameters()}, len(weights), off
+        found[share.__name__, build.__name__] = (
+            {name: whole(p.detach()) for name, p in model.named_parameters()},
+            len(weights),
+            off,
+        )
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

@@ -11,6 +11,7 @@ SCRIPT = Path(__file__).with_name("failing_ranks.py")
 CAUSES = {
     "killed": "It has ended",
     "killed in backward": "It has ended",
+    "ends in backward": "What has stopped it: ValueError: the block's own error",
     "hangs": "hangs",
     "another loss": "What has stopped it: the loss is not that of the last rank",
     "nan": "What has stopped it: non-finite cotangent at the output of blocks.2",

@@ -29,8 +29,8 @@ class Around(nn.Module):
         return self.behind(self.model(x if scale is None else x * scale))
 
 
-def parallel(model, microbatches):
-    gradfree.layer_parallel(model, "highway_bp", iterations=0, microbatches=microbatches)
+def parallel(model, microbatches, **options):
+    gradfree.layer_parallel(model, "highway_bp", iterations=0, microbatches=microbatches, **options)
     return model
 
 
@@ -66,8 +66,24 @@ def test_outputs_that_are_not_of_the_samples_are_refused(behind, message):
 
 @pytest.mark.parametrize("scale", [torch.ones(6), torch.ones(()), torch.ones(1, 6)])
 def test_inputs_that_are_not_of_the_batch_are_refused(scale):
-    with pytest.raises(ChainError, match=r"their shapes are: \(4, 6\), .*\. Expand what has no such dimension"):
+    with pytest.raises(ChainError, match=r"their shapes are: \(4, 6\), .*\. Name the arguments that .* uncut="):
         parallel(Around(lambda out: out), 2)(torch.randn(4, 6), scale=scale)
+
+
+@pytest.mark.parametrize("by_keyword", [True, False])
+@pytest.mark.parametrize("count", [6, 4])
+def test_arguments_that_are_named_are_not_cut(by_keyword, count):
+    """One for all samples, also where its first dimension is as long as the batch by chance."""
+    torch.manual_seed(0)
+    model, x, scale = Around(lambda out: out), torch.randn(count, 6), torch.randn(6)
+    expected = model(x, scale)
+    parts = parallel(model, 3, uncut=["scale"])
+    torch.testing.assert_close(parts(x, scale=scale) if by_keyword else parts(x, scale), expected)
+
+
+def test_names_of_no_argument_are_refused():
+    with pytest.raises(ChainError, match=r"uncut names 'mask', but the model's forward has x, scale\."):
+        parallel(Around(lambda out: out), 2, uncut=["mask"])
 
 
 def test_batch_normalization_is_refused_in_training_only():

@@ -17,19 +17,22 @@ def test_three_ranks_write_and_two_resume(tmp_path):
     assert found[0]["checkpoint"] < 1e-10
     assert found[0]["resumed"] < 1e-10
     for rank in found:
-        assert rank["shares"].keys() == {"weights and gradients", "AdamW", "activations"}
-        assert all(0.33 < share < 0.36 for share in rank["shares"].values()), rank["shares"]
+        # A third, and states that go between ranks.
+        assert 0.33 < rank["share"] < 0.38
 
 
 @pytest.mark.slow
 def test_a_second_dimension_shares_the_data(tmp_path):
-    """DDP or FSDP2 around each rank's part: replicas are the same to the last bit, and train as one process does."""
+    """DDP or FSDP2 around each rank's part: replicas are the same to the last bit, and train as one process does.
+
+    With weights that blocks share on one rank and over both, too.
+    """
     found = results_of_ranks(tmp_path, Path(__file__).with_name("mesh_ranks.py"), ranks=4)
-    pairs = [(found[rank][share], found[rank + 2][share]) for rank in (0, 1) for share in ("ddp", "fsdp")]
+    pairs = [(found[rank][way], found[rank + 2][way]) for rank in (0, 1) for way in found[0]]
     for (weights, *_), (others, *_) in pairs:
         assert weights.keys() == others.keys()
         assert all(torch.equal(weights[name], others[name]) for name in weights)
-    for share in ("ddp", "fsdp"):
-        _, count, off = found[0][share]
-        assert count > 20
+    assert len(found[0]) == 4
+    for _, count, off in found[0].values():
+        assert count > 10
         assert off < 1e-10

@@ -7,14 +7,15 @@ its memory a rank takes.
 import os
 import sys
 from datetime import timedelta
+from functools import partial
 
 import torch
 from rank_processes import leave
 from torch import distributed, nn
 
 import gradfree
-from gradfree.testing.runs.rank_costs import held
-from gradfree.testing.runs.rank_timing import Working
+from gradfree.benchmarks.maps.rank_steps import RankPart
+from gradfree.testing.runs.rank_blocks import Working, in_parts
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -58,6 +59,10 @@ def off(found, expected):
     return 0.0
 
 
+def peak(model):
+    return RankPart(partial(in_parts, model, torch.randn(256, 256)), list(model.parameters())).peak_memory()
+
+
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -87,11 +92,11 @@ def main(folder):
         whole = stage.state_dict()
         if RANK == 0:
             found["resumed"] = off(whole, dict(one.state_dict()))
-    x, blocks = torch.randn(8, 256), [Working() for _ in range(6)]
-    alone = held(nn.Sequential(*blocks), x)
+    blocks = [Working() for _ in range(12)]
+    alone = peak(nn.Sequential(*blocks))
     model = nn.Sequential(*blocks)
     gradfree.layer_parallel(model, "highway_bp", chains=[""], iterations=1)
-    found["shares"] = {what: size / alone[what] for what, size in held(model, x).items()}
+    found["share"] = peak(model) / alone
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
+from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.segments.costs import best_count
 from gradfree.testing.cases.models import OwnCell
 from gradfree.time.forward import _KERNELS
@@ -320,3 +321,16 @@ def test_an_lstm_goes_back_through_torchs_own_kernel(options, length, burn):
     with shooting(segments=4).attach(lstm):
         lstm(x, states)[0].sum().backward()
     assert lstm.weight_ih_l0.grad is None
+
+
+@pytest.mark.parametrize(("length", "batch_first"), [(1024, True), (1027, False)])
+def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
+    """Peak memory at most a twentieth above; sequences lie as the module's do, and gradients are torch's."""
+    gru = nn.GRU(32, 32, batch_first=batch_first)
+    x = torch.randn(*((4, length) if batch_first else (length, 4)), 32, requires_grad=True)
+    expected, peaks = everything(gru, x), []
+    for engine in (gradfree.create_engine("backprop"), shooting(segments=8)):
+        with engine.attach(gru):
+            assert off_by(everything(gru, x), expected) < 1e-11
+            peaks.append(peak_memory(lambda: gru(x)[0].sum().backward(inputs=[x, *gru.parameters()]), "cpu"))
+    assert peaks[1] <= 1.05 * peaks[0]

@@ -25,7 +25,7 @@ from gradfree.layers.roles import register_layer
 from gradfree.pipelines.forward_pipeline import forward_pipeline
 from gradfree.pipelines.order import share
 from gradfree.testing.runs.allocations import allocations
-from gradfree.testing.runs.rank_costs import in_parts, took
+from gradfree.testing.runs.rank_blocks import in_parts, took
 from gradfree.testing.runs.step_time import StepTime
 
 LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 3, 2
@@ -118,13 +118,13 @@ def one_forward_one_backward(model: nn.Sequential, microbatches: int, x: Tensor)
     return step
 
 
-def several(step: Callable[[], None]) -> None:
+def several(step: Callable[[], object]) -> None:
     """Take some steps."""
     for _ in range(STEPS):
         step()
 
 
-def peak(step: Callable[[], None]) -> int:
+def peak(step: Callable[[], object]) -> int:
     """Return the bytes that steps have allocated at the worst moment, above the best one."""
     step()
     levels = list(accumulate(allocations(partial(several, step)), initial=0))
@@ -153,7 +153,7 @@ def main() -> None:
         return nn.Sequential(*layers, nn.Linear(256, CLASSES, bias=False))
 
     one = waiting()
-    runs: dict[str, tuple[float, Callable[[], None]]] = {}
+    runs: dict[str, tuple[float, Callable[[], object]]] = {}
     runs["one process"] = 1.0, partial(in_parts, one, x) if rank == 0 else lambda: None
     for m in MICROBATCHES:
         runs[f"forward only, {m} microbatches"] = share(ranks, m), forward_only(waiting(), m, x)

@@ -6,7 +6,7 @@ import pytest
 from report_records import rounds, section_of
 from tiny_suite import fake
 
-from gradfree.benchmarks.maps.deep_steps import COMPILED, GRAPHED, PLAIN
+from gradfree.benchmarks.maps.deep_steps import BY_BLOCK, COMPILED, GRAPHED, PLAIN
 from gradfree.benchmarks.maps.depth_map import DepthMap, border
 from gradfree.benchmarks.records.records import measure
 from gradfree.benchmarks.suites.depth import gpt, mlp, resnet, segments, vit
@@ -43,13 +43,17 @@ def test_other_nets_run_too(net):
 def test_shallow_nets_are_compiled_too():
     part = DepthMap((mlp(4, 8, 2), mlp(3, 8, 2)), ROWS, compiled_up_to=3)
     assert [COMPILED in case.steps() for case in part.timing("cpu")] == [False, True]
+    (*_, case) = part.timing("cpu")
+    whole, by_block = (case.steps()[label]().model for label in (COMPILED, BY_BLOCK))
+    assert [m._compiled_call_impl is not None for m in (whole, *whole.blocks)] == [True, False, False, False]
+    assert [m._compiled_call_impl is not None for m in (by_block, *by_block.blocks)] == [False, True, True, True]
     assert {"depth-map", "gpu-depth"} <= SUITES.keys()
 
 
 def test_a_gpu_has_cuda_graphs_beside_and_every_family_three_batches():
     (part,) = SUITES["gpu-depth"]
     (case, *_) = part.timing("cuda")
-    assert [*case.steps()][:3] == [PLAIN, COMPILED, GRAPHED]
+    assert [*case.steps()][:4] == [PLAIN, COMPILED, BY_BLOCK, GRAPHED]
     assert {net.model: net.batch for net in part.subjects if net.batch == 256}.keys() == {
         "residual_mlp",
         "gpt",
