@@ -126,6 +126,7 @@ class ForwardPipeline(Whole):
         self._end: tuple[Tensor, Tensor]
         self._left: dict[int, tuple[Tensor, Tensor]] = {}
         self._passed, self._looked = 0, False
+        self._stopped = ""
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Add the gradients of a batch to those of this rank's weights; all ranks call it with the same batch.
@@ -136,12 +137,17 @@ class ForwardPipeline(Whole):
 
         Returns:
             The loss on the last rank, ``None`` on the others: they do not wait for it.
+
+        Raises:
+            ChainError: fewer samples than microbatches, on all ranks, which can go on; after any other error, of this
+                rank or of another, the pipeline takes no step any more.
         """
+        # All ranks see the same batch, so that nobody is to be told.
+        if len(inputs) < self._microbatches:
+            raise ChainError(f"{len(inputs)} samples cannot go through the ranks in {self._microbatches} parts.")
         with self._telling():
             self._line.begin(self._passed)
             sent = self.messages.unsettled
-            if len(inputs) < self._microbatches:
-                raise ChainError(f"{len(inputs)} samples cannot go through the ranks in {self._microbatches} parts.")
             parts = list(zip(*(t.tensor_split(self._microbatches) for t in (inputs, targets)), strict=True))
             self._entered, total = {}, None
             for job, j in order(self._line.position, self._line.count, self._microbatches):
@@ -245,10 +251,16 @@ class ForwardPipeline(Whole):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Let the others know of what stops this rank."""
+        """Let the others know of what stops this rank, which takes no step any more."""
+        if self._stopped:
+            raise ChainError(
+                "this pipeline has stopped, and its ranks may be a step apart: start again from a checkpoint, in a new "
+                f"process group. What has stopped it: {self._stopped}"
+            )
         try:
             yield
         except Exception as error:
+            self._stopped = f"{type(error).__name__}: {error}"
             if halt := self.messages.stopped(error, self._where):
                 # Ranks on the left may be a step ahead.
                 self._line.give_up(halt, range(self._passed, self._passed + 2 * self._microbatches))

@@ -37,26 +37,32 @@ class Cutter:
         uncut: the names of arguments that each part is given as they are.
 
     Raises:
+        TypeError: ``uncut`` is one name, not several.
         ChainError: a number that is none, names that ``forward`` does not have.
     """
 
     def __init__(self, forward: Callable[..., Any], count: int, uncut: Collection[str]):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ChainError(f"microbatches must be a number of parts, 1 or more, not {count!r}.")
+        if isinstance(uncut, str):
+            raise TypeError(f"uncut is a list of names: uncut=[{uncut!r}].")
         parameters = inspect.signature(forward).parameters.values()
-        named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        wrong = [name for name in uncut if name not in named]
-        if wrong and all(p.kind != p.VAR_KEYWORD for p in parameters):
-            raise ChainError(f"uncut names {wrong[0]!r}, but the model's forward has {', '.join(named)}.")
         self._positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self._count, self._uncut = count, uncut
+        self._unknown = [name for name in uncut if name not in self._named]
+        if all(p.kind != p.VAR_KEYWORD for p in parameters):
+            self._refuse_unknown()
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BatchPart]:
         """Return the parts of what a model is given, one for each sample if there are fewer of these.
 
         Raises:
-            ChainError: tensors of no batch, or not all of one; a model that mixes samples.
+            ChainError: tensors of no batch, or not all of one; a model that mixes samples; in the first call, names
+                that are not of what is given, either.
         """
+        self._refuse_unknown(kwargs)
+        self._unknown = []
         if self._count == 1:
             return [BatchPart(args, kwargs)]
         refuse_mixing(model)
@@ -68,6 +74,12 @@ class Cutter:
         return [
             BatchPart(tuple(own[n] for n in names), {n: own[n] for n in kwargs}, samples) for own, samples in columns
         ]
+
+    def _refuse_unknown(self, given: Collection[str] = ()) -> None:
+        """Refuse names that are neither of the signature nor of the keywords ``given``."""
+        if wrong := [name for name in self._unknown if name not in given]:
+            there = ", ".join(dict.fromkeys([*self._named, *given]))
+            raise ChainError(f"uncut names {wrong[0]!r}, but the model's forward has {there}.")
 
 
 def refuse_mixing(model: nn.Module) -> None:

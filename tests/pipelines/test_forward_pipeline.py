@@ -36,9 +36,11 @@ def test_two_and_four_ranks_train_as_one_process(tmp_path):
     assert len(found[0]) == 7
     for number, rank in enumerate(found):
         # At once, not when the group gives up waiting, which tells nothing of it.
-        for way, said in rank["stopped"].items():
+        for way, (said, afterwards) in rank["stopped"].items():
             its, error = STOPPED[way]
             assert error in said, (way, number)
+            assert "this pipeline has stopped" in afterwards, (way, number)
+            assert said in afterwards, (way, number)
             assert number == its or f"rank {its} has stopped in layers." in said, (way, number)
         wrong = [said for part, said in zip(SAID, rank["refused"], strict=True) if part not in said]
         assert not wrong
