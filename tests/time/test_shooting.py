@@ -341,7 +341,8 @@ def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
 @pytest.mark.parametrize("turned", [False, True])
 def test_outputs_have_torchs_strides(batch_first, turned):
     """Whatever those of the inputs are: ``view`` works where it does without the engine."""
-    gru, x = nn.GRU(4, 4, batch_first=batch_first), torch.randn(64, 64, 4)
+    gru, shape = nn.GRU(32, 32, batch_first=batch_first), (4, 512) if batch_first else (512, 4)
+    x = torch.randn(*(shape[::-1] if turned else shape), 32)
     x = (x.transpose(0, 1) if turned else x).requires_grad_()
     expected = gru(x)[0].stride()
     with shooting(segments=8).attach(gru):
