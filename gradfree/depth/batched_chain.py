@@ -305,7 +305,9 @@ class BatchedChain(DepthChain):
         for group in self.groups:
             first = self.initial and 0 in group.indices
             found, entered = group.gradients(delta, first)
-            initial = entered[group.indices.index(0)] if first and entered is not None else initial
+            if first and entered is not None:
+                # A view would keep the gradients of all links' inputs.
+                initial = entered[group.indices.index(0)].clone()
             for name, stacked in found.items():
                 if stacked is not None and name in group.columns:
                     self._hand_back_rows(group, group.columns[name], stacked, total)

@@ -10,6 +10,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from gradfree.chains.memory import Memory
 from gradfree.depth.batched_chain import Ran
@@ -21,7 +22,7 @@ from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import TAIL, LayerChain, released, valueless
-from gradfree.layers.roles import Role, has_inside, keeps_state, role_of
+from gradfree.layers.roles import Role, keeps_state, role_of
 from gradfree.torchside.random_state import RandomState
 
 
@@ -97,7 +98,7 @@ class LayerRecording(Recording):
             )
         if self._streams and self._role is Role.DROPOUT and block.training:
             self._random[path] = RandomState.of(self.initial.device)
-        if has_inside(block):
+        if _hands_out(block):
             # To what is before it alone: else autograd, asked for the gradients of a layer's own parameters, would
             # compute that of its input, too.
             before = (self.parameters[n] for link in self.links[self._led :] for n in link.parameters)
@@ -206,3 +207,20 @@ def _plain_role(path: str, layer: nn.Module) -> Role:
                 "attach."
             )
     return role
+
+
+def _hands_out(layer: nn.Module) -> bool:
+    """Tell whether a loss might use a tensor from inside a layer that is about to run; hooks may be new in each pass.
+
+    The first forward hook on a layer is the recorder's; others are given the layer's input as it is inside.
+    """
+    if _global_forward_hooks or _global_forward_pre_hooks or len(layer._forward_hooks) > 1:
+        return True
+    _, *inner = modules = list(layer.modules())
+    return not all(map(_is_torchs, modules)) or any(m._forward_hooks or m._forward_pre_hooks for m in inner)
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Tell whether all that ``module`` computes is torch's own code, which keeps nothing."""
+    classes = type(module).__mro__[:-1]
+    return "forward" not in vars(module) and all(kind.__module__.startswith("torch.nn.") for kind in classes)

@@ -168,11 +168,6 @@ def keeps_state(module: nn.Module) -> bool:
     )
 
 
-def has_inside(module: nn.Module) -> bool:
-    """Tell whether a loss might use a tensor from inside the layer: torch's own layers hand out none but the output."""
-    return not type(module).forward.__module__.startswith("torch.nn.")
-
-
 def weight_of(module: nn.Module) -> Tensor:
     """Return the weight of a linear map as it is now; one that is computed is computed on a copy.
 

@@ -111,7 +111,8 @@ class LayerFunction(torch.autograd.Function):
         out, finals, kept, ctx.told = layer.run(x, rest[:parts], rest[parts:])
         ctx.save_for_backward(x, *rest, out, *kept)
         ctx.set_materialize_grads(False)
-        return out, *finals
+        # Strides are part of what torch's own layers return, and a forward strategy's may be others.
+        return out.contiguous(), *finals
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:

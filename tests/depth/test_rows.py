@@ -295,3 +295,11 @@ def test_a_hook_that_a_block_puts_on_its_state_later_is_refused():
         Hooking.now = True
         with pytest.raises(ChainError, match=r"blocks\.1 puts a gradient hook on the state"):
             model(x)
+
+
+def test_the_gradient_of_the_input_keeps_no_others_memory():
+    """A view of all links' would, and would be saved with it."""
+    blocks, x = nn.Sequential(*(Plain() for _ in range(L))), torch.randn(4, 6, requires_grad=True)
+    with gradfree.create_engine("highway_bp", iterations=1).attach(blocks, [""], batched=True):
+        blocks(x).sum().backward()
+    assert x.grad.untyped_storage().nbytes() == x.nbytes

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from places import DOCS
-from rank_processes import start_ranks
+from rank_processes import run_ranks
 
 import gradfree
 from gradfree.errors import ChainError
@@ -15,9 +15,7 @@ from gradfree.testing.cases.models import plain_model
 def test_the_example_of_the_page_runs(tmp_path):
     code, *_ = re.findall(r"```py\n(.*?)```", (DOCS / "ranks.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
-    for rank in start_ranks(tmp_path / "train.py"):
-        status, errors = rank.ended(timeout=120)
-        assert status == 0, errors
+    run_ranks(tmp_path / "train.py")
 
 
 @pytest.mark.parametrize(

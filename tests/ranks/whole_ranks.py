@@ -1,7 +1,7 @@
 """One of three ranks that train a model with clipped gradients, write it, and go on as two; one process beside them.
 
-Writes how far the whole model's weights are off, whether the checkpoint is that of the one process, and which share of
-its memory a rank takes.
+Writes how far the whole model's weights are off, whether the checkpoint is that of the one process, and which shares
+of its memory, and of its activations alone, a rank takes.
 """
 
 import os
@@ -63,6 +63,21 @@ def peak(model):
     return RankPart(partial(in_parts, model, torch.randn(256, 256)), list(model.parameters())).peak_memory()
 
 
+def activations(model):
+    """Return the bytes that autograd keeps of a forward pass beside the weights."""
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model(torch.randn(256, 256)).square().mean()
+    loss.backward()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(size for pointer, size in kept.items() if pointer not in weights)
+
+
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -93,10 +108,11 @@ def main(folder):
         if RANK == 0:
             found["resumed"] = off(whole, dict(one.state_dict()))
     blocks = [Working() for _ in range(12)]
-    alone = peak(nn.Sequential(*blocks))
+    measures = {"memory": peak, "activations": activations}
+    alone = {what: measure(nn.Sequential(*blocks)) for what, measure in measures.items()}
     model = nn.Sequential(*blocks)
     gradfree.layer_parallel(model, "highway_bp", chains=[""], iterations=1)
-    found["share"] = peak(model) / alone
+    found["shares"] = {what: measure(model) / alone[what] for what, measure in measures.items()}
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

@@ -35,9 +35,14 @@ class Script:
         self._process.start()
 
     def ended(self, timeout=300):
-        """Wait for its end; return its exit status and what it has written to stdout and stderr."""
+        """Wait for its end; return its exit status and what it has written to stdout and stderr.
+
+        One that has not ended after ``timeout`` seconds is killed, and has the status ``None``.
+        """
         self._process.join(timeout)
-        return self._process.exitcode, self._written.read()
+        status = self._process.exitcode
+        self.kill()
+        return status, self._written.read()
 
     def is_alive(self):
         """Tell whether it has not ended."""

@@ -20,11 +20,21 @@ def start_ranks(script, *arguments, ranks=2):
     return [Script(script, *arguments, environment=own) for own in of_rank]
 
 
+def run_ranks(script, *arguments, ranks=2):
+    """Start them, and see them end well; where one does not, none goes on."""
+    started = start_ranks(script, *arguments, ranks=ranks)
+    try:
+        for rank in started:
+            status, said = rank.ended()
+            assert status == 0, said
+    finally:
+        for rank in started:
+            rank.kill()
+
+
 def results_of_ranks(folder, script, ranks=2):
     """Return what each rank of ``script`` has written."""
-    for rank in start_ranks(script, folder, ranks=ranks):
-        status, said = rank.ended()
-        assert status == 0, said
+    run_ranks(script, folder, ranks=ranks)
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 

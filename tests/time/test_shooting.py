@@ -4,6 +4,7 @@ Outputs and gradients are torch's own to the tolerance, whatever the layout and 
 runs sequentially, which is said once.
 """
 
+import copy
 import warnings
 
 import pytest
@@ -334,3 +335,25 @@ def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
             assert off_by(everything(gru, x), expected) < 1e-11
             peaks.append(peak_memory(lambda: gru(x)[0].sum().backward(inputs=[x, *gru.parameters()]), "cpu"))
     assert peaks[1] <= 1.05 * peaks[0]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_outputs_have_torchs_strides(batch_first, turned):
+    """Whatever those of the inputs are: ``view`` works where it does without the engine."""
+    gru, shape = nn.GRU(32, 32, batch_first=batch_first), (4, 512) if batch_first else (512, 4)
+    x = torch.randn(*(shape[::-1] if turned else shape), 32)
+    x = (x.transpose(0, 1) if turned else x).requires_grad_()
+    expected = gru(x)[0].stride()
+    with shooting(segments=8).attach(gru):
+        assert gru(x)[0].stride() == expected
+
+
+def test_small_states_are_as_exact_as_large_ones():
+    """A tolerance is relative, so in single precision states of 1e-5 are not to be off by what 1 would not resolve."""
+    gru = nn.GRU(16, 16, bias=False)
+    x = (1e-4 * torch.randn(256, 2, 16)).requires_grad_()
+    expected = everything(gru, x)
+    single, x = copy.deepcopy(gru).float(), x.detach().float().requires_grad_()
+    with shooting(segments=8).attach(single):
+        assert off_by([tensor.double() for tensor in everything(single, x)], expected) < 2e-5

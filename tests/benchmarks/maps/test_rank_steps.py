@@ -15,7 +15,7 @@ WHOLE, HALVES = PART.timing("cpu")
 
 
 @pytest.mark.slow
-def test_every_way_is_timed_on_processes_of_its_own(monkeypatch):
+def test_every_way_is_timed_on_processes_of_its_own():
     """And a rank holds half of what one process does, weights, states and activations."""
     torch.set_default_dtype(torch.float32)
     one, parts, *ways = HALVES.run()["rows"]

@@ -3,7 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from rank_processes import start_ranks
+from rank_processes import results_of_ranks
 
 import gradfree.lightning
 from gradfree.errors import ChainError
@@ -38,10 +38,7 @@ def test_four_ranks_train_as_one_process(tmp_path):
 
     In Fabric's loop, in microbatches, too.
     """
-    for rank in start_ranks(layered_ranks.__file__, tmp_path, ranks=4):
-        status, errors = rank.ended(timeout=300)
-        assert status == 0, errors
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(4)]
+    found = results_of_ranks(tmp_path, layered_ranks.__file__, ranks=4)
     one, two_epochs = layered_ranks.fitted("auto", 2, devices=1)
     assert_same(tmp_path / "two.ckpt", one)
     one, three_epochs = layered_ranks.fitted("auto", 3, devices=1, resume=tmp_path / "two.ckpt")
