@@ -22,6 +22,8 @@ from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
 
 _COSINE = "cosine with the exact gradient"
 _SHARE = times(PLAIN)
+_BESIDE = COMPILED, BY_BLOCK, GRAPHED
+"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class DepthMap(Timings[DeepNet]):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of shares, a row a net, and for each engine the chart of its shares."""
-        labels = [label for label in (COMPILED, BY_BLOCK, GRAPHED, *self._engines) if label in set(facts["row"])]
+        labels = [label for label in (*_BESIDE, *self._engines) if label in set(facts["row"])]
         figures = Figure(self.metric, "{value:.2f}", _SHARE), Figure(MEMORY, "{value:.1f}", _SHARE)
         settings = list(dict.fromkeys(facts["setting"]))
         ratios = {net: estimates(facts, metric=self.metric, unit=_SHARE, setting=net) for net in settings}
@@ -84,7 +86,7 @@ class DepthMap(Timings[DeepNet]):
         if not quicker:
             return "no engine pays"
         said = f"pays: {', '.join(f'{label} ({ratios[label].value:.2f})' for label in quicker)}"
-        for other in (label for label in (COMPILED, BY_BLOCK, GRAPHED) if label in ratios):
+        for other in (label for label in _BESIDE if label in ratios):
             ahead = [label for label in quicker if ratios[label].high < ratios[other].low]
             said += f"; beside {other} ({ratios[other].value:.2f}) {', '.join(ahead) if ahead else 'none'}"
         return said

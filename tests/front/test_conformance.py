@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -36,11 +37,16 @@ def assert_is_said(cell, refusal):
     assert refusal is None or shown(refusal) in PAGE
 
 
+def named(cells):
+    """Return cells by engine, chain and feature."""
+    return {(str(engine), case.name, feature.name): (engine, case, feature) for engine, case, feature in cells}
+
+
 class Covering(EngineConformance):
     """Quick features on the chain that stands for its family; of the rest every pair of engine, chain and feature."""
 
     def cells(self, device):
-        found = {(str(cell[0]), cell[1].name, cell[2].name): cell for cell in super().cells(device)}
+        found = named(super().cells(device))
         standing = {case.name for case in STANDING_FOR.values()}
         slow = [key for key, (*_, feature) in found.items() if feature.slow]
         others = [key for key in found if key[1] not in standing and key not in slow]
@@ -55,8 +61,7 @@ class Registered(Covering):
     pairs = True
 
     def cells(self, device):
-        found = {(str(cell[0]), cell[1].name, cell[2].name): cell for cell in super().cells(device)}
-        chosen = set(cover(found))
+        found, chosen = registered(device)
         return [cell for key, cell in found.items() if (key in chosen) is self.pairs]
 
     def test_a_feature_works_or_is_refused(self, engine, case, feature):
@@ -67,6 +72,13 @@ class Registered(Covering):
             super().test_a_feature_works_or_is_refused(engine, case, feature)
         else:
             assert_is_said(cell, feature.refusal(engine, case))
+
+
+@cache
+def registered(device):
+    """Return all that is tried on registered engines, and what of it meets every pair: two classes share it."""
+    found = named(Covering.cells(Registered(), device))
+    return found, set(cover(found))
 
 
 class TestRegisteredEngines(Registered):

@@ -25,7 +25,7 @@ from gradfree.layers.roles import register_layer
 from gradfree.pipelines.forward_pipeline import forward_pipeline
 from gradfree.pipelines.order import share
 from gradfree.testing.runs.allocations import allocations
-from gradfree.testing.runs.rank_blocks import in_parts, took
+from gradfree.testing.runs.rank_blocks import in_parts
 from gradfree.testing.runs.step_time import StepTime
 
 LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 3, 2
@@ -122,6 +122,15 @@ def several(step: Callable[[], object]) -> None:
     """Take some steps."""
     for _ in range(STEPS):
         step()
+
+
+def took(run: Callable[[], Any]) -> float:
+    """Return the seconds until all ranks have run it."""
+    distributed.barrier()
+    start = time.perf_counter()
+    run()
+    distributed.barrier()
+    return time.perf_counter() - start
 
 
 def peak(step: Callable[[], object]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 
 class Working(nn.Module):
@@ -65,12 +65,3 @@ def in_parts(model: Callable[[Tensor], Tensor], x: Tensor, microbatches: int = 1
         forward += time.perf_counter() - start
         loss.backward()
     return forward
-
-
-def took(run: Callable[[], Any]) -> float:
-    """Return the seconds until all ranks have run it."""
-    distributed.barrier()
-    start = time.perf_counter()
-    run()
-    distributed.barrier()
-    return time.perf_counter() - start
