@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.torchside.sharding import own_class
 
-_OWN = {*vars(nn.Module()), "forward", "__reduce_ex__", "__deepcopy__"}
+_OWN = {*vars(nn.Module()), "forward", "_replicate_for_data_parallel", "__reduce_ex__", "__deepcopy__"}
 """The attributes that every module has, or that engines give it."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)

@@ -15,7 +15,7 @@ Autocast = tuple[str, torch.dtype, bool]
 
 
 class Bare(nn.Module):
-    """A module without the hooks on it."""
+    """A module without the hooks on it, and without what an engine has put in place of its ``forward``."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -23,7 +23,7 @@ class Bare(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Return what the module makes of ``x``."""
-        return self.module.forward(x)
+        return type(self.module).forward(self.module, x)
 
 
 class Batch:

@@ -218,6 +218,8 @@ class Batching:
     def _ran(self, setting: Setting, link: Any, x: Tensor) -> Ran:
         start, end = self._ranges[link.path]
         known = setting.plan.residual.get(link.path, 0.0)
+        if isinstance(link, Ran):
+            return link._replace(tensors=setting.tensors[start:end], residual=known)
         return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
 
     def parts(self, setting: Setting) -> list[tuple[Sequence[Tensor], float]]:

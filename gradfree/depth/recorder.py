@@ -29,7 +29,7 @@ from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.depth.recording import Recording, has_hooks
-from gradfree.depth.without_graph import WithoutGraph
+from gradfree.depth.without_graph import RecordedForward
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk
 from gradfree.torchside.guards import checkpointed, recomputed
@@ -49,7 +49,20 @@ class _Call(NamedTuple):
     versions: tuple[tuple[Tensor, int], ...]
     outer: tuple[tuple[Tensor, int], ...]
     number: int
-    without_graph: bool = False
+
+    without_graph = False
+
+
+class _BareCall(NamedTuple):
+    """The same, where the block runs without a graph."""
+
+    recording: Recording
+    before: Tensor
+    begun: bool
+    given: Tensor
+    version: int
+
+    without_graph = True
 
 
 class RecordedChain:
@@ -90,7 +103,8 @@ class RecordedChain:
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             if self.batching is not None and "forward" not in vars(block):
-                handles += [WithoutGraph(recorder, block), Unsaved(block, {"forward"})]
+                handles += [RecordedForward(recorder, block, path), Unsaved(block, {*RecordedForward.KEYS})]
+                continue
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(block.register_forward_hook(recorder.leave, prepend=True))
@@ -134,7 +148,7 @@ class BlockRecorder:
 
     def __init__(self, chain: RecordedChain, path: str, port: Port):
         self.chain, self.path, self.port = chain, path, port
-        self.call: _Call | None = None
+        self.call: _Call | _BareCall | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out a call that an exception has cut short: its tensors cannot be copied."""
@@ -150,7 +164,7 @@ class BlockRecorder:
         # A checkpoint around the block runs it again for what autograd has kept of the pass; that is recorded already.
         if not torch.is_grad_enabled() or recomputed():
             return None
-        if getattr(block, "_is_replica", False):
+        if "_is_replica" in vars(block):
             raise ChainError(why.REPLICA.format(path=self.path))
         state, others, put = self.port.take(args, kwargs)
         needed = state is not None and state.requires_grad
@@ -162,12 +176,11 @@ class BlockRecorder:
         recording, before, begun = self._join(state, others)
         recording.before(self.path, block, state)
         if recording.setting is not None and not others:
-            alone = len(args) == 1 and not kwargs and len(block._forward_pre_hooks) == len(block._forward_hooks) == 1
+            alone = len(args) == 1 and not kwargs and not block._forward_pre_hooks and not block._forward_hooks
             if not alone:
                 recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
             elif recording.setting.is_batched(self.path):
-                versions = ((state, state._version),)
-                self.call = _Call(recording, before, begun, state, state, (), versions, (), 0, True)
+                self.call = _BareCall(recording, before, begun, state, state._version)
                 return None
         given = recording.enter(self.path, state) if needed else None
         numbers = [None if t is state else _number(recording, t) for t in others]
@@ -206,7 +219,7 @@ class BlockRecorder:
                 "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
-        if call.without_graph:
+        if isinstance(call, _BareCall):
             return self._leave_without_graph(block, state, rest, call)
         in_place = self._changed(call)
         if in_place:
@@ -247,17 +260,14 @@ class BlockRecorder:
         # The state itself may stand in there once more.
         return replaced(out, {id(state): after, **{id(t): new for t, new in zip(aside, handed, strict=True)}})
 
-    def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _Call) -> Any:
-        changed = [tensor for tensor, version in call.versions if tensor._version != version]
-        if changed or rest is not None:
+    def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _BareCall) -> Tensor:
+        recording, before, begun, given, version = call
+        if given._version != version or rest is not None:
             raise ChainError(why.CHANGED.format(path=self.path))
-        recording = call.recording
-        assert call.given is not None
-        # It shares its count of changes in place with the state that the block was given.
-        x = call.given.detach() if call.begun else recording.handed[-1].seen
-        link = Ran(self.path, block, state.detach(), x)
-        # Not the state itself, which leads to a node that keeps the recording.
-        return self.port.join(recording.leave(link, x, call.before)[0], rest)
+        # It shares its count of changes in place with the state that the block was given. Not that itself, which
+        # leads to a node that keeps the recording.
+        x = given.detach() if begun else recording.handed[-1].seen
+        return recording.leave(Ran(self.path, block, state.detach(), x), x, before)[0]
 
     def _link(
         self,

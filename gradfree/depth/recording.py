@@ -129,8 +129,10 @@ class Recording:
         self.links.append(link)
 
     def more(self) -> int:
-        """Return for how many blocks to come a node is to serve: as many again, so that few nodes serve many blocks."""
-        return max(0, min(len(self.links), len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
+        """Return how many blocks to come a node is to serve: all if they are known to run, else as many again."""
+        left = len(self.chain.blocks) - len(self.links) - 1
+        again = left if self.setting is not None and self.setting.plan.whole else len(self.links)
+        return max(0, min(again, left)) if self.ahead else 0
 
     @cached_property
     def _anchor(self) -> Tensor:
@@ -179,15 +181,14 @@ class Recording:
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
-        more = self.more()
+        index, out = len(self.links), link.out
+        # Where the model has another view of the state, both must have one count of changes in place.
+        state, apart = None if link.aliased else self._exits.fill(out), [out]
+        more = self.more() if state is None else 0
         self.add(link)
         self.given.append(given)
-        index = len(self.links) - 1
-        out = link.out.detach()
-        # Where the model has another view of the state, both must have one count of changes in place.
-        state, apart = None if link.aliased else self._exits.fill(out), [link.out]
         if state is None:
-            guard, state, *rest = Exits.apply(self, index, before, out, more)
+            guard, state, *rest = Exits.apply(self, index, before, out.detach(), more)
             # Of all hooks, those on tensors run even where the node itself will not, and this one before the others.
             guard.register_hook(partial(self._check_start, index, index + 1 + more))
             self._exits, apart = Outputs(rest), []
@@ -196,7 +197,7 @@ class Recording:
         node: Any = state.grad_fn
         state._backward_hooks = hooks
         node._register_hook_dict(state)
-        seen = state.detach() if self.ahead else out
+        seen = state.detach() if self.ahead else out.detach()
         self.handed.append(_Handed(weakref.ref(state), weakref.ref(hooks), seen, state._version, apart))
         return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
 

@@ -15,7 +15,7 @@ from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.batching import Batching
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
-from gradfree.depth.without_graph import WholeRow
+from gradfree.depth.without_graph import WholeRow, recorder_of
 from gradfree.torchside.sharding import own_class, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -58,9 +58,10 @@ class Blocks(Site):
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine of the recording hooks on ``module``."""
-        owners = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
-        return next((owner.chain.attachment for owner in owners if isinstance(owner, BlockRecorder)), None)
+        """Return the engine of what records the calls of ``module``."""
+        hooks = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
+        recorders = (r for r in (recorder_of(module), *hooks) if isinstance(r, BlockRecorder))
+        return next((recorder.chain.attachment for recorder in recorders), None)
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the blocks."""

@@ -1,4 +1,4 @@
-"""Running blocks without a graph: one by one, or all of an ``nn.Sequential`` where nobody looks between them.
+"""Recording blocks in place of their forward, and running them without a graph: one by one, or a whole container.
 
 A state that no code of the user's is given needs no node of autograd's, and a block without hooks of the user's none of
 ours: what these cost is as much as small blocks take to run.
@@ -24,19 +24,27 @@ from gradfree.torchside.guards import recomputed
 
 
 class Call(Protocol):
-    """A call of a block that is being recorded."""
+    """A call that is being recorded."""
 
     @property
     def without_graph(self) -> bool:
-        """Whether the block is to run without a graph."""
+        """Whether the module is to run without a graph."""
 
 
 class Recorder(Protocol):
-    """What records the calls of a block."""
+    """What records the calls of a module."""
 
     @property
     def call(self) -> Call | None:
         """The one that is running, if it is recorded."""
+
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return what the module is given instead, if anything."""
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        """Return what its caller gets instead of ``out``, if anything."""
 
 
 class AttachedChain(Attached, Protocol):
@@ -46,24 +54,39 @@ class AttachedChain(Attached, Protocol):
         """Refuse what may have come since the engine was attached."""
 
 
-class WithoutGraph:
-    """Runs a block without a graph where its recorder has said so, in place of its ``forward``.
+class RecordedForward:
+    """Records the calls of a module in place of its ``forward``, inside of all hooks that it has.
 
-    Not by a switch in the hooks: an exception would leave that as it is.
+    The recorder's ``enter`` and ``leave`` are called as a forward pre-hook and a forward hook would be, in less time.
+
+    Args:
+        recorder: of the calls; says which are to run without a graph.
+        module: is called.
+        path: of the module.
 
     Attributes:
-        own: the block's own forward.
+        own: the module's own forward.
     """
 
-    def __init__(self, recorder: Recorder, block: nn.Module):
-        self._recorder, self._block, self.own = recorder, block, block.forward
-        block.forward = self.forward
+    KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
+    """What is put on the module."""
+
+    def __init__(self, recorder: Recorder, module: nn.Module, path: str):
+        self.recorder, self.own = recorder, module.forward
+        self._module, self._path = module, path
+        vars(module).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block's own forward."""
-        call = self._recorder.call
-        if call is None or not call.without_graph:
-            return self.own(*args, **kwargs)
+        """Run the module's own forward."""
+        given = self.recorder.enter(self._module, args, kwargs)
+        if given is not None:
+            args, kwargs = given
+        call = self.recorder.call
+        out = self._run(args, kwargs) if call is not None and call.without_graph else self.own(*args, **kwargs)
+        handed = self.recorder.leave(self._module, args, out)
+        return out if handed is None else handed
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Quicker than torch.no_grad(), which this is.
         torch._C._set_grad_enabled(False)
         try:
@@ -72,8 +95,18 @@ class WithoutGraph:
             torch._C._set_grad_enabled(True)
 
     def remove(self) -> None:
-        """Give the block its own forward back."""
-        del self._block.forward
+        """Give the module its own forward back."""
+        for key in self.KEYS:
+            vars(self._module).pop(key, None)
+
+    def _refuse(self) -> nn.Module:
+        raise ChainError(why.REPLICA.format(path=self._path))
+
+
+def recorder_of(module: nn.Module) -> Any:
+    """Return what records the calls of ``module`` in place of its ``forward``; ``None`` if nothing does."""
+    owner = getattr(vars(module).get("forward"), "__self__", None)
+    return owner.recorder if isinstance(owner, RecordedForward) else None
 
 
 class WholeRow:
@@ -88,8 +121,8 @@ class WholeRow:
     def __init__(self, recorded: AttachedChain, container: nn.Sequential, path: str):
         self._recorded, self._container, self._path = recorded, container, path
         self._blocks = list(recorded.blocks.values())
-        self._hooks = [hooks for b in self._blocks for hooks in (b._forward_hooks, b._forward_pre_hooks)]
-        self._backward_hooks = [hooks for b in self._blocks for hooks in (b._backward_hooks, b._backward_pre_hooks)]
+        forwards, backwards = ("_forward_hooks", "_forward_pre_hooks"), ("_backward_hooks", "_backward_pre_hooks")
+        self._hooks = [getattr(block, kind) for block in self._blocks for kind in (*forwards, *backwards)]
         self._wrapped = [vars(block)["forward"] for block in self._blocks]
         forwards = [wrapped.__self__.own for wrapped in self._wrapped]
         self._rows = list(zip(recorded.blocks, self._blocks, forwards, strict=True))
@@ -108,7 +141,7 @@ class WholeRow:
             and kind.__iter__ is nn.Sequential.__iter__
             and "forward" not in vars(container)
             and list(container._modules.values()) == blocks
-            and all(isinstance(getattr(vars(b).get("forward"), "__self__", None), WithoutGraph) for b in blocks)
+            and all(recorder_of(b) is not None for b in blocks)
             and all(type(b).__call__ is nn.Module.__call__ for b in blocks)
         )
 
@@ -143,12 +176,11 @@ class WholeRow:
         )
 
     def _is_bare(self) -> bool:
-        """Tell whether the container has the blocks that it had, and these no hooks but the engine's."""
+        """Tell whether the container has the blocks that it had, and these no hooks."""
         return (
             list(self._container._modules.values()) == self._blocks
             and [vars(block).get("forward") for block in self._blocks] == self._wrapped
-            and sum(map(len, self._hooks)) == len(self._hooks)
-            and not any(self._backward_hooks)
+            and not any(self._hooks)
             and not any(block._compiled_call_impl for block in self._blocks)
             and not _has_any_global_hook()
         )

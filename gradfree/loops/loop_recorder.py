@@ -1,4 +1,4 @@
-"""The hooks on a cell that a model calls in a loop of its own."""
+"""Recording a cell that a model calls in a loop of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.depth.without_graph import WithoutGraph
+from gradfree.depth.without_graph import RecordedForward
 from gradfree.errors import ChainError, refuse
 from gradfree.loops.loop_inputs import computed_from
 from gradfree.loops.loop_nodes import LOOP_EXIT
@@ -26,7 +26,7 @@ from gradfree.torchside.unsaved import Unsaved
 
 
 class _Call(NamedTuple):
-    """What the pre-hook leaves for the forward hook; the cell runs without a graph in between."""
+    """What is known of a call when it begins; the cell runs without a graph."""
 
     recording: LoopPass
     before: Tensor
@@ -58,14 +58,8 @@ class LoopRecorder:
         return {**self.__dict__, "call": None}
 
     def record(self) -> list[Removable]:
-        """Put the hooks on the cell; return what to take off again."""
-        before = self.cell.register_forward_pre_hook(self.enter, with_kwargs=True)
-        return [
-            WithoutGraph(self, self.cell),
-            Unsaved(self.cell, {"forward"}),
-            before,
-            self.cell.register_forward_hook(self.leave, prepend=True),
-        ]
+        """Record the calls of the cell; return what to take off again."""
+        return [RecordedForward(self, self.cell, self.path), Unsaved(self.cell, {*RecordedForward.KEYS})]
 
     def parameters(self) -> list[Tensor]:
         """Return the cell's."""
@@ -119,14 +113,9 @@ class LoopRecorder:
 
     def _check(self) -> None:
         """Refuse what may have come since the engine was attached."""
-        if getattr(self.cell, "_is_replica", False):
-            raise ChainError(
-                f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
-                "DistributedDataParallel."
-            )
         refuse(sharded(self.inside))
         refuse(hooked({self.path: self.cell, **self.inside}))
-        if len(self.cell._forward_pre_hooks) > 1:
+        if self.cell._forward_pre_hooks:
             raise ChainError(
                 f"{self.path} has got a forward pre-hook, which may change what the engine has seen. Remove it."
             )

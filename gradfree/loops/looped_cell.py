@@ -9,6 +9,7 @@ from torch import nn
 
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.depth.without_graph import recorder_of
 from gradfree.loops.loop_recorder import LoopRecorder
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.unrolled_chain import cell_problems, closed_form
@@ -57,9 +58,9 @@ class LoopedCell(Site):
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine of the recorder whose hooks are on the cell."""
-        recorders = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
-        return next((r.attachment for r in recorders if isinstance(r, LoopRecorder)), None)
+        """Return the engine of what records the calls of the cell."""
+        recorder = recorder_of(module)
+        return recorder.attachment if isinstance(recorder, LoopRecorder) else None
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the cell."""
