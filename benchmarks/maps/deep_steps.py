@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradfree import create_engine, create_model
 from gradfree.benchmarks.data.bundled import Split
-from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.records.case import ADDED, Row
 from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
@@ -36,6 +36,7 @@ class DeepNet:
         example: shape of one; of whole numbers below ``classes``, tokens, if there are ``tokens``.
         classes: of the targets, one an example, or one a token.
         tokens: whether examples are token sequences.
+        looped: whether the model calls its ``blocks`` one by one, in a loop over an ``nn.ModuleList``.
     """
 
     family: str
@@ -46,9 +47,17 @@ class DeepNet:
     example: tuple[int, ...]
     classes: int = 10
     tokens: bool = False
+    looped: bool = field(default=False, metadata=ADDED)
 
     def __str__(self) -> str:
-        return f"{self.depth} blocks, {self.family}, batch {self.batch}"
+        return f"{self.depth} blocks{' in a loop' * self.looped}, {self.family}, batch {self.batch}"
+
+    def create(self) -> nn.Module:
+        """Return the model."""
+        model = create_model(self.model, **self.options)
+        if self.looped:
+            model.blocks = _Loop(model.blocks)
+        return model
 
     def examples(self) -> tuple[Tensor, Tensor]:
         """Return random inputs and targets."""
@@ -56,6 +65,16 @@ class DeepNet:
         if self.tokens:
             return torch.randint(self.classes, shape), torch.randint(self.classes, shape)
         return torch.randn(shape), torch.randint(self.classes, (self.batch,))
+
+
+class _Loop(nn.ModuleList):
+    """Blocks as many models have them: called one by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what they make of ``x``, one after the other."""
+        for block in self:
+            x = block(x)
+        return x
 
 
 class Passes:
@@ -170,7 +189,7 @@ class DeepStep(PassTiming):
         self, row: Row | None = None, compiled: Callable[[nn.Module], Iterable[nn.Module]] | None = None
     ) -> Passes:
         torch.manual_seed(self.seed)
-        model = create_model(self.net.model, **self.net.options).to(self.device)
+        model = self.net.create().to(self.device)
         batch = Split(*(examples.to(self.device) for examples in self.net.examples()))
         return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
 

@@ -68,6 +68,14 @@ DEPTH_MAP: Suite = (
         title="deeper nets, compiled too",
         compiled_up_to=128,
     ),
+    DepthMap(
+        tuple(
+            replace(mlp(*sizes), looped=True) for sizes in ((64, 32, 32), (128, 64, 16), (256, 16, 8), (256, 32, 32))
+        ),
+        _MAPPED,
+        threads=1,
+        title="blocks called one by one",
+    ),
 )
 
 DIGITS_MLP_64 = Task(

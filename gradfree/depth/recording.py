@@ -130,9 +130,8 @@ class Recording:
 
     def more(self) -> int:
         """Return how many blocks to come a node is to serve: all if they are known to run, else as many again."""
-        left = len(self.chain.blocks) - len(self.links) - 1
-        again = left if self.setting is not None and self.setting.plan.whole else len(self.links)
-        return max(0, min(again, left)) if self.ahead else 0
+        again = len(self.chain.blocks) if self.setting is not None and self.setting.plan.whole else len(self.links)
+        return max(0, min(again, len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
 
     @cached_property
     def _anchor(self) -> Tensor:

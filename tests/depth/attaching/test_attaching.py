@@ -102,7 +102,7 @@ def test_states_used_elsewhere_are_direct_cotangents(engine):
 
 
 def test_the_users_forward_hooks_tap_the_models_own_states(engine):
-    """Registered before or after attaching, on outputs or inputs: gradients through the tap are exact."""
+    """Registered before or after attaching, on outputs or inputs, or changing these: gradients are exact."""
     model, x = plain_model(), torch.randn(4, 6)
     taps = []
     model.blocks[1].register_forward_hook(lambda module, args, out: taps.append(out))
@@ -115,6 +115,7 @@ def test_the_users_forward_hooks_tap_the_models_own_states(engine):
     assert_exact(engine, model, run)
     with engine.attach(model):
         model.blocks[3].register_forward_hook(lambda module, args, out: taps.append(out))
+        model.blocks[1].register_forward_pre_hook(lambda module, args: (2 * args[0],))
         actual = gradients(model, run)
     assert_equal_gradients(actual, gradients(model, run))
 
