@@ -32,6 +32,7 @@ class Batch:
     Args:
         module: stands for all; its own hooks do not run.
         tensors: the parameters and buffers of the N modules, by name.
+        trained: which of them need a gradient; the user may have changed that since the forward pass.
         inputs: what each was given, (N, ...).
         autocast: as it was.
         stacked: those of the tensors that are stacked already.
@@ -46,6 +47,7 @@ class Batch:
         self,
         module: nn.Module,
         tensors: Mapping[str, Sequence[Tensor]],
+        trained: Mapping[str, bool],
         inputs: Tensor,
         autocast: Autocast,
         stacked: Mapping[str, Tensor],
@@ -56,11 +58,10 @@ class Batch:
             self.weights: dict[str, Tensor] = {}
             own: dict[str, Tensor] = {}
             for name, values in tensors.items():
-                trained = values[0].requires_grad
                 with torch.no_grad():
                     stack = stacked[name].detach() if name in stacked else torch.stack(list(values))
-                own[f"module.{name}"] = stack.requires_grad_(trained)
-                if trained:
+                own[f"module.{name}"] = stack.requires_grad_(trained[name])
+                if trained[name]:
                     self.weights[name] = stack
             bare = Bare(module)
             run = vmap(lambda own, x: functional_call(bare, own, (x,)), randomness="error")
@@ -89,6 +90,8 @@ class Batch:
 
 def matches(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what :func:`all_close` does, in a fraction of its time, and true where ``b`` has what is not finite."""
+    if not b.numel():
+        return b.new_ones((), dtype=torch.bool)
     largest = b.abs().amax()
     return ((a - b).abs_().amax() <= _rounding(dtype) * largest) | ~largest.isfinite()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -50,6 +52,7 @@ def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
     own = set(map(id, chain(module.parameters(), module.buffers())))
     seen = x.detach()
     with (
+        left_as_it_was(module),
         torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []),
         torch.no_grad(),
         torch.autocast(device, dtype, enabled, cache_enabled=False),
@@ -64,18 +67,29 @@ def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
 
 @contextmanager
 def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
-    """Give ``module`` back what it held; yield a list that then tells which attributes of it had changed."""
+    """Give ``module`` back what it held; yield a list that then tells which attributes of it had changed.
+
+    Python's and numpy's random numbers go on where they were, too, and are in that list if any were drawn.
+    """
     before = {inner: dict(vars(inner)) for inner in module.modules()}
     held, changed = likeness(module), list[str]()
+    drawn = _random_states()
     try:
         yield changed
     finally:
+        changed += ["random numbers"] * (str(_random_states()) != str(drawn))
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])  # noqa: NPY002
         if likeness(module) != held:
             changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
             changed += [""] * (not changed)
             for inner, own in before.items():
                 vars(inner).clear()
                 vars(inner).update(own)
+
+
+def _random_states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()  # noqa: NPY002
 
 
 class _Made(TorchFunctionMode):

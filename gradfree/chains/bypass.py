@@ -44,7 +44,7 @@ def told(site: Site, paths: Sequence[str]) -> str:
         )
     return (
         f"the engine on {site.path!r} has never run for {which}, but their parameters have got gradients, which are "
-        "autograd's own. The model calls block.forward(x), or layers of a block by themselves, which runs no hooks: "
+        "autograd's own. The model runs layers of a block by themselves, or calls block.forward(x), past the engine: "
         "call block(x), or leave the chain out, chains=[...]. Only a loss on the weights themselves (a penalty) may "
         "come this way."
     )

@@ -107,7 +107,7 @@ class Handle:
     def watch(self) -> None:
         """Warn, once, if parameters of a chain have got gradients that the engine never computed.
 
-        A model that calls ``block.forward(x)`` runs no hooks, so that its gradients are autograd's own.
+        A model that runs layers of a block by themselves bypasses the engine: their gradients are autograd's own.
         ``EngineOptimizer`` and Lightning's strategies look behind each step; costs nothing once every block's
         gradients have come from the engine.
         """

@@ -59,7 +59,7 @@ class Group:
     Args:
         links: their parts of the pass.
         indices: their places in the chain.
-        names: of the tensors of each.
+        names: of the tensors of each, and whether these were trained in the pass.
         autocast: as in the pass.
         columns: what the pass has stacked of them, by name; of that the ``rows`` are theirs.
     """
@@ -68,12 +68,13 @@ class Group:
         self,
         links: Sequence[Ran],
         indices: Sequence[int],
-        names: Sequence[str],
+        names: Mapping[str, bool],
         autocast: Autocast,
         columns: Mapping[str, Stack],
         rows: Sequence[int],
     ):
         self.links, self.indices, self.autocast, self.columns, self._rows = links, indices, autocast, columns, rows
+        self._names = names
         self.tensors = dict(zip(names, zip(*(link.tensors for link in links), strict=True), strict=True))
         self.at, self.rows = _places(indices), _places(rows)
         self._batch: Batch | None = None
@@ -88,7 +89,7 @@ class Group:
             with walking(self.links[::-1], ()):
                 inputs = torch.stack([link.x for link in self.links])
                 stacked = {name: column.stacked[self.rows] for name, column in self.columns.items()}
-                self._batch = Batch(self.links[0].block, self.tensors, inputs, self.autocast, stacked)
+                self._batch = Batch(self.links[0].block, self.tensors, self._names, inputs, self.autocast, stacked)
                 self._hold_to_the_pass(self._batch)
         return self._batch
 
@@ -124,7 +125,7 @@ class Group:
         """Return the group of the links at ``indices``."""
         places = [list(self.indices).index(i) for i in indices]
         links, rows = [self.links[n] for n in places], [self._rows[n] for n in places]
-        return Group(links, indices, list(self.tensors), self.autocast, self.columns, rows)
+        return Group(links, indices, self._names, self.autocast, self.columns, rows)
 
     def gradients(self, delta: Tensor, of_inputs: bool) -> tuple[dict[str, Tensor | None], Tensor | None]:
         """Return what they bring to the parameters, stacked, by name, and to the states before, if asked for.

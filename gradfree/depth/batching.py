@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 
 from gradfree.algebra.cotangents import Cotangent, is_number, plus
 from gradfree.batched.alike import Held, likeness, slots
-from gradfree.batched.batch import Autocast, all_close
+from gradfree.batched.batch import all_close
 from gradfree.batched.costs import pays
 from gradfree.batched.replay import hindrance, keeps_tensors, left_as_it_was
 from gradfree.batched.stacks import Stack, Stacks
+from gradfree.depth.batch_plan import BatchPlan, Setting
 from gradfree.depth.batched_chain import BatchedChain, Group, Ran
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.link import Link, walking
@@ -31,58 +31,6 @@ _PLANS = 8
 """How many kinds of passes are remembered beside the current one."""
 _BYTES = 2**28
 """How much of parameters and states is copied into one batch at most: a group that has more makes several."""
-
-
-@dataclass
-class BatchPlan:
-    """What is known of passes of one kind.
-
-    Attributes:
-        groups: the paths of blocks that are alike and could be batched.
-        reasons: why others cannot be, by path.
-        residual: what the residual paths of blocks that are batched carry, by path.
-        settled: whether a pass has shown which are.
-        whole: whether all of the chain's are.
-    """
-
-    groups: list[list[str]]
-    reasons: dict[str, str]
-    residual: dict[str, float] = field(default_factory=dict)
-    settled: bool = False
-    whole: bool = False
-
-
-class Setting:
-    """One pass, as far as its blocks may be batched.
-
-    Attributes:
-        plan: for passes of its kind.
-        tensors: all parameters and buffers of the blocks.
-        autocast: as it is in the pass.
-        state: what enters the chain.
-        initial: whether that needs a gradient.
-        apart: why blocks must not be batched in this pass, by path.
-        columns: their trained parameters, if they are stacked already.
-    """
-
-    def __init__(self, plan: BatchPlan, tensors: list[Tensor], autocast: Autocast, state: Tensor):
-        self.plan, self.tensors, self.autocast = plan, tensors, autocast
-        self.initial, self.state = state.requires_grad, state.detach()
-        self.apart: dict[str, str] = {}
-        self.columns: Stacks | None = None
-        self._versions = self._counted()
-
-    def _counted(self) -> int:
-        return sum([tensor._version for tensor in self.tensors])
-
-    @property
-    def is_as_it_was(self) -> bool:
-        """Whether no parameter and no buffer has been changed in place since."""
-        return self._counted() == self._versions
-
-    def is_batched(self, path: str) -> bool:
-        """Tell whether the block at ``path`` is to run without a graph."""
-        return path in self.plan.residual
 
 
 class PassToBatch(Protocol):
@@ -107,6 +55,7 @@ class Batching:
         self.blocks, self.batched, self.needs_residual = blocks, batched, needs_residual
         self.told = ""
         """What has been found, in a few words."""
+        self._changing = False
         odd = {path: "forward" in vars(block) or type(port_of(block)) is not Port for path, block in blocks.items()}
         self._odd = {path for path, is_odd in odd.items() if is_odd}
         self._look()
@@ -145,17 +94,18 @@ class Batching:
         kind = state.device.type
         autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         first = [(t.dtype, t.device) for t in tensors[:1]]
+        trained, held = tuple([t.requires_grad for t in tensors]), self._held.attributes
         key: Hashable = (
             path,
-            tuple([t.requires_grad for t in tensors]),
+            trained,
             tuple([m.training for m in self._modal]),
             (*autocast, state.dim(), state.dtype, state.device, *first),
-            self._held.attributes,
+            held,
         )
         if key not in self._plans:
             # A number that changes in every pass makes each of them a pass of another kind.
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._plan()}
-        return Setting(self._plans[key], tensors, autocast, state)
+        return Setting(self._plans[key], tensors, trained, held, autocast, state)
 
     def _plan(self) -> BatchPlan:
         reasons: dict[str, str] = {}
@@ -193,6 +143,10 @@ class Batching:
                 "forward and the backward pass, which needs it. Step the optimizer after the backward pass."
             )
         if not setting.plan.settled:
+            if self._held.attributes != setting.held and not self._changing:
+                # Something may be set in the first pass and stay.
+                self._changing = True
+                return chain
             self._settle(setting, recorded)
         columns = setting.columns
         links = dict(enumerate(chain.links)) if columns else self._batched(setting, recorded, chain.links, ran)
@@ -201,7 +155,7 @@ class Batching:
         groups = [
             group
             for n, paths in enumerate(setting.plan.groups)
-            for group in self._groups(_of(links, paths), setting.autocast, {} if columns is None else columns.groups[n])
+            for group in self._groups(_of(links, paths), setting, {} if columns is None else columns.groups[n])
         ]
         result = BatchedChain(chain, groups, recorded.numbers, setting.initial, columns)
         return result.with_graphs if _cut(setting, recorded, chain.links) else result
@@ -237,18 +191,19 @@ class Batching:
         setting.columns = Stacks(groups)
         return setting.columns
 
-    def _groups(self, links: Mapping[int, Ran], autocast: Autocast, columns: Mapping[str, Stack]) -> Iterator[Group]:
+    def _groups(self, links: Mapping[int, Ran], setting: Setting, columns: Mapping[str, Stack]) -> Iterator[Group]:
         """Yield links that are alike, in groups that are not too large for one batch."""
         if not links:
             return
         one = next(iter(links.values()))
-        names = [name for name, _ in self._slots[one.path]]
+        trained = setting.trained[slice(*self._ranges[one.path])]
+        names = dict(zip((name for name, _ in self._slots[one.path]), trained, strict=True))
         each = sum(t.numel() * t.element_size() for t in (*one.tensors, one.x, one.out))
         indices, most = list(links), max(1, _BYTES // max(1, each))
         for start in range(0, len(indices), most):
             chosen = indices[start : start + most]
             rows = range(start, start + len(chosen))
-            yield Group([links[i] for i in chosen], chosen, names, autocast, columns, rows)
+            yield Group([links[i] for i in chosen], chosen, names, setting.autocast, columns, rows)
 
     def _settle(self, setting: Setting, recorded: PassToBatch) -> None:
         """Find out, of a pass whose blocks all have graphs, which can do without.
@@ -259,6 +214,8 @@ class Batching:
         plan, links = setting.plan, list(recorded.links)
         reasons = plan.reasons | setting.apart
         cut = _cut(setting, recorded, links)
+        if self._held.attributes != setting.held:
+            cut = _CHANGES  # Nor is it tried: that would change it once more.
         for paths in plan.groups:
             mine = {i: link for i, link in _of(dict(enumerate(links)), paths).items() if link.path not in reasons}
             why = cut or self._why_not(setting, mine, recorded)
@@ -295,11 +252,11 @@ class Batching:
         try:
             if keeps_tensors(first.block, first.x, setting.autocast):
                 return "it keeps tensors from inside, and a loss on them would have no gradient"
-            for group in self._groups(ran, setting.autocast, {}):
+            for group in self._groups(ran, setting, {}):
                 with left_as_it_was(group.links[0].block) as changed:
                     agrees = _agrees(group, [links[i] for i in group.indices], recorded.numbers)
                 if changed:
-                    return "it changes what it holds each time it runs"
+                    return _CHANGES
                 if not agrees:
                     return "run in a batch it gives something else"
         except torch.OutOfMemoryError:
@@ -309,6 +266,7 @@ class Batching:
         return None
 
 
+_CHANGES = "it changes what it holds each time it runs"
 _MODELESS = (nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.Identity, nn.Conv1d, nn.Conv2d)
 """Layers that do the same in training and in evaluation."""
 

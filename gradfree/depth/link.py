@@ -113,8 +113,15 @@ _FREED = (
 )
 
 
-def refuse_changed(link: Link) -> None:
-    """Refuse that the output of ``link`` is not what its graph has computed."""
+def has_hooks(state: Tensor) -> bool:
+    """Tell whether anybody looks at the gradient of ``state``."""
+    return bool(state._backward_hooks) or state.retains_grad
+
+
+def refuse_touched(link: Link, given: Tensor | None) -> None:
+    """Refuse that the output of ``link`` is not what its graph has computed, and hooks on the state it was given."""
+    if given is not None and has_hooks(given):
+        raise ChainError(HOOKED_INSIDE.format(path=link.path))
     if link.out.grad_fn is not link.root:
         raise ChainError(
             f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
@@ -258,8 +265,8 @@ CHANGED = (
     "with batched=False."
 )
 HOOKED_INSIDE = (
-    "{path} puts a gradient hook on the state that it is given: it would see nothing, as the block runs in a batch. "
-    "Attach with batched=False."
+    "{path} puts a gradient hook, or retain_grad(), on the state that it is given, whose gradient the engine takes "
+    "apart. Put it on a copy, x = x.view_as(x), or on what the block computes."
 )
 BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
 HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."

@@ -26,9 +26,9 @@ from gradfree.depth.batching import Batching
 from gradfree.depth.borders import ASIDE, BORDERS, EXITS, Past, edge
 from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link, shares_memory
+from gradfree.depth.link import Link, has_hooks, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.depth.recording import Recording, has_hooks
+from gradfree.depth.recording import Recording
 from gradfree.depth.without_graph import RecordedForward
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.graph import Reached, may_write, older, walk

@@ -23,12 +23,13 @@ from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
+from gradfree.depth.batch_plan import Setting
 from gradfree.depth.batched_chain import Ran
-from gradfree.depth.batching import Batching, Setting
+from gradfree.depth.batching import Batching
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start, leading_to
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
-from gradfree.depth.link import Link, add_inside, added, pull_aside, refuse_changed, refuse_passed, shares_memory
+from gradfree.depth.link import Link, add_inside, added, pull_aside, refuse_passed, refuse_touched, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import keeps_graph
 from gradfree.torchside.guards import check_finite
@@ -333,8 +334,8 @@ class Recording:
                     "gradient. Remove it, or return the tensor as a copy of its own."
                 )
         inside = why.used_inside(self.links, (entered.link for entered, _ in self._inside))
-        for link in self.links:
-            refuse_changed(link)
+        for link, given in zip(self.links, self.given, strict=True):
+            refuse_touched(link, given)
         for index, link in enumerate(self.links[1:]):
             if link.in_place and (self._direct[index] is not None or index in inside):
                 raise ChainError(
@@ -393,8 +394,3 @@ class Recording:
         if self.setting is None or self.chain.batching is None:
             return chain
         return self.chain.batching.chain(self.setting, self, chain)
-
-
-def has_hooks(state: Tensor) -> bool:
-    """Tell whether anybody looks at the gradient of ``state``."""
-    return bool(state._backward_hooks) or state.retains_grad

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from classifier_runs import ResidualClassifier, fit, loader, trainer
+from lightning_runs import is_bare
 from torch import nn
 
 import gradfree
@@ -215,7 +216,7 @@ def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
     model = Failing()
     with pytest.raises(ArithmeticError):
         trainer(tmp_path, strategy="highway_bp").fit(model, loader())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert is_bare(model)
 
 
 @pytest.mark.parametrize("name", ["backprop", "highway_bp"])

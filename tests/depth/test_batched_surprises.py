@@ -1,0 +1,153 @@
+"""What users do around blocks that go in batches, and blocks do themselves: autograd's gradients, or a refusal."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from pairwise import pairwise
+from torch import nn
+
+import gradfree
+from gradfree.errors import ChainError
+from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
+
+L = 6
+CONTAINERS = {"sequential": lambda blocks: nn.Sequential(*blocks), "list": nn.ModuleList}
+ENGINES = {
+    "backprop": ("backprop", {"plain": False}),
+    "deeppcr": ("deeppcr", {}),
+    "highway_bp": ("highway_bp", {"iterations": L}),
+    "segments": ("highway_bp", {"iterations": 1, "segments": 2}),
+    "fixed_point": ("fixed_point", {"iterations": L}),
+}
+X = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self, block=Plain, container="list"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(6, 6)
+        self.blocks = CONTAINERS[container](block() for _ in range(L))
+        self.double()
+
+    def forward(self, x):
+        x = self.stem(x)
+        if isinstance(self.blocks, nn.Sequential):
+            return self.blocks(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def engine(name):
+    kind, options = ENGINES[name]
+    return gradfree.create_engine(kind, **options)
+
+
+def warm(model):
+    """Two passes: behind them, blocks that can be batched are."""
+    for _ in range(2):
+        gradients(model, lambda: model(X))
+    model.zero_grad()
+
+
+FROZEN = {"the first block": (0,), "one in the middle": (3,), "the last": (5,), "all": tuple(range(L)), "a bias": ()}
+BATCHED = ("highway_bp", "segments", "fixed_point")
+
+
+@pairwise(container=CONTAINERS, name=BATCHED, which=FROZEN)
+def test_what_is_frozen_behind_the_forward_pass_takes_no_gradient_from_the_others(container, name, which):
+    """As in autograd: a GAN's discriminator may be frozen between the two passes."""
+
+    def run(model):
+        warm(model)
+        loss = model(X).pow(2).sum()
+        model.blocks[0].linear.bias.requires_grad_(False)
+        for i in FROZEN[which]:
+            model.blocks[i].requires_grad_(False)
+        loss.backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    expected, model = run(Net(container=container)), Net(container=container)
+    with engine(name).attach(model, batched=True):
+        assert_equal_gradients(run(model), expected)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_an_empty_batch(container):
+    model = Net(container=container)
+    expected = gradients(model, lambda: model(X[:0]))
+    with engine("highway_bp").attach(model, batched=True):
+        warm(model)
+        assert_equal_gradients(gradients(model, lambda: model(X[:0])), expected)
+
+
+class Counting(Plain):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + super().forward(x) / (1 + self.calls)
+
+
+class Listing(Plain):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def forward(self, x):
+        self.calls.append(len(self.calls))
+        return x + super().forward(x) / (1 + len(self.calls))
+
+
+class Drawing(Plain):
+    def forward(self, x):
+        return x + super().forward(x) * (1.0 if random.random() + np.random.rand() >= 0 else 2.0)  # noqa: NPY002
+
+
+@pytest.mark.parametrize("block", [Counting, Listing, Drawing])
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_blocks_forward_runs_as_often_as_the_user_calls_it(block, container):
+    """To try whether they can be batched leaves no trace: counters, lists and random numbers are the model's own."""
+
+    def run(model):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        passes = [gradients(model, lambda: model(X)) for _ in range(4)]
+        calls = [copy.copy(getattr(block, "calls", None)) for block in model.blocks]
+        return passes, calls, random.random(), np.random.rand()  # noqa: NPY002
+
+    passes, *state = run(Net(block, container))
+    model = Net(block, container)
+    with engine("highway_bp").attach(model):
+        found, *left = run(model)
+    assert left == state
+    for actual, expected in zip(found, passes, strict=True):
+        assert_equal_gradients(actual, expected)
+
+
+class Hooking(Plain):
+    copied = False
+
+    def forward(self, x):
+        x = x.view_as(x) if self.copied else x
+        if x.requires_grad:
+            x.register_hook(lambda g: 0.5 * g)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_block_that_puts_a_hook_on_its_state_is_refused_and_on_a_copy_is_exact(name, monkeypatch):
+    """The hook would see one part of the gradient after the other."""
+    model = Net(Hooking)
+    refused = pytest.raises(ChainError, match=r"blocks\.0 puts a gradient hook.*x = x\.view_as\(x\)")
+    with engine(name).attach(model), refused:
+        gradients(model, lambda: model(X))
+    monkeypatch.setattr(Hooking, "copied", True)
+    expected = gradients(model, lambda: model(X))
+    with engine(name).attach(model):
+        for _ in range(3):
+            assert_equal_gradients(gradients(model, lambda: model(X)), expected)
