@@ -20,6 +20,7 @@ from gradfree.benchmarks.training.depths import DepthSweep
 ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
 FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
+TANGENT = Row("foton tangent", "foton", {"perturbation": "tangent"})
 DFA = Row("dfa", "dfa", {})
 FA = Row("fa", "fa", {})
 PEPITA = Row("pepita", "pepita", {})
@@ -113,14 +114,14 @@ FORWARD_ONLY: Suite = (
     ),
 )
 
-_TEMPERATURES = (COLD, WARM, FOTON)
+_TEMPERATURES = (COLD, WARM, FOTON, TANGENT)
 
 TEMPERATURE: Suite = (
     DepthSweep(MNIST, _mlps(5, 20), _TEMPERATURES, _RATES),
     DepthSweep(CIFAR10, _mlps(5, 20), _TEMPERATURES, _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
 )
-"""FOTON's temperature, given and learnt."""
+"""FOTON's temperature, given and learnt, and with the learnt one the limit of a small perturbation."""
 
 _DEEP_CONVNET = replace(_CONVNET, options={"channels": (12, 48, 96)}, batch_size=32, steps=200)
 
