@@ -203,7 +203,7 @@ class LayerChain(DepthChain):
             ChainError: as in :meth:`replay`.
         """
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
-        if tangent or low:
+        if tangent or low or norms is None:
             walk = self._shifted(shift, norms, tangent, second, onward)
         else:
             walk = self._second_pass(shift, norms, second, onward)
@@ -217,7 +217,7 @@ class LayerChain(DepthChain):
             passed = max(passed, i)
 
     def _second_pass(
-        self, shift: Tensor, norms: Tensor | None, graphs: bool, onward: Callable[[Tensor], None] | None
+        self, shift: Tensor, norms: Tensor, graphs: bool, onward: Callable[[Tensor], None] | None
     ) -> Iterator[tuple[int, Compared]]:
         """Run the layers on the second pass's own states; yield with each how many links are passed."""
         run_again, waiting = self.recording.run_again, None
@@ -226,12 +226,8 @@ class LayerChain(DepthChain):
         for i, (link, x) in enumerate(self.replay()):
             role = self.roles[i]
             if waiting is not None and role not in TAIL:
-                difference = x - second
-                if norms is not None:
-                    # In place: a difference is as large as a state.
-                    difference.mul_(_broadcast(norms, x))
-                yield i - 1, waiting._replace(difference=difference)
-                del difference
+                # In place: a difference is as large as a state.
+                yield i - 1, waiting._replace(difference=(x - second).mul_(_broadcast(norms, x)))
                 waiting = None
             if i == self.last and onward is None:
                 yield i, Compared(run_again(link, second) if graphs else link)
@@ -239,8 +235,9 @@ class LayerChain(DepthChain):
             if role is Role.WEIGHTS:
                 waiting = Compared(link)
                 if graphs:
-                    waiting = Compared(run_again(link, second))
-                    second = waiting.link.out.detach()
+                    again = run_again(link, second)
+                    second, waiting = again.out.detach(), Compared(valueless(again))
+                    del again
                 elif keeps_state(link.block):
                     second = link.out.detach() - linear_part(link.block, x - second)
                 else:
