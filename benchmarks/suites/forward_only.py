@@ -109,7 +109,7 @@ FORWARD_ONLY: Suite = (
         subjects=(Network(depth=20, width=512, batch=256),),
         small=Network(depth=0, width=64, batch=2048),
         depths=(10, 20, 50, 100),
-        rows=(BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *(_every(steps) for steps in (1, 4, 8)), DFA, FA, PEPITA),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *map(_every, (1, 4, 8)), DFA, FA, PEPITA),
         threads=2,
     ),
 )
