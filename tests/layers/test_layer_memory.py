@@ -83,8 +83,10 @@ def test_activations_go_as_gradients_come(name):
 @pytest.mark.parametrize("name", ["orthogonal_backprop", "dfa", "fa"])
 def test_values_that_autograd_alone_keeps_are_guarded_all_the_same(name, bend):
     """Tanh keeps its result, GELU what it is given: who changes that in place is refused, as without an engine."""
-    model, x = net(BENDS[bend], depth=1, width=4), torch.randn(3, 4, dtype=torch.float32)
-    kept = {"dropout, tanh": 2, "gelu": 0, "gelu, dropout": 0}[bend]
+    # In the middle of several layers, some of which share nodes of the graph.
+    depth = 8
+    model, x = net(BENDS[bend], depth, width=4), torch.randn(3, 4, dtype=torch.float32)
+    kept = {"dropout, tanh": 2, "gelu": 0, "gelu, dropout": 0}[bend] + depth // 2 * (1 + len(BENDS[bend]))
     with ENGINES[name].attach(model, [""]):
         states = [x]
         for layer in model:
