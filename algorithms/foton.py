@@ -95,15 +95,20 @@ class FOTONRule(LayerEngine):
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
-        unit, norms = normalised(error)
-        feedback = self._feedback(chain, unit)
+        tangent = self.perturbation == "tangent"
+        norms: Tensor | None
+        if tangent:
+            # Linear in the error, whatever its size.
+            entering, norms = error.to(torch.promote_types(error.dtype, torch.float32)), None
+        else:
+            entering, norms = normalised(error)
+        feedback = self._feedback(chain, entering)
         total = chain.zero()
         if chain.recording.goes_on:
             total = total._replace(initial=scaled(feedback, norms))
-        compared = chain.compared(feedback, norms, tangent=self.perturbation == "tangent")
-        del feedback
-        for link, difference in compared:
-            chain.add(link, error if difference is None else difference, total)
+        compared = chain.compared(feedback, norms, tangent=tangent)
+        del entering, feedback
+        chain.add_compared(compared, error, total)
         return total
 
     @phase("feedback")
@@ -146,8 +151,7 @@ class _FOTONRun(FOTONRule):
             total = total._replace(initial=scaled(shift, norms))
         onward = None if self.line.position == self.line.count - 1 else partial(self.line.leaving, norms=norms)
         compared = chain.compared(shift, norms, tangent=self.perturbation == "tangent", onward=onward)
-        for link, difference in compared if self.streaming else _ahead(compared):
-            chain.add(link, error if difference is None else difference, total)
+        chain.add_compared(compared if self.streaming else _ahead(compared), error, total)
         return total
 
 

@@ -85,8 +85,9 @@ class PEPITA(FeedbackEngine):
         total = chain.zero()
         if chain.recording.goes_on:
             total = total._replace(initial=scaled(feedback, norms))
-        for link, difference in chain.compared(feedback, norms, second=True):
-            chain.add(link, error if difference is None else difference, total)
+        compared = chain.compared(feedback, norms, second=True)
+        del unit, feedback
+        chain.add_compared(compared, error, total)
         return total
 
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradfree import __doc__ as description
 from gradfree import __version__
-from gradfree.entries import ENGINES, MODELS, entries, lookup
+from gradfree.entries import ENGINES, MODELS, entries, load, lookup
 from gradfree.extras import MissingExtra, needs_extra
 from gradfree.wording import plain
 
@@ -42,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    added = {name: entry.load() for name, entry in entries(COMMANDS).items()}
+    added = {name: load(entry) for name, entry in entries(COMMANDS).items()}
     commands = {"engines": engines, "models": models, **added}
     given = sys.argv[1:] if args is None else list(args)
     if given == ["--version"]:
@@ -79,7 +79,7 @@ def _tell(group: str, arguments: Sequence[str]) -> None:
     names = parser.parse_args(arguments).names
     try:
         told = [(name, lookup(group, name)) for name in names]
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise UsageError(error) from None
     for name, entry in told:
         print(f"{name}: {inspect.getdoc(entry)}\n\nOptions and defaults:")
@@ -93,4 +93,8 @@ def _list(group: str) -> None:
     found = entries(group)
     width = max(map(len, found))
     for name, entry in found.items():
-        print(f"{name:{width}}  {(inspect.getdoc(entry.load()) or '').partition(chr(10))[0]}")
+        try:
+            told = inspect.getdoc(load(entry)) or ""
+        except ImportError as error:
+            told = str(error)
+        print(f"{name:{width}}  {told.partition(chr(10))[0]}")

@@ -16,22 +16,39 @@ MODELS = "gradfree.models"
 
 def entries(group: str) -> dict[str, metadata.EntryPoint]:
     """Return the entry points of ``group`` by name; an installed package's beat a checkout's."""
-    return dict(_found(group, tuple(sys.path)))
+    return {entry.name: entry for entry in _found(group, tuple(sys.path))}
 
 
 @cache
-def _found(group: str, path: tuple[str, ...]) -> dict[str, metadata.EntryPoint]:
+def _found(group: str, path: tuple[str, ...]) -> list[metadata.EntryPoint]:
     """Look once on each ``sys.path``: it takes milliseconds, and engines are made by name again and again."""
     found = [*checkout.entry_points(group), *metadata.entry_points(group=group)]
-    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def load(entry: metadata.EntryPoint) -> Any:
+    """Return what ``entry`` names.
+
+    Raises:
+        ImportError: it cannot be imported; the message names the package.
+    """
+    try:
+        return entry.load()
+    except Exception as error:
+        package = f" of the package {entry.dist.name}" if entry.dist else ""
+        raise ImportError(
+            f"{entry.name!r} in {entry.group}{package} cannot be loaded from {entry.value}: {type(error).__name__}: "
+            f"{error}. Mend that package, or uninstall it."
+        ) from error
 
 
 def lookup(group: str, name: str) -> Any:
     """Load what is registered as ``name``.
 
     Raises:
-        ValueError: nothing is; the message names what is.
+        ValueError: nothing is, or two packages have it; the message names what is.
         TypeError: it is no name.
+        ImportError: it cannot be loaded.
     """
     known = entries(group)
     what = group.removeprefix("gradfree.").removesuffix("s")
@@ -39,4 +56,10 @@ def lookup(group: str, name: str) -> Any:
         raise TypeError(f"the name of {one(what)} must be a str, one of {', '.join(known)}, not {name!r}.")
     if name not in known:
         raise ValueError(no_such(what, name, known))
-    return known[name].load()
+    values = {entry.value for entry in _found(group, tuple(sys.path)) if entry.name == name}
+    # Ours may be there twice, installed and as a checkout, of two versions.
+    if len({value.startswith("gradfree.") or value for value in values}) > 1:
+        raise ValueError(
+            f"{name!r} is the name of several {what}s: {', '.join(sorted(values))}. Uninstall or rename one."
+        )
+    return load(known[name])

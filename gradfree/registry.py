@@ -26,8 +26,11 @@ def engine_class(name: str) -> type[Engine]:
 
     Raises:
         ValueError: unknown name.
+        TypeError: what has this name is no engine.
     """
-    found: type[Engine] = lookup(ENGINES, name)
+    found = lookup(ENGINES, name)
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise TypeError(f"the engine {name!r} must be a subclass of gradfree.Engine, not {found!r}.")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +29,10 @@ from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.kept import KeptRun, command_of
 from gradfree.benchmarks.sweeps.sweep import suite_of
+from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite, belonging
 from gradfree.benchmarks.tasks.imported import names_a_function
+from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra
 from gradfree.wording import no_such
@@ -86,6 +89,8 @@ def run(
     comparisons = there or comparisons
     for experiment in comparisons:
         experiment.check()
+        if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
+            checked(experiment.task)
     plan = Plan(comparisons, seeds, devices, share)
     _run(plan, RecordFile(folder / RECORDS, str(share)), manner, kept, tracker)
 
@@ -104,6 +109,7 @@ def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptRun, tracker: s
         print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
         print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
         return
+    _refuse_local(listed)
     make_folder(file.path.parent)
     kept.keep(file.path.parent)
     try:
@@ -137,6 +143,16 @@ def _state(case: Case, records: Mapping[str, Record]) -> str:
     if case.id not in records:
         return f"missing  {case.id}"
     return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"
+
+
+def _refuse_local(cases: Sequence[Case | None]) -> None:
+    """Refuse cases that no other process can be sent: with a function, say, that was made inside another."""
+    try:
+        pickle.dumps(cases)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise UsageError(
+            f"cases cannot be sent to processes of their own: {error}. Define what they use at the top of a module."
+        ) from error
 
 
 def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]) -> None:

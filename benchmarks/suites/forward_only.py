@@ -20,6 +20,7 @@ from gradfree.benchmarks.training.depths import DepthSweep
 ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
 FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
+TANGENT = Row("foton tangent", "foton", {"perturbation": "tangent"})
 DFA = Row("dfa", "dfa", {})
 FA = Row("fa", "fa", {})
 PEPITA = Row("pepita", "pepita", {})
@@ -108,19 +109,19 @@ FORWARD_ONLY: Suite = (
         subjects=(Network(depth=20, width=512, batch=256),),
         small=Network(depth=0, width=64, batch=2048),
         depths=(10, 20, 50, 100),
-        rows=(BACKPROP, ORTHOGONAL, FOTON, STREAMING, *(_every(steps) for steps in (1, 4, 8)), DFA, FA, PEPITA),
+        rows=(BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *map(_every, (1, 4, 8)), DFA, FA, PEPITA),
         threads=2,
     ),
 )
 
-_TEMPERATURES = (COLD, WARM, FOTON)
+_TEMPERATURES = (COLD, WARM, FOTON, TANGENT)
 
 TEMPERATURE: Suite = (
     DepthSweep(MNIST, _mlps(5, 20), _TEMPERATURES, _RATES),
     DepthSweep(CIFAR10, _mlps(5, 20), _TEMPERATURES, _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
 )
-"""FOTON's temperature, given and learnt."""
+"""FOTON's temperature, given and learnt, and with the learnt one the limit of a small perturbation."""
 
 _DEEP_CONVNET = replace(_CONVNET, options={"channels": (12, 48, 96)}, batch_size=32, steps=200)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,6 +24,7 @@ from gradfree.benchmarks.training.outcomes import front_facts, loss_facts, run_f
 from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
 from gradfree.benchmarks.training.summary import Summary
 from gradfree.benchmarks.training.training import TimedTraining, TimedTrial, Training, Trial, score_in
+from gradfree.cli import UsageError
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,15 @@ class Comparison(Experiment):
         return len(self.learning_rates)
 
     def check(self) -> None:
-        """Raise a UsageError if the data are not there."""
+        """Raise a UsageError if there is no such engine, two rows are called alike, or the data are not there."""
+        try:
+            for row in self.rows:
+                row.create_engine()
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{self.task.name}: {error}") from error
+        label, times = Counter(row.label for row in self.rows).most_common(1)[0]
+        if times > 1:
+            raise UsageError(f"{self.task.name}: {times} rows are called {label!r}; labels tell rows apart.")
         if isinstance(self.task.data, Stored):
             self.task.data.folder()
 

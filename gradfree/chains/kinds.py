@@ -7,7 +7,7 @@ from functools import cache
 from typing import TypeVar
 
 from gradfree.chains.site import Site
-from gradfree.entries import entries
+from gradfree.entries import entries, load
 
 CHAINS = "gradfree.chains"
 
@@ -46,7 +46,7 @@ def known_kinds() -> list[type[Site]]:
 @cache
 def _declared() -> list[tuple[str, type[Site]]]:
     found = sorted(entries(CHAINS).values(), key=lambda entry: entry.module.startswith("gradfree."))
-    loaded = [(entry.name, entry.load()) for entry in found]
+    loaded = [(entry.name, load(entry)) for entry in found]
     for name, kind in loaded:
         _check(name, kind)
     return loaded

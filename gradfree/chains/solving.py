@@ -13,6 +13,7 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
+from gradfree.wording import one
 
 Figures = dict[str, dict[str, Tensor]]
 
@@ -89,6 +90,11 @@ class Attachment:
         if self.surveys is not None:
             self.surveys.append(chain.survey(direct))
         gradients = self.engine.gradients(chain, direct)
+        if not isinstance(gradients, ChainGradients):
+            raise TypeError(
+                f"{type(self.engine).__name__}.gradients must return what chain.gradients(delta) or "
+                f"chain.backpropagate(direct) returns, not {one(type(gradients).__name__)}."
+            )
         for figures in asking:
             figures[chain.path] = {**(chain.figures or {}), **self.told}
         if self.differences is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from torch import nn
 
 from gradfree.chains.report import Report
 from gradfree.engines.discovery import Chains
-from gradfree.entries import ENGINES, entries
+from gradfree.entries import ENGINES, entries, load
 
 
 class Examining(Protocol):
@@ -54,13 +55,21 @@ def _working(
         fit = [path for path in paths if len(paths) > 1 and _works(engine, model, [path], residual, batch)]
         if fit and _works(engine, model, fit, residual, batch):
             yield f"chains={fit!r}"
-    others = {name: kind() for name, entry in entries(ENGINES).items() if (kind := entry.load()) is not type(engine)}
+    others = {name: other for name, other in _made() if type(other) is not type(engine)}
     # On a batch those that pull come first: dense Jacobians may take a hundred times as long.
     for turn in (others,) if batch is None else (_of(others, True), _of(others, False)):
         names = [name for name, other in turn.items() if _works(other, model, chains, None, batch)]
         if names:
             yield f"the engine{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
             return
+
+
+def _made() -> Iterator[tuple[str, Examining]]:
+    """Yield every engine, but for what other packages have that cannot be loaded, needs options, or is none."""
+    for name, entry in entries(ENGINES).items():
+        with suppress(Exception):
+            if hasattr(made := load(entry)(), "examine"):
+                yield name, made
 
 
 def _of(engines: Mapping[str, Examining], at_once: bool) -> dict[str, Examining]:

@@ -323,7 +323,8 @@ class Engine(ABC):
         """
         report = self.fitting(model, chains, lean=lean, residual=residual, batched=batched)
         if not report.ok:
-            works = told(self, model, chains, residual, None)
+            # What was tried with neither lean nor batched is no remedy where one of them is what does not fit.
+            works = "" if self.examine(model, chains, residual).ok else told(self, model, chains, residual, None)
             lines = "\n".join(f"- {line}" for line in (*report.problems, *([works] if works else [])))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
         if report.chains and "torch._dynamo" in sys.modules:

@@ -8,6 +8,7 @@ from typing import Any
 from gradfree.algebra.cotangents import Cotangent, plus, times
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.errors import ChainError
+from gradfree.wording import count as counted
 
 
 class Segments:
@@ -32,8 +33,9 @@ class Segments:
         length = len(chain)
         if count > length:
             raise ChainError(
-                f"segments={count}, but the loss has reached {length} links of the chain {chain.path!r}: a segment is "
-                "one link at least. Use fewer."
+                f"segments={count}, but the loss has reached {counted(length, 'link')} of the chain {chain.path!r}: a "
+                f"segment is one link at least. Use fewer. If the model goes through more blocks, the chain is in "
+                f"pieces: handle.chains[{chain.path!r}].splits tells why."
             )
         sizes = [length // count + (c < length % count) for c in range(count)]
         self.ends = [sum(sizes[: c + 1]) - 1 for c in range(count)]

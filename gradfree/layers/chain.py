@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -182,7 +182,7 @@ class LayerChain(DepthChain):
     def compared(
         self,
         shift: Tensor,
-        norms: Tensor,
+        norms: Tensor | None,
         *,
         tangent: bool = False,
         second: bool = False,
@@ -194,7 +194,7 @@ class LayerChain(DepthChain):
 
         Args:
             shift: shaped like the chain's input, of at least single precision, for errors of norm one.
-            norms: of the errors, (N,).
+            norms: of the errors, (N,); ``None`` if ``shift`` is for errors as they are.
             tangent: whether differences are those of the Jacobians' products with ``shift``.
             second: whether the layers are to have the second pass's graphs, not the first one's.
             onward: takes by how much less leaves the last link, where the chain goes on elsewhere.
@@ -203,8 +203,7 @@ class LayerChain(DepthChain):
             ChainError: as in :meth:`replay`.
         """
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
-        shifted = tangent or low
-        if shifted:
+        if tangent or low or norms is None:
             walk = self._shifted(shift, norms, tangent, second, onward)
         else:
             walk = self._second_pass(shift, norms, second, onward)
@@ -236,8 +235,9 @@ class LayerChain(DepthChain):
             if role is Role.WEIGHTS:
                 waiting = Compared(link)
                 if graphs:
-                    waiting = Compared(run_again(link, second))
-                    second = waiting.link.out.detach()
+                    again = run_again(link, second)
+                    second, waiting = again.out.detach(), Compared(valueless(again))
+                    del again
                 elif keeps_state(link.block):
                     second = link.out.detach() - linear_part(link.block, x - second)
                 else:
@@ -251,7 +251,7 @@ class LayerChain(DepthChain):
         yield from self._end(link.out.detach() - second, norms, waiting, onward)
 
     def _end(
-        self, shift: Tensor, norms: Tensor, waiting: Compared | None, onward: Callable[[Tensor], None]
+        self, shift: Tensor, norms: Tensor | None, waiting: Compared | None, onward: Callable[[Tensor], None]
     ) -> Iterator[tuple[int, Compared]]:
         """Hand on by how much less leaves the last link; yield the layer whose activation that is, if any."""
         onward(shift)
@@ -259,7 +259,12 @@ class LayerChain(DepthChain):
             yield len(self.links) - 1, waiting._replace(difference=scaled(shift, norms))
 
     def _shifted(
-        self, shift: Tensor, norms: Tensor, tangent: bool, graphs: bool, onward: Callable[[Tensor], None] | None
+        self,
+        shift: Tensor,
+        norms: Tensor | None,
+        tangent: bool,
+        graphs: bool,
+        onward: Callable[[Tensor], None] | None,
     ) -> Iterator[tuple[int, Compared]]:
         """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
@@ -296,6 +301,19 @@ class LayerChain(DepthChain):
         x = self._entered(index - 1)
         # A dropout is linear: its Jacobian has the mask.
         return self.pulled(link, x) if self.roles[index - 1] is Role.DROPOUT else self.recording.run_again(link, x).out
+
+    def add_compared(self, compared: Iterable[Compared], error: Tensor, total: ChainGradients) -> None:
+        """Add the gradients of all layers that two passes have left, one at a time.
+
+        Args:
+            compared: the layers.
+            error: the cotangent at the output of one without a difference.
+            total: is changed.
+        """
+        for found in compared:
+            self.add(found.link, error if found.difference is None else found.difference, total)
+            # Not while the next layer is run: a difference is as large as a state.
+            del found
 
     def add(self, link: Link, cotangent: Tensor, total: ChainGradients) -> None:
         """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.
@@ -349,9 +367,9 @@ def normalised(error: Tensor) -> tuple[Tensor, Tensor]:
     return scaled(error, torch.where(norms > torch.finfo(norms.dtype).tiny, norms.reciprocal(), 0.0)), norms
 
 
-def scaled(x: Tensor, factors: Tensor) -> Tensor:
-    """Return ``x``, (N, ...), times one of ``factors``, (N,), for each sample."""
-    return x * _broadcast(factors, x)
+def scaled(x: Tensor, factors: Tensor | None) -> Tensor:
+    """Return ``x``, (N, ...), times one of ``factors``, (N,), for each sample; as it is where there are none."""
+    return x if factors is None else x * _broadcast(factors, x)
 
 
 def _broadcast(factors: Tensor, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 from gradfree.chains.memory import Memory
 from gradfree.depth.batched_chain import Ran
-from gradfree.depth.borders import Anchor
+from gradfree.depth.borders import Anchor, Outputs
 from gradfree.depth.chain import Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
@@ -43,14 +43,11 @@ class RecordedLayers(RecordedChain):
 class LayerRecording(Recording):
     """A pass through a chain of layers; for an engine that streams, its activations are not stored."""
 
-    ahead = False
-
     def __init__(self, chain: RecordedChain, state: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]):
         super().__init__(chain, Trained.of(parameters), inputs)
         self.initial, self.goes_on = state.detach(), state.requires_grad
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
         self._random: dict[str, RandomState] = {}
-        self._version = 0
         self._streamed = 0
         engine = chain.attachment.engine
         self._streams, self._keeps = engine.streams, engine.reads_states
@@ -91,7 +88,7 @@ class LayerRecording(Recording):
                 f"{path} was given {state.dtype}, but an error can only enter a chain of real numbers. Convert the "
                 "input with x.float(), or begin the chain behind what embeds it."
             )
-        if self.links and state._version != self._version:
+        if self.links and state._version != self.handed[-1].version:
             raise ChainError(
                 f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
                 "tensor in a layer of its own, or leave the layers from there on out of the chain."
@@ -103,6 +100,8 @@ class LayerRecording(Recording):
             # compute that of its input, too.
             before = (self.parameters[n] for link in self.links[self._led :] for n in link.parameters)
             self._lead, self._led = Anchor.apply(self._lead, *before), len(self.links)
+            # What is there for layers to come leads to less.
+            self._entries = Outputs()
 
     def add(self, link: Link) -> None:
         """Keep ``link``.
@@ -118,7 +117,6 @@ class LayerRecording(Recording):
         super().add(link)
         self.roles.append(self._role)
         self._paths.add(link.path)
-        self._version = link.out._version
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, and let go of what is not needed any more.
@@ -148,9 +146,8 @@ class LayerRecording(Recording):
         return self._lead
 
     def _let_go(self, index: int, link: Link) -> None:
-        # What has been changed in place is refused when the next layer is given it.
-        nothing = torch.empty(0, device="meta")
-        self.handed[index] = self.handed[index]._replace(seen=nothing, version=nothing._version)
+        handed = self.handed[index]
+        self.handed[index] = handed._replace(seen=_count_of(handed.seen), apart=list(map(_count_of, handed.apart)))
         self.links[index], self.given[index + 1] = link, None
 
     def linearise(self, links: list[Link], keep_graph: bool) -> LayerChain:
@@ -191,6 +188,13 @@ class LayerRecording(Recording):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
         return link.changed(out=out, state=get_gradient_edge(local), end=None)
+
+
+def _count_of(tensor: Tensor) -> Tensor:
+    """Return a tensor that has the count of changes in place of ``tensor``, but not its values."""
+    count = tensor.detach()
+    count.data = tensor.new_empty(0)
+    return count
 
 
 def _plain_role(path: str, layer: nn.Module) -> Role:

@@ -24,7 +24,7 @@ class LoopedCell(Site):
 
     dimension = "time"
     looks_like = ""
-    may_be = "a cell that the model calls in a loop"
+    may_be = "a cell that the model calls in a loop (torch's, or a module with a hidden_size and forward(x, state))"
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:

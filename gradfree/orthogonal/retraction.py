@@ -56,12 +56,10 @@ class Retraction:
 
     def _measure(self, weights: Mapping[str, Tensor]) -> None:
         """Begin to measure all drifts, and to copy them to the CPU."""
-        found = []
-        for path, weight in weights.items():
-            self._memory[_PROBE + path], drift = drift_along(weight, self._memory.get(_PROBE + path))
-            found.append(drift)
-        if found:
-            drifts = torch.stack(found)
+        if weights:
+            probes = [self._memory.get(_PROBE + path) for path in weights]
+            products, drifts = drift_along(list(weights.values()), probes)
+            self._memory.update(zip((_PROBE + path for path in weights), products, strict=True))
             self._memory[_DRIFTS] = torch.empty_like(drifts, device="cpu", pin_memory=drifts.is_cuda)
             self._memory[_DRIFTS].copy_(drifts, non_blocking=True)
             if drifts.is_cuda:

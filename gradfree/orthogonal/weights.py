@@ -15,8 +15,10 @@ from gradfree.torchside.sharding import assign, whole
 _PROBES = 8
 _SHRINKING_PROBES = 3
 """Each reads all products once. They find what is beyond 3, where the steps lead away, and most of what is beyond 2."""
-_TOGETHER = 2 * 2**20
-"""Bytes of weights that are led back in one batch: those of a deep network, in one, would take more than its step."""
+_TOGETHER = 2**20
+"""Bytes of weights that are led back in one batch: those of a deep network, in one, would take more than its step.
+
+Larger ones take longer together than one by one."""
 _FAR = 0.3
 """Beyond this drift a few Newton-Schulz steps do not lead back."""
 
@@ -104,40 +106,50 @@ def drift(weights: Sequence[Tensor]) -> Tensor:
     Returns:
         (len(weights),), float32.
     """
-    found = []
-    for weight in weights:
-        v = None
-        for _ in range(_PROBES):
-            v, along = drift_along(weight, v)
-        found.append(along)
-    return torch.stack(found)
+    probes: Sequence[Tensor | None] = [None] * len(weights)
+    for _ in range(_PROBES):
+        probes, found = drift_along(weights, probes)
+    return found
 
 
 @torch.no_grad()
-def drift_along(weight: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (W Wᵀ - I) v, and its norm for ``v`` of length one: a lower bound of the drift.
+def drift_along(weights: Sequence[Tensor], probes: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Tensor]:
+    """Return (W Wᵀ - I) v of each weight, and its norm, for ``v`` of length one: a lower bound of the drift.
 
     Given back as ``v``, also after small changes of the weight, the product makes the bound the drift's own: the
     power method.
 
     Args:
-        weight: of a layer.
-        v: (n, 1), of any length, n the smaller side of the weight as a matrix; ``None`` to begin.
+        weights: of layers.
+        probes: a v for each, (n, 1), of any length, n the smaller side of the weight as a matrix; ``None`` to begin.
 
     Returns:
-        The product (n, 1), in single precision at least, and the norm, float32.
+        The products, (n, 1) each, in single precision at least, and the norms, (len(weights),), float32.
     """
-    x = _wide(weight)
+    groups: defaultdict[object, list[int]] = defaultdict(list)
+    for i, weight in enumerate(weights):
+        groups[min(len(weight), weight.shape[1:].numel()), weight.dtype, weight.device].append(i)
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for group in groups.values():
+        v = _directions([weights[i] for i in group], [probes[i] for i in group])
+        wide = (_wide(weights[i]) for i in group)
+        products = torch.stack([x @ (x.mT @ own) for x, own in zip(wide, v, strict=True)]) - v
+        found.update(zip(group, zip(products, products.norm(dim=(1, 2)).float(), strict=True), strict=True))
+    return [found[i][0] for i in range(len(weights))], torch.stack([found[i][1] for i in range(len(weights))])
+
+
+def _directions(weights: Sequence[Tensor], probes: Sequence[Tensor | None]) -> Tensor:
+    """Return vectors of length one, (len(weights), n, 1), along ``probes``; all weights have the same smaller side."""
+    n = min(len(weights[0]), weights[0].shape[1:].numel())
+    dtype = torch.promote_types(weights[0].dtype, torch.float32)
     # Without symmetry: a drift orthogonal to where the power method begins is never seen.
-    begin = torch.arange(len(x), dtype=x.dtype, device=x.device).cos().unsqueeze(1)
+    begin = torch.arange(n, dtype=dtype, device=weights[0].device).cos().unsqueeze(1)
     begin /= begin.norm()
-    if v is not None:
-        # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
-        v = v.to(x)  # From a checkpoint it may still be elsewhere.
-        begin = v / v.norm().clamp_min(1e-2) + 1e-3 * begin
-    v = begin / begin.norm()
-    product = x @ (x.mT @ v) - v
-    return product, product.norm().float()
+    # From a checkpoint they may still be elsewhere.
+    v = torch.stack([torch.zeros_like(begin) if probe is None else probe.to(begin) for probe in probes])
+    # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
+    v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-2) + 1e-3 * begin
+    return v / v.norm(dim=1, keepdim=True)
 
 
 def far(weights: Mapping[str, Tensor]) -> set[str]:

@@ -44,3 +44,13 @@ def test_all_who_ask_for_figures_are_told():
         second.__exit__(None, None, None)
         gradients(model, lambda: model(3 * x))
     assert one["blocks"]["residual"] == before != two["blocks"]["residual"]
+
+
+@pytest.mark.parametrize("wrong", [lambda chain, direct: None, lambda chain, direct: direct])
+def test_what_an_engine_must_return_is_said_where_it_returns_something_else(wrong):
+    class Careless(gradfree.Engine):
+        gradients = staticmethod(wrong)
+
+    model, message = plain_model(), r"Careless.gradients must return what chain.gradients"
+    with Careless().attach(model), pytest.raises(TypeError, match=message):
+        model(torch.randn(4, 6)).sum().backward()

@@ -83,5 +83,10 @@ def test_what_is_refused():
     model, x = Model([Plain() for _ in range(3)], 6), torch.randn(4, 6)
     with attach(model, segments=4), pytest.raises(ChainError, match="segments=4, but the loss has reached 3 links"):
         model(x).sum().backward()
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda block, args: (2 * args[0],))
+    with attach(model, segments=2) as handle, pytest.raises(ChainError, match=r"1 link .*'blocks'\].splits tells"):
+        model(x).sum().backward()
+    assert handle.chains["blocks"].splits
     with pytest.raises(ChainError, match="segments are for chains in depth"):
         gradfree.create_engine("highway_bp", segments=2).attach(nn.GRU(3, 3), [""])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gradfree
+from gradfree.cli import main
 
 HIGHWAY = gradfree.create_engine("highway_bp")
 
@@ -73,3 +74,50 @@ def test_model_names_and_options():
         gradfree.create_model("preact_resnet", layers=3)
     with pytest.raises(TypeError, match="gpt: missing a required argument: 'vocab_size'; its options are: vocab_size"):
         gradfree.create_model("gpt")
+
+
+@pytest.fixture
+def others(tmp_path, monkeypatch):
+    """Install a package with an engine that is right, and with entries that are wrong, until the end of the test."""
+    folder = tmp_path / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[gradfree.engines]\n"
+        "right = gradfree.algorithms:FixedPoint\n"
+        "dsf = gradfree_others:DSF\n"
+        "gone = no_such_module:Engine\n"
+        "none = torch.nn:Identity\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (
+            "gone",
+            ImportError,
+            "'gone' in gradfree.engines of the package other cannot be loaded from no_such_module:Eng",
+        ),
+        ("none", TypeError, "the engine 'none' must be a subclass of gradfree.Engine, not <class 'torch.nn.modules"),
+        ("dsf", ValueError, "'dsf' is the name of several engines: gradfree.algorithms.dsf:DSF, gradfree_others:DSF."),
+    ],
+)
+def test_what_is_wrong_with_another_package_is_said(name, error, message):
+    with pytest.raises(error) as caught:
+        gradfree.create_engine(name)
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("others")
+def test_what_is_wrong_with_another_package_stands_in_nobodys_way(capsys):
+    """Lists name it; refusals, which try all engines there are, leave it out."""
+    main(["engines"])
+    told = capsys.readouterr().out
+    assert "cannot be loaded from no_such_module" in told
+    assert "truncated  " in told
+    assert gradfree.create_engine("right") == gradfree.create_engine("fixed_point")
+    with pytest.raises(gradfree.ChainError, match="cannot be attached to"):
+        HIGHWAY.attach(torch.nn.Linear(2, 2))

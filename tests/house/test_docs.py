@@ -78,6 +78,8 @@ def test_the_example_engine_is_right():
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
     with pytest.raises(TypeError, match="its options are: damping, iterations"):
         names["Damped"](iteration=4)
+    with pytest.raises(ValueError, match="iterations must be at least 0"):
+        names["Damped"](iterations=-1)
 
 
 def test_the_example_layer_engine_is_right():

@@ -54,10 +54,25 @@ def test_a_drift_whose_entries_cancel_is_seen():
 def test_a_probe_from_a_checkpoint_follows_its_weight():
     """Checkpoints load to the CPU; a probe of another precision stands for one on another device."""
     weight, probe = torch.randn(4, 6, dtype=torch.float32), torch.randn(4, 1, dtype=torch.float64)
-    product, along = drift_along(weight, probe)
-    expected, along_expected = drift_along(weight, probe.float())
-    assert product.dtype == torch.float32
-    torch.testing.assert_close((product, along), (expected, along_expected))
+    found, expected = drift_along([weight], [probe]), drift_along([weight], [probe.float()])
+    assert found[0][0].dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
+def test_weights_of_all_shapes_are_probed_together_as_one_by_one():
+    """The first time, and along what that has left."""
+    weights = [torch.randn(8, 8), torch.randn(6, 9), torch.randn(8, 8), torch.randn(9, 6), torch.randn(8, 2, 2, 2)]
+    probes, alone = [None, torch.randn(6, 1), torch.randn(8, 1), None, None], []
+    for _ in range(2):
+        alone = [drift_along([weight], [probe]) for weight, probe in zip(weights, probes, strict=True)]
+        probes, drifts = drift_along(weights, probes)
+        torch.testing.assert_close(drifts, torch.cat([drift for _, drift in alone]))
+        for probe, (own, _) in zip(probes, alone, strict=True):
+            torch.testing.assert_close(probe, own[0])
+    wide = weights[3].mT
+    v = probes[3] / probes[3].norm()
+    expected = (wide @ wide.mT - torch.eye(6)) @ v
+    torch.testing.assert_close(drift_along(weights, probes)[0][3], expected, rtol=1e-2, atol=1e-1)
 
 
 def test_each_weight_of_a_batch_is_led_to_its_own_nearest_matrix():

@@ -1,0 +1,105 @@
+"""What is wrong in a suite of the user's own is said in a sentence, before anything runs or a folder is made."""
+
+import sys
+
+import pytest
+
+from gradfree.cli import main
+
+SUITES = """
+from dataclasses import replace
+
+import torch
+
+from gradfree.benchmarks.data.bundled import Data, Split
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.tasks.own_metrics import Accuracy
+from gradfree.benchmarks.tasks.task import Score, Task
+from gradfree.benchmarks.training.comparison import Comparison
+
+
+def data():
+    return Data(*[Split(torch.randn(8, 4), torch.zeros(8).long())] * 3)
+
+
+TASK = Task(
+    name="mine",
+    data=data,
+    model="residual_mlp",
+    options={"in_features": 4, "num_classes": 2},
+    loss=torch.nn.functional.cross_entropy,
+    score=Score("accuracy", "%", Accuracy),
+    learning_rate=1e-3,
+    batch_size=4,
+    steps=2,
+)
+PLAIN = Row("backprop", "backprop", {})
+
+
+def of(*rows, **changes):
+    return (Comparison(replace(TASK, **changes), (PLAIN, *rows)),)
+
+
+def right():
+    return of()
+
+
+def engine():
+    return of(Row("mine", "higway_bp", {}))
+
+
+def option():
+    return of(Row("mine", "highway_bp", {"iteration": 1}))
+
+
+def twice():
+    return of(PLAIN)
+
+
+def model():
+    return of(model="residual_mpl")
+
+
+def width():
+    return of(options={"in_features": 5, "num_classes": 2})
+
+
+def local():
+    return of(data=lambda: data())
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that runs a suite of the file above, in its folder."""
+    (tmp_path / "wrong_suites.py").write_text(SUITES, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield lambda name, *options: main(["bench", "run", "--suite", f"wrong_suites:{name}", "--out", "out", *options])
+    sys.modules.pop("wrong_suites", None)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [
+        ("engine", "mine: no engine is called 'higway_bp'"),
+        ("option", "mine: HighwayBP takes no option 'iteration'"),
+        ("twice", "mine: 2 rows are called 'backprop'"),
+        ("model", "no model is called 'residual_mpl'"),
+        ("width", "mine: residual_mlp cannot be trained on these data: mat1 and mat2"),
+        ("local", "cannot be sent to processes of their own: Can't pickle local object 'local.<locals>.<lambda>'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(suite, message, run, capsys):
+    with pytest.raises(SystemExit):
+        run(suite)
+    told = capsys.readouterr()
+    assert message in told.err
+    assert "Traceback" not in told.err
+    assert not told.out
+
+
+def test_what_is_right_would_run(run, capsys):
+    run("right", "--dry-run", "--seeds", "1")
+    assert "2 of 2 cases would be run" in capsys.readouterr().out
