@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import polars as pl
@@ -32,25 +32,27 @@ _FEW = 8
 
 def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
     """Return a chart for a page, as wide as its place: points tell what is known of them, the legend filters."""
-    drawn = _layers(chart, looks, shown=alt.selection_point(name="shown", fields=["label"], bind="legend"))
-    return json.loads(drawn.properties(width="container", height=_HEIGHT).to_json())
+    shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
+    return _layers(chart, looks, "container", shown).to_dict()
 
 
 def picture(charts: Sequence[Chart]) -> bytes:
     """Return all charts in one PNG, two or four side by side."""
     looks = Looks()
-    drawn = [_layers(chart, looks).properties(width=_WIDTH, height=_HEIGHT) for chart in charts]
+    drawn = [_layers(chart, looks, _WIDTH) for chart in charts]
     together = alt.concat(*drawn, columns=2 if len(drawn) <= _FEW else 4).resolve_scale(
         color="independent", shape="independent"
     )
     return vl_convert.vegalite_to_png(together.to_json(), scale=1)
 
 
-def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None = None) -> alt.LayerChart:
+def _layers(
+    chart: Chart, looks: Looks, width: int | Literal["container"], shown: alt.Parameter | None = None
+) -> alt.LayerChart:
     drawing = _Drawing(chart, looks, shown)
     layers = drawing.stacks() if chart.stacked else drawing.layers()
     title = alt.TitleParams(chart.title, subtitle=drawing.subtitle, anchor="start")
-    return alt.LayerChart(layer=list(layers), title=title)
+    return alt.LayerChart(layer=list(layers), title=title, width=width, height=_HEIGHT)
 
 
 class _Drawing:
@@ -155,8 +157,9 @@ class _Drawing:
         """Return the chart of some points, which a click on the legend leaves alone or all but hides."""
         drawn = alt.Chart(points)
         if self.shown is None:
-            return drawn.encode(opacity=alt.value(opacity))
-        return drawn.encode(opacity=alt.when(self.shown).then(alt.value(opacity)).otherwise(alt.value(_HIDDEN)))
+            return drawn.encode(opacity=alt.OpacityValue(opacity))
+        told = {"param": self.shown.name, "value": opacity}
+        return drawn.encode(opacity=alt.OpacityValue(_HIDDEN, condition=told))
 
     def _filtering(self, points: pl.DataFrame) -> alt.Chart:
         """Return the chart of the points that the legend is of; bound to a layer without one, it would not answer."""

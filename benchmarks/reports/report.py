@@ -48,7 +48,8 @@ class SuiteReport:
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
         """Report what ``records``, by case id, tell of ``suite``."""
-        return cls(title, sections(suite, records), Provenance(belonging(suite, records)))
+        own = belonging(suite, records)
+        return cls(title, _sections(suite, own), Provenance(own))
 
     @property
     def answers(self) -> list[Section]:
@@ -94,8 +95,12 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
 
     Behind them are those on what several experiments come to together, and the last one lists the cases that failed.
     """
-    found = list(findings(suite, records))
-    failed = [record for record in belonging(suite, records) if error_of(record)]
+    return _sections(suite, belonging(suite, records))
+
+
+def _sections(suite: Suite, own: Sequence[Record]) -> list[Section]:
+    found = list(findings(suite, {record["case"]: record for record in own}))
+    failed = [record for record in own if error_of(record)]
     return [
         *(experiment.section(facts) for experiment, facts in found),
         *trends(found),

@@ -39,7 +39,7 @@ ITERATIONS = Axis("iterations k (count)", "whole")
 
 def score_axis(split: str, score: Score, kind: str = "linear") -> Axis:
     """Return the axis of scores; a percentage ends at 0 and 100."""
-    better = "higher" if score.metric().higher_is_better else "lower"
+    better = "higher" if score.higher_is_better else "lower"
     bounds = (0.0, 100.0) if score.unit == "%" else None
     return Axis(f"{split} {score.name} ({score.unit}), {better} is better", kind, bounds)
 

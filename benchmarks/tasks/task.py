@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,6 +43,11 @@ class Score:
     metric: Callable[[], Metric]
     factor: float = 1.0
 
+    @cached_property
+    def higher_is_better(self) -> bool:
+        """Whether more is better, as the metric says."""
+        return bool(self.metric().higher_is_better)
+
     @torch.no_grad()
     def of(self, model: nn.Module, split: Split) -> float:
         """Return the score of ``model``, in evaluation mode, on ``split``; the model is left as it was.
@@ -64,7 +70,7 @@ class Score:
         """Return ``value`` with the sign that makes more better; that of NaN, a diverged run's, is the worst."""
         if isnan(value):
             return -inf
-        return value if self.metric().higher_is_better else -value
+        return value if self.higher_is_better else -value
 
 
 @dataclass(frozen=True)

@@ -60,18 +60,13 @@ class Summary:
         """The label of the first row."""
         return self.rows[0]
 
-    @cached_property
-    def higher_is_better(self) -> bool:
-        """Whether a higher score is."""
-        return bool(self.task.score.metric().higher_is_better)
-
     def verdict(self, label: str) -> str:
         """Return speed, memory and score of a row beside the baseline's, in words."""
         if label == self.baseline:
             told = "the baseline"
         else:
             told = self._cost(label)
-            told += verdict.score(self.task.score.name, self._difference(label), self.higher_is_better)
+            told += verdict.score(self.task.score.name, self._difference(label), self.task.score.higher_is_better)
         failed = select(self.facts, metric=FAILED, row=label).row(0, named=True)
         count = int(failed["value"])
         if not count:
@@ -203,8 +198,8 @@ class Summary:
     def _is_kept(self, label: str) -> bool:
         """Tell whether a row's score is not seen to be worse, and its mean no worse than the baseline's interval is."""
         difference, exact = self._difference(label), self._scores[self.baseline]
-        outcome, _ = verdict.change(difference, self.higher_is_better)
-        loss = -difference.value if self.higher_is_better else difference.value
+        outcome, _ = verdict.change(difference, self.task.score.higher_is_better)
+        loss = -difference.value if self.task.score.higher_is_better else difference.value
         # An interval that covers 0 because it is wide is no reason to take a row.
         return outcome != "worse" and loss <= (0.0 if isnan(exact.margin) else exact.margin)
 
@@ -232,7 +227,7 @@ class Summary:
         ratio = Figure(STEP, unit=times(self.baseline))
         found = points(self.facts, ratio, Figure(scored(self.task)))
         values = found["y"].to_list()
-        far = not self.higher_is_better and 0.0 < _FAR * min(values) < max(values)
+        far = not self.task.score.higher_is_better and 0.0 < _FAR * min(values) < max(values)
         exact = self._score(self.baseline)
         return Chart(
             title,

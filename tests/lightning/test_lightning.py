@@ -1,13 +1,12 @@
 """``Trainer(strategy=...)`` with an unmodified LightningModule."""
 
 import pickle
-import subprocess
-import sys
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from classifier_runs import ResidualClassifier, fit, loader, trainer
+from forked_scripts import Script
 from lightning_runs import is_bare
 from torch import nn
 
@@ -144,11 +143,16 @@ def test_lightning_cli_takes_engines(tmp_path, arguments):
 
 
 @pytest.mark.slow
-def test_it_may_be_imported_before_lightning():
+def test_it_may_be_imported_before_lightning(tmp_path):
     """All other tests import Lightning first."""
-    code = "import gradfree.lightning, lightning"
-    code += "; lightning.Trainer(strategy='highway_bp', accelerator='cpu', logger=False)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    (tmp_path / "first.py").write_text(
+        "import sys\n"
+        "assert not {'lightning', 'pytorch_lightning', 'gradfree.lightning'} & sys.modules.keys()\n"
+        "import gradfree.lightning, lightning\n"
+        "lightning.Trainer(strategy='highway_bp', accelerator='cpu', logger=False)\n"
+    )
+    status, said = Script(tmp_path / "first.py").ended()
+    assert status == 0, said
 
 
 def test_checkpoints_are_those_of_an_ordinary_run(tmp_path):

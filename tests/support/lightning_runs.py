@@ -66,6 +66,7 @@ def fresh(kind, make=PlainModule, **options):
 def trainer(folder, engine=None, **options):
     """Return a Trainer for two epochs that prints and keeps nothing; without an engine, Lightning's own."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet |= {"limit_val_batches": 1, "num_sanity_val_steps": 0}
     usual = {"max_epochs": 2, "enable_checkpointing": False, "strategy": strategy(engine) if engine else "auto"}
     return pl.Trainer(default_root_dir=folder, **(quiet | usual | options))
 

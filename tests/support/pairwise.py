@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 from itertools import combinations, product
 from typing import Any
 
@@ -18,13 +19,21 @@ def pairwise(**axes: Iterable[Any]) -> pytest.MarkDecorator:
 
 def cover(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     """Return some of ``rows`` in which every two values meet that meet in any: always the same, by greed."""
-    left = {tuple(row): pairs(row) for row in rows}
-    wanted = set().union(*left.values())
+    found = {tuple(row): pairs(row) for row in rows}
+    wanted = set().union(*found.values())
+    # A row's gain only ever falls: who still has the greatest when looked at again is the best.
+    gains = [(-len(gain), n, row) for n, (row, gain) in enumerate(found.items())]
+    heapify(gains)
     chosen = []
     while wanted:
-        best = max(left, key=lambda row: len(left[row] & wanted))
-        wanted -= left.pop(best)
-        chosen.append(best)
+        _, n, row = gains[0]
+        gain = -len(found[row] & wanted)
+        if gain == gains[0][0]:
+            heappop(gains)
+            wanted -= found[row]
+            chosen.append(row)
+        else:
+            heapreplace(gains, (gain, n, row))
     return chosen
 
 

@@ -1,10 +1,9 @@
 """``gradfree fit``: what it trains is what a loop by hand trains, and a killed run goes on to the last bit."""
 
+import fcntl
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -99,25 +98,18 @@ def test_a_killed_run_goes_on_to_the_last_bit(name, every, kill, first, tmp_path
 
 @pytest.mark.slow
 def test_a_fit_on_two_devices_trains_validates_saves_and_both_processes_end(tmp_path):
-    """The second process is Lightning's to start, by the same command; it has the same output, which ends with both."""
-    script = tmp_path / "fit.py"
-    script.write_text("import torch; torch.set_num_threads(1)\nfrom gradfree.cli import main; main()\n")
+    """The second process is Lightning's to start, by the same command; each has a lock, which ends with it."""
+    held = "import fcntl, os, torch\nheld = open(os.environ.get('LOCAL_RANK', '0') + '.lock', 'w')\n"
+    held += "fcntl.flock(held, fcntl.LOCK_EX)\ntorch.set_num_threads(1)\n"
+    (tmp_path / "fit.py").write_text(f"{held}from gradfree.cli import main; main()\n")
     run = ["--config=digits_highway_bp", "--engine=highway_bp_ddp", "--trainer.devices=2", "--trainer.max_steps=4"]
     run += ["--trainer.val_check_interval=2", "--trainer.limit_val_batches=1", "--checkpoint.every_n_train_steps=2"]
     run += ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.log_every_n_steps=1"]
-    process = subprocess.Popen(
-        [sys.executable, script, "fit", *run, *QUIET],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=240)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, output
+    status, output = Script(tmp_path / "fit.py", "fit", *run, *QUIET).ended(240)
+    assert status == 0, output
+    for rank in "01":
+        with open(f"{rank}.lock") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
     assert "Starting with 2 processes" in output
     assert "Traceback" not in output
     assert list(losses("logs")) == [0, 1, 2, 3]

@@ -110,7 +110,7 @@ FOUND = {
             "engine": 2,
             "batched": True,
         },
-        "refused: the backward pass inside … failed: its graph is freed",
+        "refused: the backward pass inside … to … failed: its graph is freed",
     ),
     "a gradient of nothing, which a reentrant checkpoint makes zeros of": (
         {"blocks": (replace(BLOCK, operations=("reentrant",)), replace(BLOCK, operations=("cut",), form="g"))},
