@@ -13,9 +13,9 @@ from gradfree.algebra.cotangents import Cotangent, is_number, plus
 from gradfree.batched.alike import Held, likeness, slots
 from gradfree.batched.batch import all_close
 from gradfree.batched.costs import pays
+from gradfree.batched.plan import BatchPlan, Setting
 from gradfree.batched.replay import hindrance, keeps_tensors, left_as_it_was
 from gradfree.batched.stacks import Stack, Stacks
-from gradfree.depth.batch_plan import BatchPlan, Setting
 from gradfree.depth.batched_chain import BatchedChain, Group, Ran
 from gradfree.depth.chain import DepthChain
 from gradfree.depth.link import Link, walking

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, increment_version
 
 from gradfree.algebra.cotangents import Cotangent
+from gradfree.batched.plan import Setting
 from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
-from gradfree.depth.batch_plan import Setting
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start, leading_to

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from gradfree.batched.plan import Setting
 from gradfree.depth import link as why
-from gradfree.depth.batch_plan import Setting
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import BORDERS

@@ -206,8 +206,7 @@ def test_blocks_that_cannot_go_the_way_they_went_and_batched_true_names_them(kin
         attach(model, "fixed_point"),
         pytest.raises(ChainError, match=rf"batched=True, but blocks\.0 cannot .*({why})"),
     ):
-        for _ in range(2):  # What changes in the first pass may stay as it is.
-            model(x).sum().backward()
+        [model(x).sum().backward() for _ in range(2)]  # What changes in the first pass may stay as it is.
 
 
 def test_a_hook_inside_the_blocks_is_kept():
