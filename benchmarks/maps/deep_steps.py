@@ -56,7 +56,7 @@ class DeepNet:
         """Return the model."""
         model = create_model(self.model, **self.options)
         if self.looped:
-            model.blocks = _Loop(model.blocks)
+            model.blocks = _Loop(model.get_submodule("blocks").children())
         return model
 
     def examples(self) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,10 @@ class _Call(NamedTuple):
     outer: tuple[tuple[Tensor, int], ...]
     number: int
 
-    without_graph = False
+    @property
+    def without_graph(self) -> bool:
+        """Whether the block is to run without a graph."""
+        return False
 
 
 class _BareCall(NamedTuple):
@@ -62,7 +65,10 @@ class _BareCall(NamedTuple):
     given: Tensor
     version: int
 
-    without_graph = True
+    @property
+    def without_graph(self) -> bool:
+        """Whether the block is to run without a graph."""
+        return True
 
 
 class RecordedChain:

@@ -122,8 +122,8 @@ class WholeRow:
     def __init__(self, recorded: AttachedChain, container: nn.Sequential, path: str):
         self._recorded, self._container, self._path = recorded, container, path
         self._blocks = list(recorded.blocks.values())
-        forwards, backwards = ("_forward_hooks", "_forward_pre_hooks"), ("_backward_hooks", "_backward_pre_hooks")
-        self._hooks = [getattr(block, kind) for block in self._blocks for kind in (*forwards, *backwards)]
+        kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+        self._hooks = [getattr(block, kind) for block in self._blocks for kind in kinds]
         self._wrapped = [vars(block)["forward"] for block in self._blocks]
         forwards = [wrapped.__self__.own for wrapped in self._wrapped]
         self._rows = list(zip(recorded.blocks, self._blocks, forwards, strict=True))
