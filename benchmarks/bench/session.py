@@ -20,7 +20,7 @@ from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
-from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
+from gradfree.benchmarks.reports.report import SuiteReport, print_section
 from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.plan import Plan, Shard
 from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
@@ -30,7 +30,7 @@ from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.kept import KeptRun, command_of
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.sweeps.trainable import checked
-from gradfree.benchmarks.tables.experiment import Suite, belonging
+from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
@@ -117,8 +117,9 @@ def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptRun, tracker: s
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
-    if sections(plan.suite, known := file.read()):
-        _show(plan.suite, file, kept, tracker)
+    known = file.read()
+    if (found := _reported(plan.suite, known, file, kept)).sections:
+        _show(found, file, tracker)
     _refuse_failures(list(plan.cases(known)), known)
 
 
@@ -167,7 +168,14 @@ def report(suite: str | None, out: Path | None, tracker: str | None) -> None:
     """Print the tables and write the report's files."""
     kept = KeptRun.of(out) if out and not suite else None
     asked = kept or KeptRun(Sweep(), suite=suite or "quick")
-    _show(_comparisons(asked), RecordFile((out or asked.folder) / RECORDS), asked, tracker)
+    file = RecordFile((out or asked.folder) / RECORDS)
+    records, folder = file.read(), file.path.parent
+    found = _reported(_comparisons(asked), records, file, asked)
+    if not records:
+        raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
+    if not found.sections:
+        raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
+    _show(found, file, tracker)
 
 
 def _comparisons(asked: KeptRun) -> Suite:
@@ -202,15 +210,13 @@ def compare(paths: Sequence[Path], out: Path | None) -> None:
         console.print(Text(f"Report: {' '.join(map(str, publish(report, out)))}"))
 
 
-def _show(comparisons: Suite, file: RecordFile, asked: KeptRun, tracker: str | None) -> None:
-    folder, records = file.path.parent, file.read()
-    title = f"gradfree bench: {asked.name or folder.resolve().name}"
-    report = replace(SuiteReport.of(title, comparisons, records), command=asked.command)
-    if not records:
-        raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
-    if not report.sections:
-        raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
-    console = Console()
+def _reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, asked: KeptRun) -> SuiteReport:
+    title = f"gradfree bench: {asked.name or file.path.parent.resolve().name}"
+    return replace(SuiteReport.of(title, comparisons, records), command=asked.command)
+
+
+def _show(report: SuiteReport, file: RecordFile, tracker: str | None) -> None:
+    console, folder = Console(), file.path.parent
     # First: a reader that closes the output early, head say, has a report all the same.
     files = publish(report, folder)
     report.print(console)
@@ -219,4 +225,4 @@ def _show(comparisons: Suite, file: RecordFile, asked: KeptRun, tracker: str | N
         # Brings Lightning, whose import takes longer than most reports.
         from gradfree.benchmarks.reports.tracking import track
 
-        console.print(Text(f"Tracked: {track(belonging(comparisons, records), tracker, folder)}"))
+        console.print(Text(f"Tracked: {track(report.provenance.records, tracker, folder)}"))

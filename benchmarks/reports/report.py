@@ -49,7 +49,7 @@ class SuiteReport:
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
         """Report what ``records``, by case id, tell of ``suite``."""
         own = belonging(suite, records)
-        return cls(title, _sections(suite, own), Provenance(own))
+        return cls(title, sections(suite, {record["case"]: record for record in own}), Provenance(own))
 
     @property
     def answers(self) -> list[Section]:
@@ -95,12 +95,8 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
 
     Behind them are those on what several experiments come to together, and the last one lists the cases that failed.
     """
-    return _sections(suite, belonging(suite, records))
-
-
-def _sections(suite: Suite, own: Sequence[Record]) -> list[Section]:
-    found = list(findings(suite, {record["case"]: record for record in own}))
-    failed = [record for record in own if error_of(record)]
+    found = list(findings(suite, records))
+    failed = [record for record in records.values() if error_of(record)]
     return [
         *(experiment.section(facts) for experiment, facts in found),
         *trends(found),

@@ -100,6 +100,7 @@ def test_a_click_on_the_legend_filters():
     (section,) = sections(SUITE, RECORDS)
     compiled = vl_convert.vegalite_to_vega(json.dumps(spec(chart(section, "accuracy against step time"), Looks())))
     assert "label_legend" in json.dumps([s for s in compiled["signals"] if s["name"].startswith("shown")])
+    assert '"shown_store' in json.dumps(compiled["marks"]).replace("\\", "")
 
 
 def test_lines_differ_and_neighbours_in_color_and_shape():
