@@ -76,6 +76,7 @@ DEPTH_MAP: Suite = (
         threads=1,
         title="blocks called one by one",
     ),
+    DepthMap((mlp(128, 64, 16), mlp(256, 32, 32), mlp(256, 64, 64)), _MAPPED, threads=2, title="residual MLPs"),
 )
 
 DIGITS_MLP_64 = Task(
