@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from gradfree.algebra.cotangents import Cotangent, is_number, plus
 from gradfree.batched.alike import Held, likeness, slots
@@ -86,7 +87,8 @@ class Batching:
 
     def begin(self, state: Tensor, path: str) -> Setting | None:
         """Return how a pass that starts from ``state`` at ``path`` is to run; ``None``: all blocks with graphs."""
-        if any(self._hooks) or torch.is_anomaly_enabled() or torch.compiler.is_compiling() or _saves_elsewhere():
+        hooked = any(self._hooks) or _has_any_global_hook()
+        if hooked or torch.is_anomaly_enabled() or torch.compiler.is_compiling() or _saves_elsewhere():
             return None
         if self._held.layers != self._layers:
             self._look()

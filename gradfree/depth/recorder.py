@@ -80,9 +80,12 @@ class RecordedChain:
 
     Attributes:
         skips: whether a block that returns the very state that it was given is no link of the chain.
+        by_hooks: whether blocks are recorded by hooks alone; else in place of their ``forward``, where they have no
+            other one of their own.
     """
 
     skips = True
+    by_hooks = False
 
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
@@ -108,7 +111,7 @@ class RecordedChain:
         handles: list[Removable] = []
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
-            if self.batching is not None and "forward" not in vars(block):
+            if not self.by_hooks and "forward" not in vars(block):
                 handles += [RecordedForward(recorder, block, path), Unsaved(block, {*RecordedForward.KEYS})]
                 continue
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.

@@ -6,7 +6,7 @@ ours: what these cost is as much as small blocks take to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -24,20 +24,11 @@ from gradfree.errors import ChainError
 from gradfree.torchside.guards import recomputed
 
 
-class Call(Protocol):
-    """A call that is being recorded."""
-
-    @property
-    def without_graph(self) -> bool:
-        """Whether the module is to run without a graph."""
-
-
 class Recorder(Protocol):
     """What records the calls of a module."""
 
-    @property
-    def call(self) -> Call | None:
-        """The one that is running, if it is recorded."""
+    call: Any
+    """The one that is running, if it is recorded; its ``without_graph`` tells whether the module has none."""
 
     def enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -67,23 +58,31 @@ class RecordedForward:
 
     Attributes:
         own: the module's own forward.
+        removed: whether it is no longer on the module; somebody who has wrapped it may call it yet.
     """
 
     KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
     """What is put on the module."""
 
     def __init__(self, recorder: Recorder, module: nn.Module, path: str):
-        self.recorder, self.own = recorder, module.forward
+        self.recorder, self.own, self.removed = recorder, module.forward, False
         self._module, self._path = module, path
         vars(module).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
+        # A module may call itself: that is part of the call that is running.
+        if self.removed or self.recorder.call is not None:
+            return self.own(*args, **kwargs)
         given = self.recorder.enter(self._module, args, kwargs)
         if given is not None:
             args, kwargs = given
         call = self.recorder.call
-        out = self._run(args, kwargs) if call is not None and call.without_graph else self.own(*args, **kwargs)
+        try:
+            out = self._run(args, kwargs) if call is not None and call.without_graph else self.own(*args, **kwargs)
+        except BaseException:
+            self.recorder.call = None
+            raise
         handed = self.recorder.leave(self._module, args, out)
         return out if handed is None else handed
 
@@ -97,8 +96,8 @@ class RecordedForward:
 
     def remove(self) -> None:
         """Give the module its own forward back."""
-        for key in self.KEYS:
-            vars(self._module).pop(key, None)
+        self.removed = True
+        _take_off(self._module, {"forward": self.forward, "_replicate_for_data_parallel": self._refuse})
 
     def _refuse(self) -> nn.Module:
         raise ChainError(why.REPLICA.format(path=self._path))
@@ -107,7 +106,15 @@ class RecordedForward:
 def recorder_of(module: nn.Module) -> Any:
     """Return what records the calls of ``module`` in place of its ``forward``; ``None`` if nothing does."""
     owner = getattr(vars(module).get("forward"), "__self__", None)
-    return owner.recorder if isinstance(owner, RecordedForward) else None
+    return owner.recorder if isinstance(owner, RecordedForward) and not owner.removed else None
+
+
+def _take_off(module: nn.Module, put: Mapping[str, Any]) -> None:
+    """Remove from ``module`` what was ``put`` there, unless somebody has put something else in its place."""
+    held = vars(module)
+    for key, value in put.items():
+        if held.get(key) == value:
+            del held[key]
 
 
 class WholeRow:
@@ -127,7 +134,7 @@ class WholeRow:
         self._wrapped = [vars(block)["forward"] for block in self._blocks]
         forwards = [wrapped.__self__.own for wrapped in self._wrapped]
         self._rows = list(zip(recorded.blocks, self._blocks, forwards, strict=True))
-        self._forward = container.forward
+        self._forward, self._removed = container.forward, False
         vars(container).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
 
     KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
@@ -138,7 +145,8 @@ class WholeRow:
         """Tell whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
         kind, blocks = type(container), list(recorded.blocks.values())
         return (
-            kind.forward is nn.Sequential.forward
+            recorded.batching is not None
+            and kind.forward is nn.Sequential.forward
             and kind.__iter__ is nn.Sequential.__iter__
             and "forward" not in vars(container)
             and list(container._modules.values()) == blocks
@@ -148,8 +156,8 @@ class WholeRow:
 
     def remove(self) -> None:
         """Give the container its own forward back."""
-        for key in self.KEYS:
-            vars(self._container).pop(key, None)
+        self._removed = True
+        _take_off(self._container, {"forward": self.forward, "_replicate_for_data_parallel": self._refuse})
 
     def _refuse(self) -> nn.Module:
         raise ChainError(why.REPLICA.format(path=self._path))
@@ -157,7 +165,7 @@ class WholeRow:
     def forward(self, input: Tensor) -> Tensor:
         """Run the blocks."""
         batching = self._recorded.batching
-        if batching is None or not batching.is_whole or not self._can_run(input):
+        if self._removed or batching is None or not batching.is_whole or not self._can_run(input):
             return self._forward(input)
         setting = batching.begin(input, next(iter(self._recorded.blocks)))
         if setting is None or not setting.plan.whole:

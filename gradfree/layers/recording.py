@@ -30,6 +30,7 @@ class RecordedLayers(RecordedChain):
     """A chain of layers of a model with an engine attached: nothing in it is passed over."""
 
     skips = False
+    by_hooks = True
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""

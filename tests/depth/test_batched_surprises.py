@@ -155,3 +155,96 @@ def test_a_block_that_puts_a_hook_on_its_state_is_refused_and_on_a_copy_is_exact
     with engine(name).attach(model):
         for _ in range(3):
             assert_equal_gradients(gradients(model, lambda: model(X)), expected)
+
+
+ORDERS = (
+    "attach wrap detach unwrap",
+    "attach wrap unwrap detach",
+    "wrap attach detach unwrap",
+    "attach keep detach use",
+)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_who_has_kept_a_blocks_forward_has_the_blocks_own_once_detached(order, container):
+    """As accelerate's hooks do, which wrap what they find: an engine that is gone takes part in nothing."""
+    model, kept, handles = Net(container=container), {}, []
+    expected = gradients(model, lambda: model(X))
+
+    def wrap():
+        for block in model.blocks:
+            kept[block] = block.forward
+            block.forward = lambda *args, own=block.forward: own(*args)
+
+    def unwrap():
+        for block in model.blocks:
+            block.forward = kept[block]
+
+    def attach():
+        # Inexact: whether it solves for the gradients shows.
+        handles.append(gradfree.create_engine("highway_bp", iterations=0).attach(model))
+        warm(model)
+
+    steps = {"attach": attach, "wrap": wrap, "unwrap": unwrap, "use": unwrap}
+    steps |= {"keep": lambda: kept.update({b: b.forward for b in model.blocks}), "detach": lambda: handles[0].detach()}
+    for step in order.split():
+        steps[step]()
+    assert_equal_gradients(gradients(model, lambda: model(X)), expected)
+    # Nor does it stand in the way of another.
+    with engine("fixed_point").attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(X)), expected)
+
+
+class Again(Plain):
+    """Calls itself."""
+
+    limit, directly = 0.0, True
+
+    def forward(self, x):
+        if self.training and x.detach().abs().max() < self.limit:
+            return self.forward(2 * x) if self.directly else self(2 * x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("directly", [True, False])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_block_that_calls_itself_is_one_link(name, directly, monkeypatch):
+    monkeypatch.setattr(Again, "limit", 3.0)
+    monkeypatch.setattr(Again, "directly", directly)
+    model = Net(Again)
+    expected = gradients(model, lambda: model(X))
+    with engine(name).attach(model):
+        for _ in range(3):
+            assert_equal_gradients(gradients(model, lambda: model(X)), expected)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_hooks_on_all_modules_see_tensors_with_a_graph(container):
+    """Put on once blocks run without one; a loss on what they keep counts."""
+    model, kept = Net(container=container), []
+
+    def run():
+        kept.clear()
+        return torch.stack([model(X).sum(), *(out.pow(2).sum() for out in kept)])
+
+    def keep(module, args, out):
+        if isinstance(module, nn.Linear) and module is not model.stem:
+            kept.append(out)
+
+    def step():
+        model.zero_grad()
+        run().pow(2).sum().backward(retain_graph=True)
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    hook = nn.modules.module.register_module_forward_hook(keep)
+    expected = step()
+    hook.remove()
+    with engine("highway_bp").attach(model, batched=True):
+        warm(model)
+        hook = nn.modules.module.register_module_forward_hook(keep)
+        try:
+            found = step()
+        finally:
+            hook.remove()
+    assert_equal_gradients(found, expected)
