@@ -44,9 +44,9 @@ def told(site: Site, paths: Sequence[str]) -> str:
         )
     return (
         f"the engine on {site.path!r} has never run for {which}, but their parameters have got gradients, which are "
-        "autograd's own. The model runs layers of a block by themselves, or calls block.forward(x), past the engine: "
-        "call block(x), or leave the chain out, chains=[...]. Only a loss on the weights themselves (a penalty) may "
-        "come this way."
+        "autograd's own. The model runs layers of a block by themselves, or a forward without its hooks, past the "
+        "engine: call block(x), or leave the chain out, chains=[...]. Only a loss on weights themselves (a penalty) "
+        "may come this way."
     )
 
 

@@ -83,6 +83,7 @@ class Recording:
         inputs: the tensors that need a gradient and that the first block was given beside its state.
         links: the blocks that have run.
         hooked: the links whose states had gradient hooks when the next block was given them.
+        views: the links whose states lie in the memory of the state before.
         uncut: whether the graphs of some links lead to others', or out of the chain.
         solving: whether the engine solves the chain at the moment.
         setting: how its blocks may be batched; ``None``: not at all.
@@ -101,7 +102,7 @@ class Recording:
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
-        self.hooked = set[int]()
+        self.hooked, self.views = set[int](), set[int]()
         self.uncut = self.solving = self.freed = False
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
@@ -185,6 +186,8 @@ class Recording:
         # Where the model has another view of the state, both must have one count of changes in place.
         state, apart = None if link.aliased else self._exits.fill(out), [out]
         more = self.more() if state is None else 0
+        if given is not None and isinstance(link, Link) and shares_memory(out, given):
+            self.views.add(index)
         self.add(link)
         self.given.append(given)
         if state is None:
@@ -379,9 +382,10 @@ class Recording:
         inside = why.used_inside(self.links, (entered.link for entered, _ in self._inside))
         older = enumerate(zip(self.handed[:last], self.links, self._direct, strict=False))
         used = [h.seen for i, (h, link, e) in older if e is not None or link.aliased or i in inside]
-        if last in inside or any(shares_memory(changed, old) for old in (*used, *([] if first is None else [first]))):
+        used += [] if first is None else [first]
+        if last in inside or last + 1 in self.views or any(shares_memory(changed, old) for old in used):
             raise ChainError(
-                f"the output of {self.links[last].path} shares memory with an older state, or perhaps with a tensor "
+                f"the output of {self.links[last].path} shares memory with another state, or perhaps with a tensor "
                 "from inside a block that the loss uses, and was changed in place behind the chain: these would get a "
                 "wrong gradient. Use the out-of-place operation (h = h + x, not h += x)."
             )

@@ -24,6 +24,29 @@ def test_full_backward_hooks_that_come_later(path):
         model(x).sum().backward()
 
 
+class Viewing(nn.Module):
+    def forward(self, x):
+        return x.view(x.shape)
+
+
+@pytest.mark.parametrize("name", ["backprop", "highway_bp", "deeppcr"])
+@pytest.mark.parametrize("at", ["once the next block has run", "behind the chain"])
+def test_a_state_that_the_next_block_hands_on_as_a_view_must_not_be_changed(name, at):
+    """Its change would be one of the next state, too, whose gradient knows nothing of it."""
+    model, x = Model([Plain(), Plain(), Viewing(), Plain(), Plain()]), torch.randn(4, 6)
+    engine = gradfree.create_engine(name, **({"plain": False} if name == "backprop" else {}))
+    with engine.attach(model, ["blocks"]):
+        states = [model.stem(x)]
+        for i, block in enumerate(model.blocks):
+            states.append(block(states[-1]))
+            if i == 2 and at == "once the next block has run":
+                states[2].mul_(3)
+        if at == "behind the chain":
+            states[2].mul_(3)
+        with pytest.raises(ChainError, match=r"the output of blocks\.1 shares memory with another state"):
+            states[-1].sum().backward()
+
+
 class ReturnsTheStateSecond(Plain):
     def forward(self, x):
         return "weights", super().forward(x)

@@ -81,6 +81,22 @@ def test_states_changed_in_place_between_layers_are_refused(engine):
             net[2](h)
 
 
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_state_that_the_next_layer_hands_on_as_it_is_must_not_be_changed(engine, at):
+    """Its change would be one of the next state, too, whose gradient knows nothing of it."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Identity(), nn.Linear(8, 8), nn.Tanh(), nn.Flatten(0, -2))
+    net.extend([nn.Linear(8, 4)])
+    x = torch.randn(3, 2, 8)
+    with engine.attach(net, [""]):
+        h = x
+        for i, layer in enumerate(net):
+            before, h = h, layer(h)
+            if i == at + 1:
+                before.mul_(3)
+        with pytest.raises(ChainError, match=f"the output of {at} shares memory with another state"):
+            h.sum().backward()
+
+
 class Kept(nn.Tanh):
     """Keeps a tensor of its inside."""
 

@@ -70,7 +70,7 @@ FOUND = {
     ),
     "a view of an older state, changed behind the chain": (
         {"blocks": (replace(BLOCK, form="view of x"),) * 3, "taps": tapped(1), "end": "add_"},
-        "refused: the output of … shares memory with an older state",
+        "refused: the output of … shares memory with another state",
     ),
     "the same, where its block has returned another view of it": (
         {
@@ -79,7 +79,7 @@ FOUND = {
             "end": "add_",
             "backward": "retained",
         },
-        "refused: the output of … shares memory with an older state",
+        "refused: the output of … shares memory with another state",
     ),
     "a view of the last state, returned beside it, that is changed in place": (
         {"blocks": (BLOCK, BLOCK, replace(BLOCK, returns="view")), "rest": True, "end": "add_", "backward": "retained"},
