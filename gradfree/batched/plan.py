@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from gradfree.batched.alike import Slot
 from gradfree.batched.batch import Autocast
 from gradfree.batched.stacks import Stacks
 
@@ -36,6 +37,7 @@ class Setting:
     Attributes:
         plan: for passes of its kind.
         tensors: all parameters and buffers of the blocks.
+        places: the numbers of each block's among them, and where the block has them, by path.
         trained: which of them need a gradient, as the pass began.
         held: what else the blocks held then.
         autocast: as it is in the pass.
@@ -49,12 +51,14 @@ class Setting:
         self,
         plan: BatchPlan,
         tensors: list[Tensor],
+        places: Mapping[str, Sequence[tuple[int, Slot]]],
         trained: Sequence[bool],
         held: Hashable,
         autocast: Autocast,
         state: Tensor,
     ):
-        self.plan, self.tensors, self.trained, self.held, self.autocast = plan, tensors, trained, held, autocast
+        self.plan, self.tensors, self.places, self.autocast = plan, tensors, places, autocast
+        self.trained, self.held = trained, held
         self.initial, self.state = state.requires_grad, state.detach()
         self.apart: dict[str, str] = {}
         self.columns: Stacks | None = None
@@ -70,4 +74,8 @@ class Setting:
 
     def is_batched(self, path: str) -> bool:
         """Tell whether the block at ``path`` is to run without a graph."""
-        return path in self.plan.residual
+        return path in self.plan.residual and self.has_its_tensors(path)
+
+    def has_its_tensors(self, path: str) -> bool:
+        """Tell whether the block at ``path`` has the tensors of the pass: functional_call gives it others."""
+        return all(own.get(key) is self.tensors[n] for n, (own, key) in self.places[path])

@@ -72,6 +72,7 @@ def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
     Python's and numpy's random numbers go on where they were, too, and are in that list if any were drawn.
     """
     before = {inner: dict(vars(inner)) for inner in module.modules()}
+    tensors = [(own, dict(own)) for inner in before for own in (inner._parameters, inner._buffers)]
     held, changed = likeness(module), list[str]()
     drawn = _random_states()
     try:
@@ -80,6 +81,9 @@ def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
         changed += ["random numbers"] * (str(_random_states()) != str(drawn))
         random.setstate(drawn[0])
         np.random.set_state(drawn[1])  # noqa: NPY002
+        changed += [name for own, kept in tensors for name in kept if own.get(name) is not kept[name]]
+        for own, kept in tensors:
+            own.update(kept)
         if likeness(module) != held:
             changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
             changed += [""] * (not changed)

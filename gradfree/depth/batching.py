@@ -68,6 +68,10 @@ class Batching:
         self._flat = [slot for own in self._slots.values() for _, slot in own]
         ends = torch.tensor([len(own) for own in self._slots.values()]).cumsum(0).tolist()
         self._ranges = dict(zip(self._slots, pairwise([0, *ends]), strict=True))
+        self._places = {
+            path: list(zip(range(*self._ranges[path]), self._flat[slice(*self._ranges[path])], strict=True))
+            for path in blocks
+        }
         inside = [m for block in blocks.values() for m in block.modules()]
         self._modal = [m for m in inside if not isinstance(m, _MODELESS)]
         roots = set(blocks.values())
@@ -107,7 +111,7 @@ class Batching:
         if key not in self._plans:
             # A number that changes in every pass makes each of them a pass of another kind.
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._plan()}
-        return Setting(self._plans[key], tensors, trained, held, autocast, state)
+        return Setting(self._plans[key], tensors, self._places, trained, held, autocast, state)
 
     def _plan(self) -> BatchPlan:
         reasons: dict[str, str] = {}
@@ -145,7 +149,7 @@ class Batching:
                 "forward and the backward pass, which needs it. Step the optimizer after the backward pass."
             )
         if not setting.plan.settled:
-            if self._held.attributes != setting.held and not self._changing:
+            if self._has_changed(setting) and not self._changing:
                 # Something may be set in the first pass and stay.
                 self._changing = True
                 return chain
@@ -177,6 +181,11 @@ class Batching:
         if isinstance(link, Ran):
             return link._replace(tensors=setting.tensors[start:end], residual=known)
         return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
+
+    def _has_changed(self, setting: Setting) -> bool:
+        """Tell whether the blocks hold something else than when the pass began."""
+        same = all(map(setting.has_its_tensors, self.blocks))
+        return not same or self._held.attributes != setting.held
 
     def parts(self, setting: Setting) -> list[tuple[Sequence[Tensor], float]]:
         """Return of each block its tensors, and what its residual path carries, where none has a graph."""
@@ -216,7 +225,7 @@ class Batching:
         plan, links = setting.plan, list(recorded.links)
         reasons = plan.reasons | setting.apart
         cut = _cut(setting, recorded, links)
-        if self._held.attributes != setting.held:
+        if self._has_changed(setting):
             cut = _CHANGES  # Nor is it tried: that would change it once more.
         for paths in plan.groups:
             mine = {i: link for i, link in _of(dict(enumerate(links)), paths).items() if link.path not in reasons}

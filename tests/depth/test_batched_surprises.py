@@ -106,12 +106,22 @@ class Listing(Plain):
         return x + torch.tanh(self.linear(x)) / (1 + len(self.calls))
 
 
+class Replacing(Plain):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return x + torch.tanh(self.linear(x)) / (1 + self.calls)
+
+
 class Drawing(Plain):
     def forward(self, x):
         return x + torch.tanh(self.linear(x)) * (1.0 if random.random() + np.random.rand() >= 0 else 2.0)  # noqa: NPY002
 
 
-@pytest.mark.parametrize("block", [Counting, Listing, Drawing])
+@pytest.mark.parametrize("block", [Counting, Listing, Replacing, Drawing])
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_a_blocks_forward_runs_as_often_as_the_user_calls_it(block, container, monkeypatch):
     """To try whether they can be batched leaves no trace: counters, lists and random numbers are the model's own."""
@@ -131,6 +141,29 @@ def test_a_blocks_forward_runs_as_often_as_the_user_calls_it(block, container, m
     assert left == state
     for actual, expected in zip(found, passes, strict=True):
         assert_equal_gradients(actual, expected)
+
+
+@pytest.mark.parametrize("name", sorted(ENGINES.keys() - {"segments"}))  # These are not for a chain in pieces.
+def test_a_block_that_is_called_with_other_parameters_gives_these_their_gradients(name):
+    """Fast weights, equal to the block's own: as in the first step of MAML."""
+    model = Net()
+    fast = {key: p.detach().clone().requires_grad_() for key, p in model.blocks[1].named_parameters()}
+
+    def run():
+        h = model.stem(X)
+        for i, block in enumerate(model.blocks):
+            h = torch.func.functional_call(block, fast, (h,)) if i == 1 else block(h)
+        return h
+
+    def step():
+        for tensor in fast.values():
+            tensor.grad = None
+        return gradients(model, run) | {f"fast {key}": tensor.grad for key, tensor in fast.items()}
+
+    expected = step()
+    with engine(name).attach(model):
+        warm(model)
+        assert_equal_gradients(step(), expected)
 
 
 class Hooking(Plain):
