@@ -72,7 +72,8 @@ def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
     Python's and numpy's random numbers go on where they were, too, and are in that list if any were drawn.
     """
     before = {inner: dict(vars(inner)) for inner in module.modules()}
-    tensors = [(own, dict(own)) for inner in before for own in (inner._parameters, inner._buffers)]
+    dictionaries: list[dict[str, Any]] = [own for m in before for own in (m._parameters, m._buffers)]
+    tensors = [(own, dict(own)) for own in dictionaries]
     held, changed = likeness(module), list[str]()
     drawn = _random_states()
     try:

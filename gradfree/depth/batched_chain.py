@@ -103,8 +103,8 @@ class Group:
         dtype = self.autocast[1] if self.autocast[2] else outs.dtype
         problem = (
             f"the blocks from {self.links[0].path} to {self.links[-1].path} gave other outputs in the forward pass "
-            "than they do in a batch: they have changed since the first pass, or are no longer alike. Attach with "
-            "batched=False."
+            "than they do in a batch: they have changed since the first pass, are no longer alike, or what they "
+            "returned has been changed in place (h += x: use h = h + x). Attach with batched=False."
         )
         try:
             torch._assert_async(matches(found, outs, dtype), problem)

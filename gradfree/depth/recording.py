@@ -83,7 +83,7 @@ class Recording:
         inputs: the tensors that need a gradient and that the first block was given beside its state.
         links: the blocks that have run.
         hooked: the links whose states had gradient hooks when the next block was given them.
-        views: the links whose states lie in the memory of the state before.
+        views: the links whose states lie in the memory of those before, and the first of these.
         uncut: whether the graphs of some links lead to others', or out of the chain.
         solving: whether the engine solves the chain at the moment.
         setting: how its blocks may be batched; ``None``: not at all.
@@ -102,7 +102,7 @@ class Recording:
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
         self.handed: list[_Handed] = []
-        self.hooked, self.views = set[int](), set[int]()
+        self.hooked, self.views = set[int](), dict[int, int]()
         self.uncut = self.solving = self.freed = False
         self._exits, self._entries = Outputs(), Outputs()
         self._entered: list[Entered] = []
@@ -186,8 +186,8 @@ class Recording:
         # Where the model has another view of the state, both must have one count of changes in place.
         state, apart = None if link.aliased else self._exits.fill(out), [out]
         more = self.more() if state is None else 0
-        if given is not None and isinstance(link, Link) and shares_memory(out, given):
-            self.views.add(index)
+        if index and given is not None and isinstance(link, Link) and shares_memory(out, given):
+            self.views[index] = self.views.get(index - 1, index - 1)
         self.add(link)
         self.given.append(given)
         if state is None:
@@ -197,9 +197,8 @@ class Recording:
             self._exits, apart = Outputs(rest), []
         hooks: OrderedDict[int, Any] = OrderedDict()
         # As Tensor.register_hook does for the first hook.
-        node: Any = state.grad_fn
         state._backward_hooks = hooks
-        node._register_hook_dict(state)
+        state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
         seen = state.detach() if self.ahead else out.detach()
         self.handed.append(_Handed(weakref.ref(state), weakref.ref(hooks), seen, state._version, apart))
         return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
@@ -373,7 +372,8 @@ class Recording:
                         "since, but the backward pass needs it. Use the out-of-place operation (h = h + x, not h += x)."
                     )
                 self._refuse_change_of_views(i)
-                increment_version(handed.apart)
+                older = self.handed[self.views.get(i, i) : i]
+                increment_version([*handed.apart, *(t for h in older for t in (*h.apart, h.seen))])
                 self.handed[i] = handed._replace(version=seen._version)
 
     def _refuse_change_of_views(self, last: int) -> None:

@@ -47,6 +47,34 @@ def test_a_state_that_the_next_block_hands_on_as_a_view_must_not_be_changed(name
             states[-1].sum().backward()
 
 
+class Squashed(Plain):
+    def forward(self, x):
+        return torch.tanh(super().forward(x))
+
+
+@pytest.mark.parametrize("name", ["backprop", "highway_bp", "deeppcr"])
+def test_a_view_must_not_be_changed_where_the_block_before_needs_what_it_has_returned(name):
+    """As in autograd, which needs the result of tanh for its slope."""
+    model, x = Model([Squashed(), Squashed(), Viewing(), Squashed(), Plain()]), torch.randn(4, 6)
+    engine = gradfree.create_engine(name, **({"plain": False} if name == "backprop" else {}))
+
+    def run():
+        h = model.stem(x)
+        for i, block in enumerate(model.blocks):
+            h = block(h)
+            if i == 2:
+                h.mul_(3)
+        return h
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(model, run)
+    with (
+        engine.attach(model, ["blocks"], **({} if name != "highway_bp" else {"residual": 1.0})),
+        pytest.raises(ChainError, match="modified by an inplace operation"),
+    ):
+        gradients(model, run)
+
+
 class ReturnsTheStateSecond(Plain):
     def forward(self, x):
         return "weights", super().forward(x)
