@@ -72,13 +72,13 @@ class RecordedForward:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
         # A module may call itself: that is part of the call that is running.
-        if self.removed or self.recorder.call is not None:
+        if self.removed or not torch.is_grad_enabled() or self.recorder.call is not None:
             return self.own(*args, **kwargs)
-        given = self.recorder.enter(self._module, args, kwargs)
-        if given is not None:
-            args, kwargs = given
-        call = self.recorder.call
         try:
+            given = self.recorder.enter(self._module, args, kwargs)
+            if given is not None:
+                args, kwargs = given
+            call = self.recorder.call
             out = self._run(args, kwargs) if call is not None and call.without_graph else self.own(*args, **kwargs)
         except BaseException:
             self.recorder.call = None

@@ -10,7 +10,7 @@ from pairwise import pairwise
 from torch import nn
 
 import gradfree
-from gradfree.depth import batching
+from gradfree.depth import batching, ports
 from gradfree.errors import ChainError
 from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
 
@@ -250,6 +250,37 @@ def test_a_block_that_calls_itself_is_one_link(name, directly, monkeypatch):
     with engine(name).attach(model):
         for _ in range(3):
             assert_equal_gradients(gradients(model, lambda: model(X)), expected)
+
+
+class Interrupted(gradfree.Port):
+    now = False
+
+    def take(self, args, kwargs):
+        taken = super().take(args, kwargs)
+
+        def put(state, inputs):
+            if self.now:
+                raise KeyboardInterrupt
+            return taken.put(state, inputs)
+
+        return taken._replace(put=put)
+
+
+class Named(Plain):
+    """Has a port of its own."""
+
+
+def test_what_interrupts_the_recording_of_a_block_leaves_it_with_the_engine(monkeypatch):
+    """The next pass is the engine's again, inexact as it is, not autograd's by this block."""
+    monkeypatch.setitem(ports._ports, Named, Interrupted)
+    model = Net(Named)
+    with gradfree.create_engine("highway_bp", iterations=0).attach(model):
+        before = gradients(model, lambda: model(X))
+        monkeypatch.setattr(Interrupted, "now", True)
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        monkeypatch.setattr(Interrupted, "now", False)
+        assert_equal_gradients(gradients(model, lambda: model(X)), before)
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
