@@ -51,18 +51,18 @@ def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
     device, dtype, enabled = autocast
     own = set(map(id, chain(module.parameters(), module.buffers())))
     seen = x.detach()
-    with (
-        left_as_it_was(module),
-        torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []),
-        torch.no_grad(),
-        torch.autocast(device, dtype, enabled, cache_enabled=False),
-        _Made() as made,
-    ):
-        Bare(module)(seen)
-    made.references.append(ref(seen))
-    del seen
-    alive = [tensor for reference in made.references if (tensor := reference()) is not None]
-    return any(id(tensor) not in own for tensor in alive)
+    with left_as_it_was(module):
+        with (
+            torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []),
+            torch.no_grad(),
+            torch.autocast(device, dtype, enabled, cache_enabled=False),
+            _Made() as made,
+        ):
+            Bare(module)(seen)
+        made.references.append(ref(seen))
+        del seen
+        alive = [tensor for reference in made.references if (tensor := reference()) is not None]
+        return any(id(tensor) not in own for tensor in alive)
 
 
 @contextmanager
