@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from gradfree import checkout
+from gradfree.extras import MissingExtra
 from gradfree.wording import no_such, one
 
 ENGINES = "gradfree.engines"
@@ -34,6 +35,8 @@ def load(entry: metadata.EntryPoint) -> Any:
     """
     try:
         return entry.load()
+    except MissingExtra:
+        raise
     except Exception as error:
         package = f" of the package {entry.dist.name}" if entry.dist else ""
         raise ImportError(

@@ -76,6 +76,10 @@ class Setting:
         """Tell whether the block at ``path`` is to run without a graph."""
         return path in self.plan.residual and self.has_its_tensors(path)
 
+    def has_lost(self, path: str) -> bool:
+        """Tell, while it is not settled which blocks are batched, whether the one at ``path`` has other tensors now."""
+        return not self.plan.settled and not self.has_its_tensors(path)
+
     def has_its_tensors(self, path: str) -> bool:
         """Tell whether the block at ``path`` has the tensors of the pass: functional_call gives it others."""
         return all(own.get(key) is self.tensors[n] for n, (own, key) in self.places[path])

@@ -1,4 +1,4 @@
-"""Noticing what goes past an engine's hooks: its gradients are autograd's own, and nothing else would tell."""
+"""Noticing what goes past an engine: its gradients are autograd's own, and nothing else would tell."""
 
 from __future__ import annotations
 

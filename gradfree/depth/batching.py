@@ -149,7 +149,7 @@ class Batching:
                 "forward and the backward pass, which needs it. Step the optimizer after the backward pass."
             )
         if not setting.plan.settled:
-            if self._has_changed(setting) and not self._changing:
+            if self._held.attributes != setting.held and not self._changing:
                 # Something may be set in the first pass and stay.
                 self._changing = True
                 return chain
@@ -181,11 +181,6 @@ class Batching:
         if isinstance(link, Ran):
             return link._replace(tensors=setting.tensors[start:end], residual=known)
         return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
-
-    def _has_changed(self, setting: Setting) -> bool:
-        """Tell whether the blocks hold something else than when the pass began."""
-        same = all(map(setting.has_its_tensors, self.blocks))
-        return not same or self._held.attributes != setting.held
 
     def parts(self, setting: Setting) -> list[tuple[Sequence[Tensor], float]]:
         """Return of each block its tensors, and what its residual path carries, where none has a graph."""
@@ -225,7 +220,7 @@ class Batching:
         plan, links = setting.plan, list(recorded.links)
         reasons = plan.reasons | setting.apart
         cut = _cut(setting, recorded, links)
-        if self._has_changed(setting):
+        if self._held.attributes != setting.held:
             cut = _CHANGES  # Nor is it tried: that would change it once more.
         for paths in plan.groups:
             mine = {i: link for i, link in _of(dict(enumerate(links)), paths).items() if link.path not in reasons}

@@ -257,7 +257,7 @@ PASSED = (
     "Ask for a parameter's gradient as well: torch.autograd.grad(loss, [h, next(model.parameters())])."
 )
 REPLICA = (
-    "{path} runs as one of several replicas of nn.DataParallel, which share the engine's hooks. Use "
+    "{path} runs as one of several replicas of nn.DataParallel, which share the engine's recorder. Use "
     "DistributedDataParallel."
 )
 CHANGED = (

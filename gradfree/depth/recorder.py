@@ -1,4 +1,4 @@
-"""The hooks on the blocks of a chain, which cut autograd's graph around each and add it to a recording.
+"""Recording the calls of blocks: autograd's graph is cut around each and added to a recording.
 
 What cannot go on a recorded pass starts another one, at the block where that shows: a block that is not given the
 state before it, or tensors that depend on a state. What turns out, once it has run, to be no link at all is left to
@@ -38,7 +38,7 @@ from gradfree.torchside.unsaved import Unsaved
 
 
 class _Call(NamedTuple):
-    """What a block's pre-hook leaves for its forward hook."""
+    """What is known of a call when it begins."""
 
     recording: Recording
     before: Tensor
@@ -107,7 +107,7 @@ class RecordedChain:
         return {**self.__dict__, "_trained": ([], [], Trained([], {}))}
 
     def record(self) -> list[Removable]:
-        """Put the hooks on the blocks; return what to take off again."""
+        """Record the calls of the blocks; return what to take off again."""
         handles: list[Removable] = []
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))

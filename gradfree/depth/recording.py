@@ -1,9 +1,9 @@
 """Recording a forward pass through a chain of modules so that ``loss.backward()`` asks the engine for gradients.
 
-The model runs its blocks itself; hooks on them (:mod:`~gradfree.depth.recorder`) cut autograd's graph at the block
-borders, with nodes of their own (:mod:`~gradfree.depth.borders`). No pass is kept on the modules: a state tensor's own
-graph node tells which pass it belongs to, so passes may overlap and a model may be called several times before one
-backward.
+The model runs its blocks itself; what records their calls (:mod:`~gradfree.depth.recorder`) cuts autograd's graph at
+the block borders, with nodes of their own (:mod:`~gradfree.depth.borders`). No pass is kept on the modules: a state
+tensor's own graph node tells which pass it belongs to, so passes may overlap and a model may be called several times
+before one backward.
 """
 
 from __future__ import annotations
@@ -89,9 +89,6 @@ class Recording:
         setting: how its blocks may be batched; ``None``: not at all.
     """
 
-    ahead = True
-    """Whether a node may serve several blocks, which keeps states in memory until the backward pass."""
-
     def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
         self.chain, self.of = chain, weakref.ref(chain)
         self.parameters, self.numbers = trained
@@ -129,11 +126,13 @@ class Recording:
     def add(self, link: Any) -> None:
         """Keep what ``link`` has left."""
         self.links.append(link)
+        if self.setting is not None and self.setting.has_lost(link.path):
+            self.setting.apart[link.path] = "it has other parameters or buffers than when the pass began"
 
     def more(self) -> int:
         """Return how many blocks to come a node is to serve: all if they are known to run, else as many again."""
         again = len(self.chain.blocks) if self.setting is not None and self.setting.plan.whole else len(self.links)
-        return max(0, min(again, len(self.chain.blocks) - len(self.links) - 1)) if self.ahead else 0
+        return max(0, min(again, len(self.chain.blocks) - len(self.links) - 1))
 
     @cached_property
     def _anchor(self) -> Tensor:
@@ -199,8 +198,7 @@ class Recording:
         # As Tensor.register_hook does for the first hook.
         state._backward_hooks = hooks
         state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
-        seen = state.detach() if self.ahead else out.detach()
-        self.handed.append(_Handed(weakref.ref(state), weakref.ref(hooks), seen, state._version, apart))
+        self.handed.append(_Handed(weakref.ref(state), weakref.ref(hooks), state.detach(), state._version, apart))
         return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
 
     def _check_start(self, first: int, end: int, _: Cotangent) -> None:

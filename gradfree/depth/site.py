@@ -89,7 +89,7 @@ class Blocks(Site):
         return True
 
     def record(self, attachment: Attachment) -> list[Removable]:
-        """Put the recording hooks on the blocks."""
+        """Record the calls of the blocks."""
         chain = RecordedChain(attachment, self)
         self.batching = chain.batching
         parts = chain.record()

@@ -6,7 +6,7 @@ ours: what these cost is as much as small blocks take to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -46,13 +46,10 @@ class AttachedChain(Attached, Protocol):
         """Refuse what may have come since the engine was attached."""
 
 
-class RecordedForward:
-    """Records the calls of a module in place of its ``forward``, inside of all hooks that it has.
-
-    The recorder's ``enter`` and ``leave`` are called as a forward pre-hook and a forward hook would be, in less time.
+class InPlaceOfForward:
+    """What is put in place of a module's ``forward``.
 
     Args:
-        recorder: of the calls; says which are to run without a graph.
         module: is called.
         path: of the module.
 
@@ -64,10 +61,40 @@ class RecordedForward:
     KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
     """What is put on the module."""
 
-    def __init__(self, recorder: Recorder, module: nn.Module, path: str):
-        self.recorder, self.own, self.removed = recorder, module.forward, False
+    def __init__(self, module: nn.Module, path: str):
+        self.own, self.removed = module.forward, False
         self._module, self._path = module, path
-        vars(module).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
+        vars(module).update({key: getattr(self, key) for key in self.KEYS})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Give the module its own forward back, unless somebody has put another one in its place."""
+        self.removed, held = True, vars(self._module)
+        for key in self.KEYS:
+            if held.get(key) == getattr(self, key):
+                del held[key]
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        raise ChainError(why.REPLICA.format(path=self._path))
+
+
+class RecordedForward(InPlaceOfForward):
+    """Records the calls of a module in place of its ``forward``, inside of all hooks that it has.
+
+    The recorder's ``enter`` and ``leave`` are called as a forward pre-hook and a forward hook would be, in less time.
+
+    Args:
+        recorder: of the calls; says which are to run without a graph.
+        module: is called.
+        path: of the module.
+    """
+
+    def __init__(self, recorder: Recorder, module: nn.Module, path: str):
+        super().__init__(module, path)
+        self.recorder = recorder
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -94,14 +121,6 @@ class RecordedForward:
         finally:
             torch._C._set_grad_enabled(True)
 
-    def remove(self) -> None:
-        """Give the module its own forward back."""
-        self.removed = True
-        _take_off(self._module, {"forward": self.forward, "_replicate_for_data_parallel": self._refuse})
-
-    def _refuse(self) -> nn.Module:
-        raise ChainError(why.REPLICA.format(path=self._path))
-
 
 def recorder_of(module: nn.Module) -> Any:
     """Return what records the calls of ``module`` in place of its ``forward``; ``None`` if nothing does."""
@@ -109,15 +128,7 @@ def recorder_of(module: nn.Module) -> Any:
     return owner.recorder if isinstance(owner, RecordedForward) and not owner.removed else None
 
 
-def _take_off(module: nn.Module, put: Mapping[str, Any]) -> None:
-    """Remove from ``module`` what was ``put`` there, unless somebody has put something else in its place."""
-    held = vars(module)
-    for key, value in put.items():
-        if held.get(key) == value:
-            del held[key]
-
-
-class WholeRow:
+class WholeRow(InPlaceOfForward):
     """Runs a container whose blocks are all batched, in place of its ``forward``; else that runs.
 
     Args:
@@ -127,18 +138,14 @@ class WholeRow:
     """
 
     def __init__(self, recorded: AttachedChain, container: nn.Sequential, path: str):
-        self._recorded, self._container, self._path = recorded, container, path
+        super().__init__(container, path)
+        self._recorded, self._container = recorded, container
         self._blocks = list(recorded.blocks.values())
         kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
         self._hooks = [getattr(block, kind) for block in self._blocks for kind in kinds]
         self._wrapped = [vars(block)["forward"] for block in self._blocks]
         forwards = [wrapped.__self__.own for wrapped in self._wrapped]
         self._rows = list(zip(recorded.blocks, self._blocks, forwards, strict=True))
-        self._forward, self._removed = container.forward, False
-        vars(container).update(forward=self.forward, _replicate_for_data_parallel=self._refuse)
-
-    KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
-    """What is put on the container."""
 
     @classmethod
     def fits(cls, container: nn.Sequential, recorded: AttachedChain) -> bool:
@@ -154,22 +161,14 @@ class WholeRow:
             and all(type(b).__call__ is nn.Module.__call__ for b in blocks)
         )
 
-    def remove(self) -> None:
-        """Give the container its own forward back."""
-        self._removed = True
-        _take_off(self._container, {"forward": self.forward, "_replicate_for_data_parallel": self._refuse})
-
-    def _refuse(self) -> nn.Module:
-        raise ChainError(why.REPLICA.format(path=self._path))
-
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Any:
         """Run the blocks."""
         batching = self._recorded.batching
-        if self._removed or batching is None or not batching.is_whole or not self._can_run(input):
-            return self._forward(input)
+        if self.removed or batching is None or not batching.is_whole or not self._can_run(input):
+            return self.own(input)
         setting = batching.begin(input, next(iter(self._recorded.blocks)))
         if setting is None or not setting.plan.whole:
-            return self._forward(input)
+            return self.own(input)
         self._recorded.check()
         return self._run(input, setting, batching)
 

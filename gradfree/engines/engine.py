@@ -328,7 +328,7 @@ class Engine(ABC):
             lines = "\n".join(f"- {line}" for line in (*report.problems, *([works] if works else [])))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
         if report.chains and "torch._dynamo" in sys.modules:
-            # What it has compiled would run on without the engine's hooks.
+            # What it has compiled would run on without the engine.
             torch.compiler.reset()
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}

@@ -73,7 +73,7 @@ class LoopedCell(Site):
             yield f"{self.path} has forward pre-hooks, which may change what an engine sees. Remove them."
 
     def record(self, attachment: Attachment) -> Sequence[Removable]:
-        """Put the recording hooks on the cell."""
+        """Record the calls of the cell."""
         return LoopRecorder(attachment, self, self._cell).record()
 
     @property

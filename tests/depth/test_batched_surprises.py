@@ -252,6 +252,38 @@ def test_a_block_that_calls_itself_is_one_link(name, directly, monkeypatch):
             assert_equal_gradients(gradients(model, lambda: model(X)), expected)
 
 
+class Chunked(Plain):
+    """Calls itself with parts of a large batch."""
+
+    def forward(self, x):
+        if len(x) > len(X):
+            return torch.cat([self.forward(part) for part in x.split(len(X))])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_block_that_calls_itself_without_a_graph_is_one_link(name):
+    """It goes in batches like any other, also where it calls itself for the first time."""
+    model, large = Net(Chunked), torch.cat([X, 2 * X])
+    expected = gradients(model, lambda: model(large))
+    with engine(name).attach(model, batched=True):
+        warm(model)
+        assert_equal_gradients(gradients(model, lambda: model(large)), expected)
+
+
+def test_a_functional_call_of_the_whole_model_goes_in_batches():
+    """As it does in meta-learning: the model has its own parameters back by the backward pass."""
+    model = Net()
+    fast = {key: p.detach().clone().requires_grad_() for key, p in model.named_parameters()}
+    grads = torch.autograd.grad(model(X).pow(2).sum(), list(model.parameters()))
+    with engine("highway_bp").attach(model, batched=True) as handle:
+        for _ in range(3):
+            out = torch.func.functional_call(model, fast, (X,))
+            found = torch.autograd.grad(out.pow(2).sum(), list(fast.values()))
+        assert f"{L} in batches" in str(handle.chains["blocks"])
+    assert_equal_gradients(dict(zip(fast, found, strict=True)), dict(zip(fast, grads, strict=True)))
+
+
 class Interrupted(gradfree.Port):
     now = False
 
