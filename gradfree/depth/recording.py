@@ -356,8 +356,9 @@ class Recording:
         """
         # Some of them share a count with what the block was given.
         increment_version([tensor for tensor, version in versions if tensor._version == version])
-        last = self.handed[-1]
-        self.handed[-1] = last._replace(version=last.seen._version)
+        last = len(self.handed) - 1
+        for i in range(self.views.get(last, last), last + 1):
+            self.handed[i] = self.handed[i]._replace(version=self.handed[i].seen._version)
 
     def _follow_changes(self) -> None:
         """Let the blocks' graphs know of states that the model has changed in place: autograd refuses what it needs."""
