@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Literal, Protocol
 
 import torch
@@ -57,6 +57,7 @@ class Batching:
         self.told = ""
         """What has been found, in a few words."""
         self._changing = False
+        """Whether a pass that might have shown what can be batched has changed what the blocks hold."""
         odd = {path: "forward" in vars(block) or type(port_of(block)) is not Port for path, block in blocks.items()}
         self._odd = {path for path, is_odd in odd.items() if is_odd}
         self._look()
@@ -68,10 +69,8 @@ class Batching:
         self._flat = [slot for own in self._slots.values() for _, slot in own]
         ends = torch.tensor([len(own) for own in self._slots.values()]).cumsum(0).tolist()
         self._ranges = dict(zip(self._slots, pairwise([0, *ends]), strict=True))
-        self._places = {
-            path: list(zip(range(*self._ranges[path]), self._flat[slice(*self._ranges[path])], strict=True))
-            for path in blocks
-        }
+        numbered = iter(enumerate(self._flat))
+        self._places = {path: list(islice(numbered, len(own))) for path, own in self._slots.items()}
         inside = [m for block in blocks.values() for m in block.modules()]
         self._modal = [m for m in inside if not isinstance(m, _MODELESS)]
         roots = set(blocks.values())

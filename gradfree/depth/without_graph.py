@@ -66,10 +66,6 @@ class InPlaceOfForward:
         self._module, self._path = module, path
         vars(module).update({key: getattr(self, key) for key in self.KEYS})
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own forward."""
-        raise NotImplementedError
-
     def remove(self) -> None:
         """Give the module its own forward back, unless somebody has put another one in its place."""
         self.removed, held = True, vars(self._module)
