@@ -60,14 +60,10 @@ class AdviceCheck(Case):
     """
 
     kind: ClassVar[str] = "regret"
+    topic_field: ClassVar[str] = "model"
     model: str
     budget: float
     threads: int
-
-    @property
-    def topic(self) -> str:
-        """The model."""
-        return self.model
 
     @property
     def subject(self) -> str:

@@ -164,13 +164,9 @@ class DeepStep(PassTiming):
     """
 
     kind: ClassVar[str] = "deep step"
+    topic_field: ClassVar[str] = "net"
     net: DeepNet
     compiled: bool = False
-
-    @property
-    def topic(self) -> str:
-        """The net."""
-        return str(self.net)
 
     def steps(self) -> Mapping[str, Callable[[], Any]]:
         """Return what builds the passes."""

@@ -45,8 +45,7 @@ class DepthMap(Timings[DeepNet]):
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the net, and its depth."""
-        assert isinstance(case, DeepStep)
-        return {"setting": case.topic, "at": float(case.net.depth)}
+        return {"setting": case.topic, "at": float(case.about.depth)}
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield what a row takes, and how close its gradients are."""

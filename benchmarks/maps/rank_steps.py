@@ -132,6 +132,7 @@ class RankStep(Timing[RankPart]):
     """Time of a step on ranks, each a process of one thread, by way: all in one group of processes, over gloo."""
 
     kind: ClassVar[str] = "ranks"
+    topic_field: ClassVar[str] = "chain"
     rounds: ClassVar[int] = 5
     chain: OnRanks
 
@@ -265,14 +266,11 @@ class RankSteps(Timings[OnRanks]):
             rows = tuple(row for row in self.rows if chain.fits(row))
             yield self.case(chain, rows=rows, threads=self.threads, device=device, seed=0)
 
-    def case(self, chain: OnRanks, /, **where: Any) -> RankStep:
-        """Return the case that times all ways."""
-        return RankStep(chain=chain, **where)
+    timed = RankStep
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the numbers of ranks and microbatches."""
-        assert isinstance(case, RankStep)
-        return {"task": case.topic, "setting": str(case.chain), "at": float(case.chain.ranks)}
+        return {"task": case.topic, "setting": str(case.about), "at": float(case.about.ranks)}
 
     def told(self, case: Case, record: Any) -> Iterator[Fact]:
         """Yield what a record tells of each way, and what the model of the cost says of it."""

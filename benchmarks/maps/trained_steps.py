@@ -46,11 +46,6 @@ class TrainedStep(PassTiming):
     kind: ClassVar[str] = "trained step"
     task: Task
 
-    @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
-
     def steps(self) -> Mapping[str, Callable[[], Passes]]:
         """Return what builds the passes."""
         return {PLAIN: self._passes, **{row.label: partial(self._passes, row) for row in self.rows}}

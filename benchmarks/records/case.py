@@ -59,19 +59,26 @@ class Case(ABC):
     Attributes:
         kind: of measurement.
         alone: whether nothing else may run meanwhile, as with whatever is timed.
+        topic_field: the name of the field that has what is run.
         device: where.
         seed: of all random numbers.
     """
 
     kind: ClassVar[str]
     alone: ClassVar[bool] = True
+    topic_field: ClassVar[str] = "task"
     device: str
     seed: int
 
     @property
-    @abstractmethod
+    def about(self) -> Any:
+        """What is run: a task, a model, a layer."""
+        return getattr(self, self.topic_field)
+
+    @property
     def topic(self) -> str:
-        """What is run, for people: the task."""
+        """The same, for people."""
+        return str(self.about)
 
     @property
     @abstractmethod

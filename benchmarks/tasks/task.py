@@ -110,6 +110,9 @@ class Task:
     builder: Builder | None = field(default=None, metadata=ADDED, kw_only=True)
     course: ClassVar[str] = "warmed up for a tenth of the steps, then annealed"
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def architecture(self) -> str:
         """The model with its options, for people."""

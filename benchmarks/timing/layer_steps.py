@@ -63,14 +63,10 @@ class StepTiming(Timing[Callable[[], Phases]]):
     """Time of a training step with plain SGD, and of its phases."""
 
     kind: ClassVar[str] = "step"
+    topic_field: ClassVar[str] = "network"
     runs: ClassVar[int] = 16
     """A multiple of those from one retraction to the next."""
     network: Network
-
-    @property
-    def topic(self) -> str:
-        """The network."""
-        return str(self.network)
 
     def steps(self) -> Mapping[str, Callable[[], Callable[[], Phases]]]:
         """Return what builds the network in training with each row's engine."""
@@ -158,9 +154,7 @@ class StepCosts(Timings[Network]):
     small: Network
     depths: tuple[int, ...]
 
-    def case(self, network: Network, /, **where: Any) -> StepTiming:
-        """Return the case that times all rows."""
-        return StepTiming(network=network, **where)
+    timed = StepTiming
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that times all rows, then one on the memory of each."""

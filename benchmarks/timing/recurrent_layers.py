@@ -93,12 +93,8 @@ class LayerPass:
 class LayerCase(Timing[Step]):
     """A measurement of one layer."""
 
+    topic_field: ClassVar[str] = "layer"
     layer: RecurrentLayer
-
-    @property
-    def topic(self) -> str:
-        """The layer."""
-        return str(self.layer)
 
 
 @dataclass(frozen=True, kw_only=True)

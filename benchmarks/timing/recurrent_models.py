@@ -49,6 +49,9 @@ class RecurrentNet:
     example: tuple[int, ...]
     classes: int
 
+    def __str__(self) -> str:
+        return self.label
+
     def inputs(self) -> Tensor:
         """Return random examples."""
         shape = (self.batch, *self.example)
@@ -75,14 +78,10 @@ class RecurrentStep(Timing[Trainee]):
     """Time of a whole training step, Adam included, of every row."""
 
     kind: ClassVar[str] = "recurrent step"
+    topic_field: ClassVar[str] = "net"
     runs: ClassVar[int] = 1
     """It is long."""
     net: RecurrentNet
-
-    @property
-    def topic(self) -> str:
-        """The model."""
-        return self.net.label
 
     def steps(self) -> Mapping[str, Callable[[], Trainee]]:
         """Return what builds the model in training: as it is, with loops in place of fused layers, with engines."""
@@ -110,9 +109,7 @@ class RecurrentStep(Timing[Trainee]):
 class RecurrentSteps(Timings[RecurrentNet]):
     """Training steps of recurrent models."""
 
-    def case(self, net: RecurrentNet, /, **where: Any) -> RecurrentStep:
-        """Return the case that times a model."""
-        return RecurrentStep(net=net, **where)
+    timed = RecurrentStep
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return what each row takes, the loops before the engines."""

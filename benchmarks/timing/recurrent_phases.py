@@ -103,9 +103,7 @@ def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
 class PhaseTimings(Timings[RecurrentLayer]):
     """Where the time of single GRU layers goes."""
 
-    def case(self, layer: RecurrentLayer, /, **where: Any) -> PhaseTiming:
-        """Return the case that takes a layer's time apart."""
-        return PhaseTiming(layer=layer, **where)
+    timed = PhaseTiming
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield a row's phases as shares of the plain layer's time; what has none of them is all rest."""

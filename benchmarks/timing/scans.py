@@ -60,6 +60,7 @@ class ScanTiming(Timing[Callable[[], Tensor]]):
     """Time of every method, on the same operands."""
 
     kind: ClassVar[str] = "scan"
+    topic_field: ClassVar[str] = "operands"
     runs: ClassVar[int] = 10
     operands: Operands
 
@@ -92,14 +93,11 @@ class ScanTimings(Timings[Operands]):
 
     metric: ClassVar[str] = "time"
 
-    def case(self, operands: Operands, /, **where: Any) -> ScanTiming:
-        """Return the case that times a scan."""
-        return ScanTiming(operands=operands, **where)
+    timed = ScanTiming
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the operands of a case, and how many terms they have."""
-        assert isinstance(case, ScanTiming)
-        wanted = case.operands
+        wanted = case.about
         return {"setting": str(wanted), "at": float(wanted.steps * wanted.batch * wanted.units)}
 
     def section(self, facts: pl.DataFrame) -> Section:

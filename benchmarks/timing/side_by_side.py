@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -31,16 +30,18 @@ class Timings(Experiment, Generic[Subject]):
         rows: the engines; none where it is no engines that are compared.
         threads: for torch to use; left out, as many as it does.
         metric: what the time of a step is called.
+        timed: the kind of case that times all rows on a subject.
     """
 
     subjects: tuple[Subject, ...]
     rows: tuple[Row, ...] = ()
     threads: int | None = None
     metric: ClassVar[str] = STEP
+    timed: ClassVar[type[Case]]
 
-    @abstractmethod
     def case(self, subject: Subject, /, **where: Any) -> Case:
         """Return the case that times all rows on ``subject``, with its ``rows``, ``threads``, ``device`` and seed."""
+        return self.timed(**{self.timed.topic_field: subject}, **where)
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield one case a subject."""

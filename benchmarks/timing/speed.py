@@ -116,11 +116,6 @@ class Speed(Timing[Trainee]):
     kind: ClassVar[str] = "speed"
     task: Task
 
-    @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
-
     def steps(self) -> Mapping[str, Callable[[], Trainee]]:
         """Return what builds a model in training with each row's engine."""
         return {row.label: partial(Trainee.of, self.task, row, self.device, self.seed) for row in self.rows}

@@ -43,11 +43,6 @@ class StrategyTiming(Timing[Callable[[], float]]):
     task: Task
     sides = "all strategies"
 
-    @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
-
     def steps(self) -> Mapping[str, Callable[[], Callable[[], float]]]:
         """Return what builds a module that is fitted with each strategy."""
         return {_AUTO: partial(self._fit, None), **{row.label: partial(self._fit, row) for row in self.rows}}
@@ -124,9 +119,7 @@ def _quiet() -> Iterator[None]:
 class StrategyTimings(Timings[Task]):
     """Engines as strategies, on one task."""
 
-    def case(self, task: Task, /, **where: Any) -> StrategyTiming:
-        """Return the case that times all strategies."""
-        return StrategyTiming(task=task, **where)
+    timed = StrategyTiming
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the task."""

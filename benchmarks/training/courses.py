@@ -64,11 +64,6 @@ class Course(Timing[CourseRun]):
     rounds: ClassVar[int] = 20
     task: Task
 
-    @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
-
     def steps(self) -> Mapping[str, Callable[[], CourseRun]]:
         """Return what builds a model in training with each row's engine."""
         return {row.label: partial(CourseRun, self, row) for row in self.rows}
@@ -99,9 +94,7 @@ class Course(Timing[CourseRun]):
 class Courses(Timings[Task]):
     """Whole training runs."""
 
-    def case(self, task: Task, /, **where: Any) -> Course:
-        """Return the case that times a task's runs."""
-        return Course(task=task, **where)
+    timed = Course
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield what a row takes in all, where it gets, and how its chains were solved."""

@@ -32,11 +32,6 @@ class Training(Case):
     row: Row
 
     @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
-
-    @property
     def subject(self) -> str:
         """The row's label."""
         return self.row.label
