@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradfree import create_engine, create_model
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import ADDED, Row
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
+from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
 

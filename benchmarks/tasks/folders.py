@@ -11,7 +11,6 @@ from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.data.images import LabelledImages
 from gradfree.benchmarks.data.stored import open_set
 from gradfree.benchmarks.data.text import UNITS, Text
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.metrics import accuracy, perplexity
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
@@ -140,7 +139,6 @@ def _of_images(path: str, images: LabelledImages) -> Task:
             "num_classes": 1 + max(int(targets.max()) for targets in classes),
             "width": 16,
         },
-        loss=cross_entropy,
         score=Score("accuracy", "%", accuracy, factor=100.0),
         learning_rate=1e-2,
         batch_size=min(64, len(data.train.inputs)),
@@ -154,7 +152,6 @@ def _of_text(path: str, text: Text) -> Task:
         data=text,
         model="recurrent_lm",
         options={"vocab_size": text.vocabulary, "cell": "gru", "layers": 1, "width": 128},
-        loss=cross_entropy,
         score=Score("perplexity", f"per {text.unit}", perplexity),
         learning_rate=1e-2,
         batch_size=16,

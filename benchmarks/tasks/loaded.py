@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.records.case import ADDED
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
-from gradfree.benchmarks.tasks.task import Score, Task
+from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
 from gradfree.wording import did_you_mean, one
 
