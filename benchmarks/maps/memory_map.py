@@ -21,8 +21,7 @@ from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Turn, clocked
-from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.benchmarks.timing.speed import Timing, Trainee, Turn, clocked
 
 _LAYERS = 200
 """How many layers the steps of a turn run through, all together: so few are more than one step."""

@@ -281,7 +281,7 @@ class RankSteps(Timings[OnRanks]):
             return
         costs = {cost["label"]: cost for cost in results["rows"]}
         model = _fitted(costs, case.chain, results["messages"])
-        for label in costs.keys() & rows.keys():
+        for label in (label for label in costs if label in rows):
             share = case.chain.modelled(rows[label], model) / costs[ONE]["time"]
             yield fact(_MODELLED, _UNIT, share, row=label)
             yield fact(_MICROBATCHES, "count", case.chain.microbatches, row=label)

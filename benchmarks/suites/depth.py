@@ -7,8 +7,7 @@ from itertools import product
 
 from gradfree.benchmarks.data.bundled import digits
 from gradfree.benchmarks.maps.closeness import Closeness
-from gradfree.benchmarks.maps.deep_steps import DeepNet
-from gradfree.benchmarks.maps.depth_map import DepthMap
+from gradfree.benchmarks.maps.depth_map import DeepNet, DepthMap
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite

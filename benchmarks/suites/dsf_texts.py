@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from gradfree.benchmarks.data.padded_text import PADDING, Sentences
-from gradfree.benchmarks.data.text import Text
+from gradfree.benchmarks.data.text import PADDING, Sentences, Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
 from gradfree.benchmarks.tables.experiment import Suite

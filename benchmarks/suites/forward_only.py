@@ -13,9 +13,8 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.timing.layer_steps import Network, StepCosts
-from gradfree.benchmarks.training.cadence import Cadences
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.depths import DepthSweep
+from gradfree.benchmarks.training.depths import Cadences, DepthSweep
 
 ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
 FOTON = Row("foton", "foton", {})

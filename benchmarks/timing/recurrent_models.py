@@ -19,10 +19,9 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
-from gradfree.benchmarks.timing.cell_loop import COMPILED, CellLoop, replace_layers
+from gradfree.benchmarks.timing.recurrent_layers import COMPILED, CellLoop, replace_layers
 from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
-from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.benchmarks.timing.speed import Errors, Timing, Trainee, Turns
 
 FUSED = "fused layer"
 LOOP = "Python loop"

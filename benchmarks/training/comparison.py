@@ -20,8 +20,14 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import cost_facts
 from gradfree.benchmarks.timing.speed import Speed
-from gradfree.benchmarks.training.outcomes import front_facts, loss_facts, run_facts, scored
-from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
+from gradfree.benchmarks.training.outcomes import (
+    defaults_facts,
+    front_facts,
+    loss_facts,
+    run_facts,
+    scored,
+    setup_facts,
+)
 from gradfree.benchmarks.training.summary import Summary
 from gradfree.benchmarks.training.training import TimedTraining, TimedTrial, Training, Trial, score_in
 from gradfree.cli import UsageError

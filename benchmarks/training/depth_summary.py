@@ -17,8 +17,7 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, scored
-from gradfree.benchmarks.training.setup import setup_words
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, scored, setup_words
 
 DRIFT = "largest drift from orthogonality"
 ALIGNMENT = "cosine with the exact gradient, layer by layer"

@@ -17,8 +17,7 @@ from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored
-from gradfree.benchmarks.training.setup import setup_words
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored, setup_words
 
 _FAR = 10.0
 """How many times the least error is the greatest where the axis is logarithmic."""

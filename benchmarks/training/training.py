@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import isfinite, nan
 from typing import Any, ClassVar
 
 from torch import nn
 
-from gradfree import Fidelity
+from gradfree import Engine, Fidelity
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.trainee import Trainee
-from gradfree.benchmarks.training.setup import defaults, sizes
+from gradfree.benchmarks.timing.speed import Trainee
 from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
@@ -117,6 +116,21 @@ def score_in(results: Mapping[str, Any], name: str) -> float:
     # There are records of accuracies that were taken of NaN.
     losses = results.get("losses")
     return nan if losses and not isfinite(losses[-1]["loss"]) else results.get(name, nan)
+
+
+def sizes(model: nn.Module, data: Data) -> dict[str, int]:
+    """Return what to record of a run's sizes."""
+    counts = {split: len(getattr(data, split).inputs) for split in Data._fields}
+    return {"parameters": sum(p.numel() for p in model.parameters()), **counts}
+
+
+def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
+    """Return the options that an engine has of itself, none of those that are ``given`` or off."""
+    options = {f.name: getattr(engine, f.name) for f in fields(engine)} if is_dataclass(engine) else {}
+    own = {
+        name: value for name, value in options.items() if name not in given and value is not None and value is not False
+    }
+    return ", ".join(f"{name}={value}" for name, value in own.items())
 
 
 def _spread(count: int, steps: int) -> set[int]:

@@ -13,9 +13,8 @@ from tiny_suite import HIGHWAY, PLAIN, training
 
 from gradfree.benchmarks.data import stored
 from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.data.padded_text import PADDING, Sentences
 from gradfree.benchmarks.data.stored import DATA_ROOT
-from gradfree.benchmarks.data.text import Text
+from gradfree.benchmarks.data.text import PADDING, Sentences, Text
 from gradfree.benchmarks.suites.dsf_texts import padded_perplexity
 from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY
 from gradfree.benchmarks.suites.index import SUITES

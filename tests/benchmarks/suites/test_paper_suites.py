@@ -17,7 +17,7 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask, StagedAdamTask
-from gradfree.benchmarks.timing.cell_loop import CellLoop, replace_layers
+from gradfree.benchmarks.timing.recurrent_layers import CellLoop, replace_layers
 from gradfree.benchmarks.timing.recurrent_models import (
     COMPILED,
     FUSED,

@@ -109,7 +109,7 @@ def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeyp
     assert [type(case) for case in trials] == [TimedTrial] * 4
     assert all(case.alone for case in trials)
     case = TimedTraining(task=part.task, row=HIGHWAY, device="cpu", seed=0)
-    monkeypatch.setattr("gradfree.benchmarks.timing.trainee.Trainee.step_time", lambda self: 0.3)
+    monkeypatch.setattr("gradfree.benchmarks.timing.speed.Trainee.step_time", lambda self: 0.3)
     results = case.run()
     assert results.pop("steps") == 6
     assert results == training(HIGHWAY, task=replace(TASK, steps=6)).run()
@@ -119,7 +119,7 @@ def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeyp
 
 
 def test_a_step_that_takes_longer_than_the_budget_is_taken(monkeypatch):
-    monkeypatch.setattr("gradfree.benchmarks.timing.trainee.Trainee.step_time", lambda self: 1e9)
+    monkeypatch.setattr("gradfree.benchmarks.timing.speed.Trainee.step_time", lambda self: 1e9)
     case = TimedTraining(task=replace(TASK, seconds=1.0), row=PLAIN, device="cpu", seed=0)
     assert case.run()["steps"] == 1
 
