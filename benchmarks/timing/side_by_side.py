@@ -41,7 +41,7 @@ class Timings(Experiment, Generic[Subject]):
 
     def case(self, subject: Subject, /, **where: Any) -> Case:
         """Return the case that times all rows on ``subject``, with its ``rows``, ``threads``, ``device`` and seed."""
-        return self.timed(**{self.timed.topic_field: subject}, **where)
+        return self.timed(**where | {self.timed.topic_field: subject})
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield one case a subject."""
