@@ -10,8 +10,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gradfree.benchmarks.reports.drawing import picture, spec
-from gradfree.benchmarks.reports.looks import Looks
+from gradfree.benchmarks.reports.drawing import Looks, picture, spec
 from gradfree.benchmarks.reports.report import SuiteReport, is_prose
 from gradfree.cli import UsageError
 
