@@ -19,6 +19,7 @@ from gradfree import CellLayer, ChainError, create_model, gradient_fidelity
 from gradfree.benchmarks.advice.contest import Budget, Contestant, contest, rows_to_try
 from gradfree.benchmarks.advice.job import Batch, Job
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, advise
+from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.suites.rows import BACKPROP
@@ -66,12 +67,6 @@ class Known:
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     tokens: int = 0
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """Return random inputs and targets."""
-        if self.tokens:
-            return torch.randint(self.tokens, self.shape), torch.randint(self.tokens, self.shape)
-        return torch.randn(self.shape), torch.randint(_CLASSES, self.shape[:1])
 
 
 def _recurrent(layer: Callable[..., nn.Module], units: int, batch: int, steps: int, **options: int) -> Known:
@@ -126,8 +121,11 @@ class KnownJob(Job):
 
     def once(self) -> Iterator[Batch]:
         """Yield the batches."""
+        known = KNOWN[self.model]
         for _ in range(_BATCHES):
-            yield [x.to(self.device) for x in KNOWN[self.model].batch()]
+            yield [
+                x.to(self.device) for x in random_examples(known.shape, known.tokens or _CLASSES, bool(known.tokens))
+            ]
 
 
 _ROUNDS = 9

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradfree import create_engine, create_model
 from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
@@ -69,12 +70,9 @@ class DeepNet:
             model.blocks = _Loop(model.get_submodule("blocks").children())
         return model
 
-    def examples(self) -> tuple[Tensor, Tensor]:
+    def examples(self) -> Split:
         """Return random inputs and targets."""
-        shape = (self.batch, *self.example)
-        if self.tokens:
-            return torch.randint(self.classes, shape), torch.randint(self.classes, shape)
-        return torch.randn(shape), torch.randint(self.classes, (self.batch,))
+        return random_examples((self.batch, *self.example), self.classes, self.tokens)
 
 
 class _Loop(nn.ModuleList):

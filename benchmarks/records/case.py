@@ -45,6 +45,11 @@ class Row:
         return self.options.get("iterations")
 
     @property
+    def named(self) -> dict[str, Any]:
+        """What tells its facts from other rows'."""
+        return {"row": self.label, "series": self.series, "k": self.iterations}
+
+    @property
     def series(self) -> str:
         """The label of the line in a plot that the row is a point of: an engine with several k, or itself alone."""
         if self.iterations is None:

@@ -92,11 +92,7 @@ def _listed(splits: DatasetDict) -> str:
 
 
 def _chosen(given: str | None, columns: Sequence[str], option: str, path: str) -> str:
-    """Return the column that is given, or the only one that can be meant.
-
-    Raises:
-        UsageError: it is not among them, or it must be given.
-    """
+    """Return the column that is given, or the only one that can be meant."""
     if given is not None and given not in columns:
         raise UsageError(f"{path}: {no_such(option, str(given), columns)}")
     if given is None and len(columns) != 1:

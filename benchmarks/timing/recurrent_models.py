@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradfree import create_model
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points
@@ -51,14 +53,9 @@ class RecurrentNet:
     def __str__(self) -> str:
         return self.label
 
-    def inputs(self) -> Tensor:
-        """Return random examples."""
-        shape = (self.batch, *self.example)
-        return torch.randint(self.classes, shape) if self._tokens else torch.randn(shape)
-
-    def targets(self) -> Tensor:
-        """Return random targets."""
-        return torch.randint(self.classes, (self.batch, *(self.example if self._tokens else ())))
+    def examples(self) -> Split:
+        """Return random inputs and targets."""
+        return random_examples((self.batch, *self.example), self.classes, tokens=len(self.example) == 1)
 
     @property
     def size(self) -> str:
@@ -66,10 +63,6 @@ class RecurrentNet:
         shape = " × ".join(map(str, self.example))
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return f"{self.batch} examples of {shape}, {options}"
-
-    @property
-    def _tokens(self) -> bool:
-        return len(self.example) == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +93,7 @@ class RecurrentStep(Timing[Trainee]):
             replace_layers(model, loop)
         if row is not None:
             row.create_engine().attach(model)
-        inputs, targets = (examples.to(self.device) for examples in (self.net.inputs(), self.net.targets()))
+        inputs, targets = (examples.to(self.device) for examples in self.net.examples())
         return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
 
 

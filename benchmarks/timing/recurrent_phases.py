@@ -85,11 +85,7 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
 
 
 def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
-    """Return the seconds of each phase of a step, and of the rest.
-
-    Raises:
-        RuntimeError: the profiler has seen phases, but not how long they took on the GPU.
-    """
+    """Return the seconds of each phase of a step, and of the rest."""
     seconds = seconds_inside(whole, [r for r in ranges if r.on_host], PREFIX)
     if device != "cpu":
         seen, seconds = set(seconds), seconds_inside(whole, [r for r in ranges if not r.on_host], PREFIX)

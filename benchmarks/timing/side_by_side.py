@@ -71,8 +71,7 @@ class Timings(Experiment, Generic[Subject]):
         named = {row.label: row for row in self.rows}
         for cost in results.get("rows", ()):
             label = cost["label"]
-            row = named.get(label)
-            who = {"row": label, "series": row.series if row else label, "k": row.iterations if row else None}
+            who = named[label].named if label in named else {"row": label, "series": label, "k": None}
             yield from (told | who for told in self.cost(cost, results))
         for label, error in results.get("errors", {}).items():
             yield fact(_ERROR, "", note=error, row=label)

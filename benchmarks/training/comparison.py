@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import nan
 from typing import ClassVar
 
@@ -83,20 +82,24 @@ class Comparison(Experiment):
         """Yield the case that measures the rows' cost."""
         yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
 
+    def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
+        """Yield each row with its learning rate, NaN if that is yet to be chosen, and the records of its runs."""
+        for row, case in zip(self.rows, self.training(0, device, records), strict=True):
+            yield row, case.task.learning_rate if case else nan, list(outcomes(records, case)) if case else []
+
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores, gradients, costs and failures of each row, and its differences to the first one."""
-        cases = list(self.training(0, device, records))
-        found = [list(outcomes(records, case)) if case else [] for case in cases]
+        found = list(self.runs(records, device))
+        trained = [record for _, _, runs in found for record in runs]
         timed = [record for case in self.timing(device) for record in matching(records, case)]
-        if not any(found) and not timed:
+        if not trained and not timed:
             return table([])
-        environment = next(record["environment"] for record in (*timed, *chain(*found)))
+        environment = (*timed, *trained)[0]["environment"]
         costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
-        known = list(setup_facts(self.task, self.learning_rates, chain(*found), **where))
-        for row, case, runs, cost in zip(self.rows, cases, found, costs, strict=True):
-            who = {**where, "row": row.label, "series": row.series, "k": row.iterations}
-            rate = case.task.learning_rate if case else nan
+        known = list(setup_facts(self.task, self.learning_rates, trained, **where))
+        for (row, rate, runs), cost in zip(found, costs, strict=True):
+            who = {**where, **row.named}
             known += [*run_facts(self.task, runs, rate, **who), *cost_facts(cost, costs[0], **who)]
             known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who)]
         single = table(known)

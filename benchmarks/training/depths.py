@@ -18,7 +18,7 @@ from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Figure
-from gradfree.benchmarks.tables.experiment import Experiment, outcomes
+from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Fact, differences, fact, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
@@ -111,8 +111,7 @@ class DepthSweep(Experiment):
         known: list[Fact] = []
         runs: list[Record] = []
         for depth, comparison in self.comparisons.items():
-            for row, case in zip(self.rows, comparison.training(0, device, records), strict=True):
-                found = list(outcomes(records, case)) if case else []
+            for row, rate, found in comparison.runs(records, device):
                 runs += found
                 who = {
                     "task": self.task.name,
@@ -121,7 +120,6 @@ class DepthSweep(Experiment):
                     "at": float(depth),
                 }
                 who |= {"row": row.label, "series": row.label}
-                rate = case.task.learning_rate if case else nan
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
                     *defaults_facts(row, found, **who),

@@ -10,7 +10,7 @@ from math import isnan
 import polars as pl
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points, runs, score_axis
+from gradfree.benchmarks.tables.chart import ITERATIONS, NO_ENDS, Axis, Chart, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import difference_to, estimates, select
@@ -242,5 +242,4 @@ class Summary:
     def _inexact(self) -> pl.DataFrame:
         """The rows whose gradients are not exact: others have no place on the logarithmic axis."""
         found = points(self.facts, "row", Figure(COSINE))
-        unknown = pl.lit(None, pl.Float64)
-        return found.with_columns(y=1 - pl.col("y"), y_low=unknown, y_high=unknown).filter(pl.col("y") >= _ROUNDING)
+        return found.with_columns(y=1 - pl.col("y"), **NO_ENDS).filter(pl.col("y") >= _ROUNDING)
