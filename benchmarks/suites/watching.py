@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from gradfree import GradientWatch
-from gradfree.benchmarks.records.case import Case, Row
+from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.chart import Axis, Chart, runs
@@ -46,9 +46,7 @@ class WatchedRow(Row):
 class Watching(Comparison):
     """Engines on one task, watched and not. Steps are not timed: what one takes changes on the way."""
 
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing."""
-        return iter(())
+    is_timed = False
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return the comparison's facts, and what the watches have seen and done."""

@@ -47,6 +47,7 @@ class Comparison(Experiment):
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...] = ()
     trained: ClassVar[type[Training]] = Training
+    is_timed: ClassVar[bool] = True
 
     @property
     def tries(self) -> int:
@@ -79,8 +80,9 @@ class Comparison(Experiment):
             yield trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
-        """Yield the case that measures the rows' cost."""
-        yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
+        """Yield the case that measures the rows' cost, if they are timed."""
+        if self.is_timed:
+            yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
 
     def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
         """Yield each row with its learning rate, NaN if that is yet to be chosen, and the records of its runs."""
