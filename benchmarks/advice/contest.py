@@ -22,7 +22,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.speed import clocked, statistics
+from gradfree.benchmarks.timing.side_by_side import clocked, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement

@@ -29,8 +29,7 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.side_by_side import Timings, times
-from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
+from gradfree.benchmarks.timing.side_by_side import Timings, clocked, in_turns, statistics, times
 
 _FEATURES, _CLASSES = 16, 4
 _BATCHES = 2

@@ -25,8 +25,7 @@ from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, m
 from gradfree.benchmarks.running.runner import Plan, Shard, count_finished, finished_in, run_cases
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
-from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.kept import KeptRun, command_of
+from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep, command_of
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite

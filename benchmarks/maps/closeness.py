@@ -21,8 +21,7 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Turns
+from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timings, Turns, times
 
 
 class Probed(nn.Module):

@@ -25,8 +25,7 @@ from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, Turns
+from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turn, Turns, times
 
 PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
 _WARM_UP = 3

@@ -20,8 +20,7 @@ from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
-from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Trainee, Turn, clocked
+from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timing, Timings, Trainee, Turn, clocked, times
 
 _LAYERS = 200
 """How many layers the steps of a turn run through, all together: so few are more than one step."""

@@ -21,8 +21,7 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Turn
+from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timing, Timings, Turn, times
 from gradfree.testing.runs.rank_blocks import Waiting, Working, in_parts
 from gradfree.testing.runs.step_time import StepTime
 

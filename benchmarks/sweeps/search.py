@@ -19,12 +19,12 @@ from optuna.trial import Trial
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.running.places import devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.workers import Workers
-from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.kept import command_of
+from gradfree.benchmarks.sweeps.axes import Sweep, command_of
 from gradfree.benchmarks.sweeps.study import SharedStudy, joined
 from gradfree.benchmarks.sweeps.sweep import suite_of, with_options
-from gradfree.benchmarks.training import training
 from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.comparison import Trial as TrialRun
+from gradfree.benchmarks.training.outcomes import score_in
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
 from gradfree.wording import no_such
@@ -136,7 +136,7 @@ def run(
     # What cannot be is said before anything runs.
     case, *_ = [search.case(settings) for settings in search.space.extremes()]
     make_folder(out)
-    with joined(out, _name(case, given), _higher_is_better(case)) as study:
+    with joined(out, _name(case, given), case.task.score.higher_is_better) as study:
         if known := len(study.counted()):
             print(f"{known} of {trials} trials are in {out} already, or under way.")
         try:
@@ -184,12 +184,12 @@ class Search:
         record = study.records.read().get(case.id) or _measured(case, study)
         if error := error_of(record):
             return study.fail(trial, f"{_listed(settings)}: {error}")
-        value = training.score_in(record["results"], "validation")
+        value = score_in(record["results"], "validation")
         print(f"trial {trial.number}: {_words(case, value, settings)}", flush=True)
-        worst = -inf if _higher_is_better(case) else inf
+        worst = -inf if case.task.score.higher_is_better else inf
         return study.tell(trial, worst if isnan(value) else value)
 
-    def case(self, settings: Mapping[str, Any]) -> training.Trial:
+    def case(self, settings: Mapping[str, Any]) -> TrialRun:
         """Return the training run that is judged on validation data.
 
         Raises:
@@ -219,24 +219,20 @@ class Search:
         return comparison
 
 
-def _measured(case: training.Trial, study: SharedStudy) -> Record:
+def _measured(case: TrialRun, study: SharedStudy) -> Record:
     with closing(Workers(1).run([case])) as records:
         (record,) = records
     study.records.append(record)
     return record
 
 
-def _name(case: training.Trial, given: Mapping[str, Any]) -> str:
+def _name(case: TrialRun, given: Mapping[str, Any]) -> str:
     """Return the study's name: others are searches for other settings, or of other tasks."""
     digest = hashlib.sha256(json.dumps([case.config, given], sort_keys=True).encode()).hexdigest()[:8]
     return f"{case.topic}/{case.row.engine}/{case.device}/{digest}"
 
 
-def _higher_is_better(case: training.Trial) -> bool:
-    return bool(case.task.score.metric().higher_is_better)
-
-
-def _words(case: training.Trial, value: float, settings: Mapping[str, Any]) -> str:
+def _words(case: TrialRun, value: float, settings: Mapping[str, Any]) -> str:
     score = case.task.score
     return f"validation {score.name} ({score.unit}) {value:.4g} with {_listed(settings)}"
 

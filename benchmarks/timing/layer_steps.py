@@ -22,8 +22,7 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timings, time_of, times
-from gradfree.benchmarks.timing.speed import Timing, Trainee, Turn, now
+from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timing, Timings, Trainee, Turn, now, time_of, times
 from gradfree.orthogonal.engine import OrthogonalEngine
 
 _CLASSES = 10

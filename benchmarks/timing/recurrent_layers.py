@@ -22,8 +22,7 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
-from gradfree.benchmarks.timing.speed import Step, Timing, Turn, now
+from gradfree.benchmarks.timing.side_by_side import MEMORY, Step, Timing, Timings, Turn, now, times
 
 COMPILED = "compiled loop"
 

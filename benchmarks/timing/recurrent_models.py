@@ -22,8 +22,7 @@ from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.recurrent_layers import COMPILED, CellLoop, replace_layers
-from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Trainee, Turns
+from gradfree.benchmarks.timing.side_by_side import STEP, Errors, Timing, Timings, Trainee, Turns, times
 
 FUSED = "fused layer"
 LOOP = "Python loop"

@@ -18,8 +18,7 @@ from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, LayerPass, RecurrentLayer
-from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
-from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
+from gradfree.benchmarks.timing.side_by_side import Errors, Timings, Turn, Turns, failures, now, time_of, times
 from gradfree.torchside.phases import PREFIX
 
 _REST = "rest"

@@ -18,8 +18,7 @@ from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.side_by_side import Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
+from gradfree.benchmarks.timing.side_by_side import Errors, Timing, Timings, Turns, times
 
 _OURS = "gradfree"
 _RATIO = times("copy")

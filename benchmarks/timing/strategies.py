@@ -22,8 +22,7 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Turn, now
+from gradfree.benchmarks.timing.side_by_side import STEP, Timing, Timings, Turn, now, times
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -19,8 +19,7 @@ from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import FORWARD_SWEEPS, SEQUENTIAL, SWEEPS
-from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, now
+from gradfree.benchmarks.timing.side_by_side import STEP, Errors, Timing, Timings, Turn, now, times
 
 _TOTAL, _LOSS, _APART = "time of all steps", "training loss at the end", "largest difference in training loss"
 _CUT = "passes in segments"

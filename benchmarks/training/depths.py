@@ -22,10 +22,9 @@ from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Fact, differences, fact, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.comparison import Comparison, Training
 from gradfree.benchmarks.training.depth_summary import ALIGNMENT, DRIFT, DepthSummary
 from gradfree.benchmarks.training.outcomes import defaults_facts, run_facts, scored, setup_facts
-from gradfree.benchmarks.training.training import Training
 from gradfree.orthogonal.weights import drift, is_matrix, weights_of
 
 _DIGITS = 4

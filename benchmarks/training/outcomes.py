@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isnan, nan
+from dataclasses import fields, is_dataclass
+from math import isfinite, isnan, nan
 from statistics import fmean
 from typing import Any
 
 import polars as pl
+from torch import nn
 
+from gradfree import Engine
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
@@ -16,7 +19,6 @@ from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
-from gradfree.benchmarks.training.training import defaults, score_in
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
 LOSS = "training loss"
@@ -24,6 +26,28 @@ _FAILED = "failed"
 _MODEL, _OPTIMIZER, _BATCH, _ONE_RATE = "model", "optimizer", "batch size", "learning rate of all rows"
 _OWN = "engine's defaults"
 _SIZES = {"parameters": "parameters", **{split: f"{split} examples" for split in Data._fields}}
+
+
+def score_in(results: Mapping[str, Any], name: str) -> float:
+    """Return the score of a run by its results; NaN if the loss was no finite number in the end."""
+    # There are records of accuracies that were taken of NaN.
+    losses = results.get("losses")
+    return nan if losses and not isfinite(losses[-1]["loss"]) else results.get(name, nan)
+
+
+def sizes(model: nn.Module, data: Data) -> dict[str, int]:
+    """Return what to record of a run's sizes."""
+    counts = {split: len(getattr(data, split).inputs) for split in Data._fields}
+    return {"parameters": sum(p.numel() for p in model.parameters()), **counts}
+
+
+def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
+    """Return the options that an engine has of itself, none of those that are ``given`` or off."""
+    options = {f.name: getattr(engine, f.name) for f in fields(engine)} if is_dataclass(engine) else {}
+    own = {
+        name: value for name, value in options.items() if name not in given and value is not None and value is not False
+    }
+    return ", ".join(f"{name}={value}" for name, value in own.items())
 
 
 def setup_facts(task: Task, grid: Sequence[float], runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:

@@ -8,7 +8,7 @@ from tiny_suite import fake
 from gradfree.benchmarks.advice import regret
 from gradfree.benchmarks.advice.contest import rows_to_try
 from gradfree.benchmarks.advice.regret import KNOWN, Known, Regrets
-from gradfree.benchmarks.timing.speed import statistics
+from gradfree.benchmarks.timing.side_by_side import statistics
 
 
 @pytest.mark.parametrize("name", KNOWN)
