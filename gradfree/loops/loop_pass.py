@@ -31,7 +31,10 @@ class CalledCell(Protocol):
     attachment: Attachment
     again: StepsAgain
     path: str
-    mode: str | None
+
+    @property
+    def mode(self) -> str | None:
+        """Which of torch's own cells it is, if any."""
 
     def solving(self) -> AbstractContextManager[None]:
         """Record no calls of the cell inside the block."""
