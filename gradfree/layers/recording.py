@@ -177,7 +177,8 @@ class LayerRecording(Recording):
         if moved or any(tensor._version != version for tensor, version in self._versions):
             raise ChainError(
                 f"a weight of the chain from {self.first}, or its input, was changed in place between the "
-                "forward and the backward pass, or its data replaced. Step the optimizer after the backward pass, or copy the input."
+                "forward and the backward pass, or its data replaced. Step the optimizer after the backward pass, or "
+                "copy the input."
             )
 
     def run_again(self, link: Link, x: Tensor) -> Link:
