@@ -23,8 +23,8 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Experiment, outcomes
 from gradfree.benchmarks.tables.facts import Fact, fact, select, table
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.cli import UsageError
+from gradfree.testing.runs.allocations import peak_memory
 
 _WARM_UP = 3
 _ROUNDS = 9
