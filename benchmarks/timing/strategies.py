@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -71,8 +68,9 @@ class StrategyTiming(Timing[Callable[[], float]]):
 
 def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
     """Return the mean time of a step: from the first behind the warm-up to the end of the last."""
-    from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import LambdaCallback
+
+    from gradfree.testing.runs.lightning import quiet, trainer_of
 
     moments = []
 
@@ -83,35 +81,11 @@ def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split],
     def end(trainer: Trainer, module: LightningModule) -> None:
         moments.append(now(module.device))
 
-    with _quiet():
-        trainer = Trainer(
-            strategy=strategy,
-            accelerator="gpu" if device == "cuda" else device,
-            devices=1,
-            max_epochs=1,
-            callbacks=[LambdaCallback(on_train_batch_start=begin, on_train_end=end)],
-            logger=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-        )
+    with quiet():
+        trainer = trainer_of(strategy, device, callbacks=[LambdaCallback(on_train_batch_start=begin, on_train_end=end)])
         trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     started, ended = moments
     return (ended - started) / _STEPS
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning from saying at every fit what devices and workers it might have."""
-    from lightning.pytorch.utilities.rank_zero import rank_zero_module  # type: ignore[attr-defined]
-
-    log = rank_zero_module.log
-    level = log.level
-    log.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    log.setLevel(level)
 
 
 @dataclass(frozen=True)
