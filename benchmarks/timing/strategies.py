@@ -9,6 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gradfree.benchmarks.data.bundled import Split
@@ -54,16 +56,33 @@ class StrategyTiming(Timing[Callable[[], float]]):
 
     def _fit(self, row: Row | None) -> Callable[[], float]:
         """Return what fits the task's model for some steps with a new strategy, and returns the mean time of one."""
-        from gradfree.benchmarks.tasks.fitted import TaskModule
         from gradfree.lightning import EngineStrategy
 
-        module = TaskModule(self.task, self.seed)
+        module = _module(self.task, self.seed)
 
         def fit() -> float:
             strategy = EngineStrategy(row.create_engine()) if row else _AUTO
             return _step_time(module, strategy, self._batches, self.device)
 
         return fit
+
+
+def _module(task: Task, seed: int) -> LightningModule:
+    """Return a task's model with its loss and optimizer, at one rate."""
+    from lightning.pytorch import LightningModule
+
+    class TaskModule(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = task.create_model(seed)
+
+        def training_step(self, batch: Split, index: int) -> Tensor:
+            return task.loss(self.model(batch.inputs), batch.targets)
+
+        def configure_optimizers(self) -> Optimizer:
+            return task.create_optimizer(self.model)[0]
+
+    return TaskModule()
 
 
 def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
