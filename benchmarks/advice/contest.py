@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.advice.job import Batch, Job
+from gradfree.benchmarks.maps.memory_map import run_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
@@ -61,10 +61,7 @@ class SegmentsAgain(Row):
         for path in self.chains:
             layers = model.get_submodule(path)
             assert isinstance(layers, nn.Sequential)
-            segments: Callable[[Tensor], Tensor] = partial(
-                checkpoint_sequential, list(layers), isqrt(len(layers)), use_reentrant=False
-            )
-            object.__setattr__(layers, "forward", lambda x, run=segments: run(input=x))
+            run_again(layers, list(layers), isqrt(len(layers)))
 
 
 def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[SegmentsAgain]:
