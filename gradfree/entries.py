@@ -27,8 +27,11 @@ def _found(group: str, path: tuple[str, ...]) -> list[metadata.EntryPoint]:
 
 
 @cache
-def _installed(path: tuple[str, ...]) -> metadata.EntryPoints:
-    """Look once on each ``sys.path``: it takes milliseconds, and engines are made by name again and again."""
+def _installed(path: tuple[str, ...]) -> Any:
+    """Look once on each ``sys.path``: it takes milliseconds, and engines are made by name again and again.
+
+    For all groups at once; the type is another in each version of Python.
+    """
     return metadata.entry_points()
 
 
