@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -29,10 +28,10 @@ from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, has_hooks, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.depth.recording import Recording
-from gradfree.depth.without_graph import RecordedForward
+from gradfree.depth.without_graph import RecordedBlock
 from gradfree.errors import ChainError, refuse
+from gradfree.torchside.around import checkpointed, recomputed, uncompiled
 from gradfree.torchside.graph import Reached, may_write, older, walk
-from gradfree.torchside.guards import checkpointed, recomputed
 from gradfree.torchside.sharding import is_spread, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -112,7 +111,7 @@ class RecordedChain:
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             if not self.by_hooks and "forward" not in vars(block):
-                handles += [RecordedForward(recorder, block, path), Unsaved(block, {*RecordedForward.KEYS})]
+                handles += [RecordedBlock(recorder, block, path), Unsaved(block, {*RecordedBlock.KEYS})]
                 continue
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
@@ -122,7 +121,7 @@ class RecordedChain:
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""
         around = [p for p in self.attachment.around() if not is_spread(p)]
-        found = [*(p for own in self._parameters for p in own.values() if p is not None), *around]
+        found = [p for own in self._parameters for p in own.values() if p is not None] + around
         needed = [p.requires_grad for p in found]
         before, needed_before, trained = self._trained
         if needed != needed_before or not all(map(is_, found, before)):
@@ -164,7 +163,7 @@ class BlockRecorder:
         return {**self.__dict__, "call": None}
 
     # Compiled into one region with what lies around them, blocks would share a graph; and this imports no compiler.
-    @_disable_dynamo
+    @uncompiled
     def enter(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -215,7 +214,7 @@ class BlockRecorder:
         ]
         return put(first, inputs)
 
-    @_disable_dynamo
+    @uncompiled
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Add the block's graph to the recording; return its output with the next state in it."""
         call, self.call = self.call, None

@@ -18,9 +18,8 @@ from gradfree.loops.loop_inputs import LoopInputs
 from gradfree.loops.loop_nodes import LoopExit, LoopStart
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now
 from gradfree.torchside.graph import keeps_graph
-from gradfree.torchside.guards import check_finite, check_made_finite, saved
+from gradfree.torchside.guards import Marks, check_finite, check_made_finite, held_marks, saved
 from gradfree.torchside.hooks import spare_hooks
-from gradfree.torchside.marks import Marks, held_marks
 
 
 class CalledCell(Protocol):

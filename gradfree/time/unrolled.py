@@ -16,8 +16,16 @@ from gradfree.errors import ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.forward import Recurrence, run
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
-from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
-from gradfree.torchside.marks import Marks, held_marks, marks_of, unchanged
+from gradfree.torchside.guards import (
+    Marks,
+    check_finite,
+    check_made_finite,
+    held_marks,
+    marks_of,
+    refuse_second_derivatives,
+    saved,
+    unchanged,
+)
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
