@@ -40,8 +40,8 @@ class Recorder(Protocol):
         """Return what its caller gets instead of ``out``, if anything."""
 
 
-class BlockRecorder(Recorder, Protocol):
-    """What records the calls of a block."""
+class LinkRecorder(Recorder, Protocol):
+    """What records the calls of a block of a chain."""
 
     chain: Attached
 
@@ -136,7 +136,7 @@ class RecordedBlock(RecordedForward):
         path: of the block.
     """
 
-    def __init__(self, recorder: BlockRecorder, block: nn.Module, path: str):
+    def __init__(self, recorder: LinkRecorder, block: nn.Module, path: str):
         super().__init__(recorder, block, path)
         self._hooks = block._forward_pre_hooks, block._forward_hooks
 
