@@ -14,7 +14,7 @@ import torch
 from gradfree.benchmarks.advice.contest import Contestant
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.suites.rows import BACKPROP
-from gradfree.benchmarks.timing.speed import clocked, in_turns, statistics
+from gradfree.benchmarks.timing.side_by_side import clocked, in_turns, statistics
 
 LABEL = "torch.compile"
 _WARM_UP = 3

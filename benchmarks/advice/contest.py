@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, inf
+from math import ceil, inf, isqrt
 from statistics import median, quantiles
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.advice.job import Batch, Job
-from gradfree.benchmarks.advice.segments_again import SegmentsAgain, segments_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.speed import clocked, statistics
+from gradfree.benchmarks.timing.side_by_side import clocked, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
 from gradfree.wording import count
+
+
+@dataclass(frozen=True)
+class SegmentsAgain(Row):
+    """``torch.utils.checkpoint`` on √L segments of each of some ``nn.Sequential`` of L layers.
+
+    Attributes:
+        chains: their paths.
+    """
+
+    chains: tuple[str, ...]
+
+    def put_on(self, model: nn.Module) -> None:
+        """Let ``model`` keep of each what enters its segments, and run these again in the backward pass."""
+        for path in self.chains:
+            layers = model.get_submodule(path)
+            assert isinstance(layers, nn.Sequential)
+            segments: Callable[[Tensor], Tensor] = partial(
+                checkpoint_sequential, list(layers), isqrt(len(layers)), use_reentrant=False
+            )
+            object.__setattr__(layers, "forward", lambda x, run=segments: run(input=x))
+
+
+def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[SegmentsAgain]:
+    """Return the row, if some engine would take the layers of such a chain apart."""
+    sites = {path: site for report in reports if report.ok for path, site in report.chains.items()}
+    chains = [p for p, site in sites.items() if site.of_layers and type(model.get_submodule(p)) is nn.Sequential]
+    return [SegmentsAgain("backprop, √L checkpoints", "backprop", {"plain": True}, tuple(chains))] if chains else []
+
 
 _WARM_UP = 3
 _TURN = 0.02

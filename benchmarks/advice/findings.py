@@ -15,14 +15,15 @@ from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
 from gradfree.benchmarks.records.environment import environment
 from gradfree.benchmarks.records.records import SCHEMA, Record
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
-from gradfree.benchmarks.tables.column import Column, Figure
-from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact, table
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, cost_facts, times
 from gradfree.wording import count
 
-_TIME, _PLAIN = "step time", "× plain backprop"
-_COSINE, _NORM, _MEMORY, _NOTE = "cosine", "norm ratio", "peak memory", "note"
+_BESIDE = {"label": "plain backprop"}
+_PLAIN = times(_BESIDE["label"])
+_COSINE, _NORM, _NOTE = "cosine", "norm ratio", "note"
 _LOSS, _STEPS, _REACHED = "training loss", "steps", "time to backprop's loss"
 
 
@@ -40,12 +41,12 @@ def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] 
         title=f"{job.model} on {job.data}: a training step ({job.device}, {count(standings.threads, 'thread')})",
         facts=facts,
         columns=[
-            Column("step (ms)", (Figure(_TIME, "{value:.2f}", "s", 1e3),)),
-            Column("step (×)", (Figure(_TIME, "{value:.2f}", _PLAIN), Figure(_TIME, "{low:.2f}–{high:.2f}", _PLAIN))),
-            Column("cosine", (Figure(_COSINE, "{value:.4f}"),)),
-            Column("norm ratio", (Figure(_NORM, "{value:.3f}"),)),
-            Column("peak memory (MiB)", (Figure(_MEMORY, "{value:.1f}", "MiB"),)),
-            Column("note", (Figure(_NOTE),)),
+            column("step (ms)", STEP, unit="s", factor=1e3),
+            Column("step (×)", (Figure(STEP, "{value:.2f}", _PLAIN), Figure(STEP, "{low:.2f}–{high:.2f}", _PLAIN))),
+            column("cosine", _COSINE, "{value:.4f}"),
+            column("norm ratio", _NORM, "{value:.3f}"),
+            column("peak memory (MiB)", MEMORY, "{value:.1f}", "MiB"),
+            column("note", _NOTE),
         ],
         legend=(
             "×: of plain backprop's step in the same rounds, median [quartiles]. Cosine and norm ratio: of the whole "
@@ -56,8 +57,8 @@ def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] 
         charts=[
             Chart(
                 "Step time and gradient",
-                points(facts, Figure(_TIME, unit=_PLAIN), Figure(_COSINE), "row"),
-                Axis(f"{_TIME} ({_PLAIN})", "log"),
+                points(facts, Figure(STEP, unit=_PLAIN), Figure(_COSINE), "row"),
+                Axis(f"{STEP} ({_PLAIN})", "log"),
                 Axis("cosine with the exact gradient (1)"),
                 band={"as good as exact": (AS_GOOD, 1.0)},
             )
@@ -67,17 +68,16 @@ def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] 
 
 
 def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
-    row = contestant.row
-    who: dict[str, Any] = {"row": row.label, "series": row.series, "k": row.iterations, **where}
+    who = {**contestant.row.named, **where}
     if len(contestant.times) > 1:
-        yield from _times(standings.cost(contestant), who)
+        yield from cost_facts(standings.cost(contestant), _BESIDE, **who)
     if contestant.gradient:
         yield fact(_COSINE, "1", contestant.gradient.cosine, **who)
         yield fact(_NORM, "1", contestant.gradient.norm_ratio, **who)
     if contestant.memory is not None:
-        yield fact(_MEMORY, "MiB", contestant.memory / 2**20, **who)
+        yield fact(MEMORY, "MiB", contestant.memory / MIB, **who)
     if contestant.first:
-        yield fact(_TIME, _PLAIN, contestant.first, **who)
+        yield fact(STEP, _PLAIN, contestant.first, **who)
         yield fact(_NOTE, "", note="slow when first tried", **who)
 
 
@@ -86,13 +86,8 @@ def _told_of_compiled(compiled: Mapping[str, Any] | str, where: Mapping[str, Any
     if isinstance(compiled, str):
         yield fact(_NOTE, "", note=compiled, **who)
         return
-    yield from _times(compiled, who)
+    yield from cost_facts(compiled, _BESIDE, **who)
     yield fact(_COSINE, "1", 1.0, **who)
-
-
-def _times(cost: Mapping[str, Any], who: Mapping[str, Any]) -> Iterator[Fact]:
-    yield fact(_TIME, "s", Estimate.recorded(cost, "time"), **who)
-    yield fact(_TIME, _PLAIN, Estimate.recorded(cost, "ratio"), **who)
 
 
 def race_section(job: Job, runners: Sequence[Runner]) -> Section:
@@ -106,9 +101,9 @@ def race_section(job: Job, runners: Sequence[Runner]) -> Section:
         title=f"{job.model} on {job.data}: {runners[0].seconds[-1]:.0f} s of training for each",
         facts=facts,
         columns=[
-            Column("steps", (Figure(_STEPS, "{value:.0f}"),)),
-            Column("last loss", (Figure(_LOSS, "{value:.4g}"),)),
-            Column("to backprop's last loss (s)", (Figure(_REACHED, "{value:.1f}", "s"),)),
+            column("steps", _STEPS, "{value:.0f}"),
+            column("last loss", _LOSS, "{value:.4g}"),
+            column("to backprop's last loss (s)", _REACHED, "{value:.1f}", "s"),
         ],
         legend=(
             f"AdamW at {LEARNING_RATE:g}, one seed; losses are means over a twentieth of the time. Backprop's last "

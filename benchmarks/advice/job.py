@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.loaded import is_pair, squared_error
+from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.cli import UsageError
 from gradfree.wording import one
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradfree.benchmarks.reports.drawing import picture
-from gradfree.benchmarks.tables.chart import TIPS, Axis, Chart
+from gradfree.benchmarks.tables.chart import NO_ENDS, TIPS, Axis, Chart
 from gradfree.testing.runs.step_time import StepTime
 
 Way = Callable[[StepTime, int, int], float]
@@ -59,11 +59,10 @@ def chart(model: StepTime, ranks: int, most: int) -> Chart:
     numbers = takewhile(lambda m: m <= most, (2**power for power in count()))
     shares = [(name, m, _share(model, way, ranks, m)) for m in numbers for name, way in (OURS | PIPELINES).items()]
     found = pl.DataFrame(shares, schema={"label": pl.String, "x": pl.Int64, "y": pl.Float64}, orient="row")
-    unknown = {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
     texts = {name: pl.lit(None, pl.String) for name in (TIPS, "row", "setting")}
     return Chart(
         f"{ranks} ranks",
-        found.with_columns(**unknown, **texts),
+        found.with_columns(**NO_ENDS, **texts),
         Axis("microbatches m (count)", "counts"),
         Axis("time of a step, as a share of one process's (×)", "log"),
         "solid",

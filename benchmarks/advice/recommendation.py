@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradfree.benchmarks.advice.contest import Contestant, Standings
-from gradfree.benchmarks.timing.speed import statistics
+from gradfree.benchmarks.timing.side_by_side import statistics
 from gradfree.wording import count
 
 AS_GOOD = 0.99

@@ -22,12 +22,10 @@ from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_chang
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
 from gradfree.benchmarks.reports.report import SuiteReport, print_section
 from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
-from gradfree.benchmarks.running.plan import Plan, Shard
-from gradfree.benchmarks.running.runner import count_finished, finished_in, run_cases
+from gradfree.benchmarks.running.runner import Plan, Shard, count_finished, finished_in, run_cases
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
-from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.kept import KeptRun, command_of
+from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep, command_of
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite

@@ -106,6 +106,13 @@ class Synthetic:
         return Data(*(self.make(n, self.length, generator) for n in (self.train, self.held_out, self.held_out)))
 
 
+def random_examples(shape: tuple[int, ...], classes: int, tokens: bool = False) -> Split:
+    """Return examples without sense, to time steps on: numbers and a class each, or tokens and as many next ones."""
+    if tokens:
+        return Split(torch.randint(classes, shape), torch.randint(classes, shape))
+    return Split(torch.randn(shape), torch.randint(classes, shape[:1]))
+
+
 def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
     """Return :func:`adding` as images of one row, (B, 2, 1, ``length``)."""
     inputs, targets = adding(batch_size, length, generator)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -18,25 +19,34 @@ if TYPE_CHECKING:
     from gradfree.benchmarks.data.bundled import Data, Split
 
 
-class Examples(pl.LightningDataModule, ABC):
-    """Batches of inputs and targets, each epoch in an order that depends on nothing but the seed and the epoch.
+class Examples(pl.LightningDataModule):
+    """Inputs and targets of a task, each epoch in an order that depends on nothing but the seed and the epoch.
 
     A training that is resumed goes on with the batch that it would have had. What does not fill a batch is left out
     of the epoch.
 
     Args:
         batch_size: examples a step on each device.
+
+    Attributes:
+        task: where it is.
+        sizes: of the data, where they are not the task's.
     """
+
+    task: ClassVar[str]
 
     def __init__(self, batch_size: PositiveInt = 64):
         super().__init__()
         self.batch_size = batch_size
+        self.sizes: dict[str, int] = {}
         # Where Lightning's own samplers take it from.
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
-    @abstractmethod
     def load(self) -> Data:
         """Return the examples."""
+        data = resolve_name(f"gradfree.benchmarks.{self.task}").data
+        examples: Data = (replace(data, **self.sizes) if self.sizes else data)()
+        return examples
 
     def setup(self, stage: str) -> None:
         """Load the examples.
@@ -86,41 +96,25 @@ class Examples(pl.LightningDataModule, ABC):
 class Digits(Examples):
     """Scikit-learn's handwritten digits, (1, 8, 8), in ten classes."""
 
-    def load(self) -> Data:
-        """Return the examples."""
-        from gradfree.benchmarks.data.bundled import digits
-
-        return digits()
+    task = "tasks.catalogue:DIGITS"
 
 
 class PyDoc(Examples):
     """Python's own help texts, sequences of 64 characters, 128 different ones."""
 
-    def load(self) -> Data:
-        """Return the examples."""
-        from gradfree.benchmarks.data.bundled import pydoc
-
-        return pydoc()
+    task = "tasks.catalogue:PYDOC"
 
 
 class MNIST(Examples):
     """Handwritten digits, (1, 28, 28), in ten classes, from the folder $GRADFREE_DATA/mnist."""
 
-    def load(self) -> Data:
-        """Return the examples."""
-        from gradfree.benchmarks.data.images import Images
-
-        return Images("mnist", column="image", train=58000, validation=2000)()
+    task = "suites.long_sequences:MNIST_PIXELS"
 
 
 class CIFAR10(Examples):
     """Photographs, (3, 32, 32), in ten classes, from the folder $GRADFREE_DATA/cifar10."""
 
-    def load(self) -> Data:
-        """Return the examples."""
-        from gradfree.benchmarks.data.images import Images
-
-        return Images("cifar10", column="img", train=48000, validation=2000)()
+    task = "suites.long_sequences:CIFAR10_PIXELS"
 
 
 class TinyShakespeare(Examples):
@@ -131,15 +125,11 @@ class TinyShakespeare(Examples):
         length: of the sequences.
     """
 
+    task = "tasks.catalogue:TINYSHAKESPEARE"
+
     def __init__(self, batch_size: PositiveInt = 16, length: PositiveInt = 128):
         super().__init__(batch_size)
-        self.length = length
-
-    def load(self) -> Data:
-        """Return the examples."""
-        from gradfree.benchmarks.data.text import Text
-
-        return Text("tinyshakespeare", unit="character", vocabulary=66, length=self.length, held_out=1000)()
+        self.sizes = {"length": length}
 
 
 class WikiText2(Examples):
@@ -151,12 +141,8 @@ class WikiText2(Examples):
         vocabulary: number of words that are told apart, the most frequent ones.
     """
 
+    task = "tasks.catalogue:WIKITEXT2"
+
     def __init__(self, batch_size: PositiveInt = 16, length: PositiveInt = 64, vocabulary: PositiveInt = 8000):
         super().__init__(batch_size)
-        self.length, self.vocabulary = length, vocabulary
-
-    def load(self) -> Data:
-        """Return the examples."""
-        from gradfree.benchmarks.data.text import Text
-
-        return Text("wikitext-2", unit="word", vocabulary=self.vocabulary, length=self.length, held_out=1000)()
+        self.sizes = {"length": length, "vocabulary": vocabulary}

@@ -2,23 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from math import log
 from typing import Any, ClassVar
 
 import polars as pl
+import torch
+from torch import Tensor, nn
 
-from gradfree.benchmarks.maps.deep_steps import BY_BLOCK, COMPILED, GRAPHED, PLAIN, DeepNet, DeepStep
-from gradfree.benchmarks.records.case import Case
+from gradfree import create_engine, create_model
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.data.synthetic import random_examples
+from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.side_by_side import MEMORY, Timings, times
+from gradfree.benchmarks.tasks.task import cross_entropy
+from gradfree.benchmarks.timing.profiles import peak_memory
+from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turn, Turns, times
+
+PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
+_WARM_UP = 3
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DeepNet:
+    """A model with a batch of random examples.
+
+    Attributes:
+        family: what nets of other depths have in common with it, for people.
+        depth: number of blocks.
+        model: name of a registered model.
+        options: of the model.
+        batch: number of examples.
+        example: shape of one; of whole numbers below ``classes``, tokens, if there are ``tokens``.
+        classes: of the targets, one an example, or one a token.
+        tokens: whether examples are token sequences.
+        looped: whether the model calls its ``blocks`` one by one, in a loop over an ``nn.ModuleList``.
+    """
+
+    family: str
+    depth: int
+    model: str
+    options: Mapping[str, Any]
+    batch: int
+    example: tuple[int, ...]
+    classes: int = 10
+    tokens: bool = False
+    looped: bool = field(default=False, metadata=ADDED)
+
+    def __str__(self) -> str:
+        return f"{self.depth} blocks{' in a loop' * self.looped}, {self.family}, batch {self.batch}"
+
+    def create(self) -> nn.Module:
+        """Return the model."""
+        model = create_model(self.model, **self.options)
+        if self.looped:
+            model.blocks = _Loop(model.get_submodule("blocks").children())
+        return model
+
+    def examples(self) -> Split:
+        """Return random inputs and targets."""
+        return random_examples((self.batch, *self.example), self.classes, self.tokens)
+
+
+class _Loop(nn.ModuleList):
+    """Blocks as many models have them: called one by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what they make of ``x``, one after the other."""
+        for block in self:
+            x = block(x)
+        return x
+
+
+class Passes:
+    """Forward and backward pass of a model on one batch.
+
+    Args:
+        model: as it is attached to, or compiled.
+        batch: on its device.
+        loss: of the model's output and the targets.
+        row: the engine; without one autograd does it.
+        compiled: what of the model is compiled, each by itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Split,
+        loss: Loss = cross_entropy,
+        row: Row | None = None,
+        compiled: Iterable[nn.Module] = (),
+    ):
+        self.model, self.batch, self.loss, self.parameters = model, batch, loss, list(model.parameters())
+        if row is not None:
+            row.create_engine().attach(model)
+        for module in compiled:
+            module.compile()
+
+    def __call__(self) -> None:
+        """Run both."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.loss(self.model(self.batch.inputs), self.batch.targets).backward()
+
+    def gradient(self) -> Tensor:
+        """Return the gradient of all parameters as one vector."""
+        self()
+        return torch.cat([p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in self.parameters])
+
+
+class Graphed:
+    """The same passes as one CUDA graph, which is launched at once."""
+
+    def __init__(self, passes: Passes):
+        self._passes = passes
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._passes()
+        current.wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._passes()
+
+    def __call__(self) -> None:
+        """Run both."""
+        self._graph.replay()
+
+
+class PassTiming(Timing[Callable[[], Any]]):
+    """Time, peak memory and closeness of the gradients of forward and backward pass; plain autograd's come first."""
+
+    rounds: ClassVar[int] = 7
+
+    def costs(self, step: Callable[[], Any], turns: Sequence[Turn]) -> dict[str, Any]:
+        """Return the peak memory in bytes."""
+        return {"peak_memory": peak_memory(step, self.device)}
+
+    def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
+        """Return the costs, and how close each row's gradients are to the exact ones."""
+        found = super().results(steps, turns, errors)
+        exact = steps[PLAIN].gradient()
+        for cost in found["rows"]:
+            step = steps.get(cost["label"])
+            if isinstance(step, Passes):
+                cost["cosine"] = torch.cosine_similarity(step.gradient(), exact, 0).item()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepStep(PassTiming):
+    """Passes of a net as it is initialised, on random examples.
+
+    Attributes:
+        net: what is run.
+        compiled: whether torch.compile's backpropagation is run beside, which takes long to compile.
+    """
+
+    kind: ClassVar[str] = "deep step"
+    topic_field: ClassVar[str] = "net"
+    net: DeepNet
+    compiled: bool = False
+
+    def steps(self) -> Mapping[str, Callable[[], Any]]:
+        """Return what builds the passes."""
+        others: dict[str, Callable[[], Any]] = {}
+        if self.compiled:
+            others |= {
+                COMPILED: partial(self._passes, compiled=_whole),
+                BY_BLOCK: partial(self._passes, compiled=_blocks),
+            }
+        if torch.device(self.device).type == "cuda":
+            others[GRAPHED] = lambda: Graphed(self._passes())
+        rows = {row.label: partial(self._passes, row) for row in self.rows}
+        return {PLAIN: self._passes, **others, **rows}
+
+    def _passes(
+        self, row: Row | None = None, compiled: Callable[[nn.Module], Iterable[nn.Module]] | None = None
+    ) -> Passes:
+        torch.manual_seed(self.seed)
+        model = self.net.create().to(self.device)
+        batch = Split(*(examples.to(self.device) for examples in self.net.examples()))
+        return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
+
+
+def _whole(model: nn.Module) -> list[nn.Module]:
+    return [model]
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    chains = create_engine("fixed_point").validate(model).chains
+    return [block for chain in chains.values() for block in chain.blocks.values()]
+
 
 _COSINE = "cosine with the exact gradient"
 _SHARE = times(PLAIN)
@@ -45,8 +231,7 @@ class DepthMap(Timings[DeepNet]):
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the net, and its depth."""
-        assert isinstance(case, DeepStep)
-        return {"setting": case.topic, "at": float(case.net.depth)}
+        return {"setting": case.topic, "at": float(case.about.depth)}
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield what a row takes, and how close its gradients are."""

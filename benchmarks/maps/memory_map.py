@@ -20,9 +20,7 @@ from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
-from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Turn, clocked
-from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timing, Timings, Trainee, Turn, clocked, times
 
 _LAYERS = 200
 """How many layers the steps of a turn run through, all together: so few are more than one step."""
@@ -61,13 +59,9 @@ class MemoryStep(Timing[Trainee]):
     """Time and peak memory of a training step with plain SGD, by row."""
 
     kind: ClassVar[str] = "memory step"
+    topic_field: ClassVar[str] = "network"
     rounds: ClassVar[int] = 3
     network: Network
-
-    @property
-    def topic(self) -> str:
-        """The network."""
-        return str(self.network)
 
     def steps(self) -> Mapping[str, Callable[[], Trainee]]:
         """Return what builds the network in training, by row."""
@@ -98,14 +92,11 @@ class MemoryStep(Timing[Trainee]):
 class MemoryMap(Timings[Network]):
     """Engines and checkpoints on networks that differ in depth."""
 
-    def case(self, network: Network, /, **where: Any) -> MemoryStep:
-        """Return the case that measures all rows."""
-        return MemoryStep(network=network, **where)
+    timed = MemoryStep
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the network, and its depth."""
-        assert isinstance(case, MemoryStep)
-        return {"setting": case.topic, "at": float(case.network.depth)}
+        return {"setting": case.topic, "at": float(case.about.depth)}
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table, a row an engine, with time and memory by depth, and for each depth the chart of both."""

@@ -21,8 +21,7 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Turn
+from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timing, Timings, Turn, times
 from gradfree.testing.runs.rank_blocks import Waiting, Working, in_parts
 from gradfree.testing.runs.step_time import StepTime
 
@@ -132,6 +131,7 @@ class RankStep(Timing[RankPart]):
     """Time of a step on ranks, each a process of one thread, by way: all in one group of processes, over gloo."""
 
     kind: ClassVar[str] = "ranks"
+    topic_field: ClassVar[str] = "chain"
     rounds: ClassVar[int] = 5
     chain: OnRanks
 
@@ -265,14 +265,11 @@ class RankSteps(Timings[OnRanks]):
             rows = tuple(row for row in self.rows if chain.fits(row))
             yield self.case(chain, rows=rows, threads=self.threads, device=device, seed=0)
 
-    def case(self, chain: OnRanks, /, **where: Any) -> RankStep:
-        """Return the case that times all ways."""
-        return RankStep(chain=chain, **where)
+    timed = RankStep
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the numbers of ranks and microbatches."""
-        assert isinstance(case, RankStep)
-        return {"task": case.topic, "setting": str(case.chain), "at": float(case.chain.ranks)}
+        return {"task": case.topic, "setting": str(case.about), "at": float(case.about.ranks)}
 
     def told(self, case: Case, record: Any) -> Iterator[Fact]:
         """Yield what a record tells of each way, and what the model of the cost says of it."""
@@ -283,7 +280,7 @@ class RankSteps(Timings[OnRanks]):
             return
         costs = {cost["label"]: cost for cost in results["rows"]}
         model = _fitted(costs, case.chain, results["messages"])
-        for label in costs.keys() & rows.keys():
+        for label in (label for label in costs if label in rows):
             share = case.chain.modelled(rows[label], model) / costs[ONE]["time"]
             yield fact(_MODELLED, _UNIT, share, row=label)
             yield fact(_MICROBATCHES, "count", case.chain.microbatches, row=label)

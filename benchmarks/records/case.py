@@ -45,6 +45,11 @@ class Row:
         return self.options.get("iterations")
 
     @property
+    def named(self) -> dict[str, Any]:
+        """What tells its facts from other rows'."""
+        return {"row": self.label, "series": self.series, "k": self.iterations}
+
+    @property
     def series(self) -> str:
         """The label of the line in a plot that the row is a point of: an engine with several k, or itself alone."""
         if self.iterations is None:
@@ -59,19 +64,26 @@ class Case(ABC):
     Attributes:
         kind: of measurement.
         alone: whether nothing else may run meanwhile, as with whatever is timed.
+        topic_field: the name of the field that has what is run.
         device: where.
         seed: of all random numbers.
     """
 
     kind: ClassVar[str]
     alone: ClassVar[bool] = True
+    topic_field: ClassVar[str] = "task"
     device: str
     seed: int
 
     @property
-    @abstractmethod
+    def about(self) -> Any:
+        """What is run: a task, a model, a layer."""
+        return getattr(self, self.topic_field)
+
+    @property
     def topic(self) -> str:
-        """What is run, for people: the task."""
+        """The same, for people."""
+        return str(self.about)
 
     @property
     @abstractmethod

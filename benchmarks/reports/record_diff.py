@@ -18,7 +18,7 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, estimate_of, fact, select, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tables.verdict import shift
-from gradfree.benchmarks.training.training import score_in
+from gradfree.benchmarks.training.outcomes import score_in
 from gradfree.cli import UsageError
 
 Runs = Mapping[int, Record]

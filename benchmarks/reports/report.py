@@ -15,9 +15,9 @@ from rich.text import Text
 
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.experiment import Suite, belonging, findings
-from gradfree.benchmarks.tables.facts import SCHEMA
-from gradfree.benchmarks.tables.failures import failure_section
+from gradfree.benchmarks.tables.facts import SCHEMA, fact, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.training.trends import trends
 
@@ -100,15 +100,31 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
     return [
         *(experiment.section(facts) for experiment, facts in found),
         *trends(found),
-        *([failure_section(failed)] if failed else []),
+        *([_failure_section(failed)] if failed else []),
     ]
+
+
+def _failure_section(failed: Sequence[Record]) -> Section:
+    """Return the section on cases that failed, and what with."""
+    # The digest of a case's id tells people nothing.
+    told = [
+        fact("error", "", row=r["case"].rpartition("/")[0], device=r["config"]["device"], note=error_of(r))
+        for r in failed
+    ]
+    return Section(
+        title="failed cases",
+        facts=table(told),
+        columns=[column("error", "error")],
+        legend="They count as missing everywhere else: no mean and no interval includes them.",
+        names={"case": "row"},
+    )
 
 
 def print_section(section: Section, console: Console) -> None:
     """Print a table, in as many pieces as the terminal's width takes, and sentences."""
     console.print(Text(section.title, "bold"))
-    for table in _tables(section, console.width):
-        console.print(table)
+    for piece in _tables(section, console.width):
+        console.print(piece)
     if section.setup:
         console.print(Text(section.setup))
     console.print(Text(section.legend, "italic"))
@@ -135,18 +151,18 @@ def _tables(section: Section, width: int) -> Iterator[Table]:
 
 
 def _table(names: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=0)
+    drawn = Table(box=SIMPLE_HEAD, padding=0)
     for cells in names:
-        table.add_column(Text(cells[0]), max_width=_width(cells), overflow="fold")
+        drawn.add_column(Text(cells[0]), max_width=_width(cells), overflow="fold")
     for cells in columns:
         if any(map(is_prose, cells[1:])):
-            table.add_column(Text(cells[0]), overflow="fold")
+            drawn.add_column(Text(cells[0]), overflow="fold")
         else:
-            table.add_column(Text(cells[0]), justify="right", width=_width(cells))
+            drawn.add_column(Text(cells[0]), justify="right", width=_width(cells))
     _, *rows = zip(*names, *columns, strict=True)
     for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+        drawn.add_row(*map(Text, row))
+    return drawn
 
 
 def _width(cells: Sequence[str]) -> int:

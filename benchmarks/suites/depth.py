@@ -7,12 +7,11 @@ from itertools import product
 
 from gradfree.benchmarks.data.bundled import digits
 from gradfree.benchmarks.maps.closeness import Closeness
-from gradfree.benchmarks.maps.deep_steps import DeepNet
-from gradfree.benchmarks.maps.depth_map import DepthMap
+from gradfree.benchmarks.maps.depth_map import DeepNet, DepthMap
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC, cross_entropy
+from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
@@ -84,7 +83,6 @@ DIGITS_MLP_64 = Task(
     data=digits,
     model="residual_mlp",
     options={"in_features": 64, "num_classes": 10, "depth": 64, "width": 32, "expansion": 1},
-    loss=cross_entropy,
     score=DIGITS.score,
     learning_rate=1e-3,  # not tuned
     batch_size=64,

@@ -6,17 +6,14 @@ what is set beside ours is the order of methods, partly as others tell it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from gradfree.benchmarks.data.padded_text import PADDING, Sentences
-from gradfree.benchmarks.data.text import Text
+from gradfree.benchmarks.data.text import PADDING, Sentences, Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
-from gradfree.benchmarks.tables.experiment import Experiment, Suite
+from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.metrics import perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask, StagedAdamTask
 from gradfree.benchmarks.tasks.task import Score, Task
@@ -41,32 +38,24 @@ def padded_perplexity() -> Metric:
     return Perplexity(ignore_index=PADDING)
 
 
-def _beside(comparison: Comparison, *differs: str) -> Beside:
-    score = comparison.task.score
-    column = f"test {score.name} ({score.unit})"
-    return Beside(
-        comparison,
-        Published(
-            source="DSF (arXiv 2503.23104), in words and partly second-hand (its tables were not at hand)",
-            hardware="not at hand",
-            columns=(column, "cosine"),
-            claims=(
-                Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.label, DSF.label)),
-                Claim("DSF is far better than fully truncated backpropagation", column, (DSF.label, TRUNCATED.label)),
-            ),
-            differs=("the score at the end of training for the best of 50 validation scores on the way", *differs),
-        ),
-    )
-
-
 def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()) -> Suite:
-    def experiments() -> Iterator[Experiment]:
-        for task in tasks:
-            comparison = Comparison(task, _rows(task), learning_rates=rates)
-            yield comparison
-            yield _beside(comparison, *differs)
+    """Return a comparison on each task, followed by the same beside what the paper says."""
+    comparisons = (Comparison(task, _rows(task), learning_rates=rates) for task in tasks)
+    return tuple(part for one in comparisons for part in (one, Beside(one, _published(one.task.score, differs))))
 
-    return tuple(experiments())
+
+def _published(score: Score, differs: tuple[str, ...]) -> Published:
+    column = f"test {score.name} ({score.unit})"
+    return Published(
+        source="DSF (arXiv 2503.23104), in words and partly second-hand (its tables were not at hand)",
+        hardware="not at hand",
+        columns=(column, "cosine"),
+        claims=(
+            Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.label, DSF.label)),
+            Claim("DSF is far better than fully truncated backpropagation", column, (DSF.label, TRUNCATED.label)),
+        ),
+        differs=("the score at the end of training for the best of 50 validation scores on the way", *differs),
+    )
 
 
 _PTB = StagedAdamTask(
@@ -74,7 +63,6 @@ _PTB = StagedAdamTask(
     data=Sentences("ptb", column="sentence", vocabulary=10000, length=64),
     model="recurrent_lm",
     options={"vocab_size": 10000, "cell": "gru", "layers": 1, "width": 256},
-    loss=cross_entropy,
     score=Score("perplexity", "per word", padded_perplexity),
     learning_rate=1e-3,
     batch_size=128,
@@ -86,7 +74,6 @@ _WIKITEXT = AdamTask(
     data=Text("wikitext-103-raw", unit="piece", vocabulary=16000, length=255, held_out=1000),
     model="recurrent_lm",
     options={"vocab_size": 16000, "cell": "gru", "layers": 3, "width": 512, "block": "transformer"},
-    loss=cross_entropy,
     score=Score("perplexity", "per piece", perplexity),
     learning_rate=1e-3,
     batch_size=128,

@@ -10,12 +10,11 @@ from gradfree.benchmarks.maps.memory_map import EACH, SEGMENTS, Checkpointed, Me
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tasks.catalogue import DIGITS, cross_entropy
+from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.timing.layer_steps import Network, StepCosts
-from gradfree.benchmarks.training.cadence import Cadences
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.depths import DepthSweep
+from gradfree.benchmarks.training.depths import Cadences, DepthSweep
 
 ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
 FOTON = Row("foton", "foton", {})
@@ -54,7 +53,6 @@ ORTHOGONAL_DIGITS = SGDTask(
     data=digits,
     model="orthogonal_mlp",
     options={"in_features": 64, "num_classes": 10},
-    loss=cross_entropy,
     score=DIGITS.score,
     learning_rate=0.3,
     batch_size=64,

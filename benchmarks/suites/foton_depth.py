@@ -15,7 +15,7 @@ from gradfree.benchmarks.suites.forward_only import CIFAR10, COLD, PEPITA, ROWS,
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.catalogue import DIGITS, cross_entropy
+from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.schedules import ConstantSGDTask
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -30,7 +30,6 @@ _MNIST = ConstantSGDTask(
     data=Images("mnist", column="image", train=55000, validation=5000),
     model="orthogonal_mlp",
     options={"in_features": 784, "num_classes": 10, "width": 256},
-    loss=cross_entropy,
     score=DIGITS.score,
     learning_rate=0.5,
     batch_size=256,
@@ -96,22 +95,24 @@ def _sweep(task: ConstantSGDTask, *depths: int, rates: tuple[float, ...] = _RATE
     return DepthSweep(task, {depth: {"depth": depth} for depth in depths}, ROWS, rates)
 
 
-def _beside(sweep: DepthSweep, *differs: str) -> Beside:
-    return Beside(
-        sweep,
-        Published(
-            source="FOTON (arXiv 2512.20668), abstract (its tables were not at hand)",
-            hardware="not at hand",
-            columns=tuple(map(str, sweep.depths)),
-            claims=tuple(
-                Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
-                for row in (COLD, WARM)
-                for depth in sweep.depths
-            ),
-            differs=(
-                "which activation, depths and rates belong to its figures is not known: tanh and ReLU are run",
-                *differs,
-            ),
+def _compared(sweeps: tuple[DepthSweep, ...], *differs: str) -> Suite:
+    """Return sweeps, each followed by the same beside what the abstract says."""
+    return tuple(part for sweep in sweeps for part in (sweep, Beside(sweep, _published(sweep, differs))))
+
+
+def _published(sweep: DepthSweep, differs: tuple[str, ...]) -> Published:
+    return Published(
+        source="FOTON (arXiv 2512.20668), abstract (its tables were not at hand)",
+        hardware="not at hand",
+        columns=tuple(map(str, sweep.depths)),
+        claims=tuple(
+            Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
+            for row in (COLD, WARM)
+            for depth in sweep.depths
+        ),
+        differs=(
+            "which activation, depths and rates belong to its figures is not known: tanh and ReLU are run",
+            *differs,
         ),
     )
 
@@ -124,10 +125,9 @@ _FULL = (
     _sweep(_PUBLISHED_CONFIGURATION, 2, rates=(0.1, 0.3, 0.5, 1.0)),
 )
 _NOTEBOOK = DepthSweep(_PEPITA_CIFAR, {1: {"depth": 1}}, (BACKPROP, PEPITA), (0.001, 0.01, 0.1))
-_SMALL = (_sweep(_SMALL_MNIST, 2, 10, 50), _sweep(_relu(_SMALL_MNIST), 2, 10))
 
 FOTON_DEPTH: Suite = (
-    *(part for sweep in _FULL for part in (sweep, _beside(sweep))),
+    *_compared(_FULL),
     _NOTEBOOK,
     Beside(
         _NOTEBOOK,
@@ -144,15 +144,8 @@ FOTON_DEPTH: Suite = (
         ),
     ),
 )
-FOTON_DEPTH_SMALL: Suite = tuple(
-    part
-    for sweep in _SMALL
-    for part in (
-        sweep,
-        _beside(
-            sweep,
-            "300 steps of 64 images of MNIST for 100 epochs of 256 of CIFAR-100, 64 units for 256, no dropout",
-            "each row and depth at its own learning rate for 0.5",
-        ),
-    )
+FOTON_DEPTH_SMALL: Suite = _compared(
+    (_sweep(_SMALL_MNIST, 2, 10, 50), _sweep(_relu(_SMALL_MNIST), 2, 10)),
+    "300 steps of 64 images of MNIST for 100 epochs of 256 of CIFAR-100, 64 units for 256, no dropout",
+    "each row and depth at its own learning rate for 0.5",
 )

@@ -16,7 +16,6 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated, label_of
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.metrics import digit_accuracy, perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score
@@ -119,7 +118,6 @@ _CHARACTERS = AdamTask(
     data=Text("wikitext-2", unit="character", vocabulary=210, length=256, held_out=1000),
     model="recurrent_lm",
     options=_language("gru", 1, 512, 210),
-    loss=cross_entropy,
     score=Score("perplexity", "per character", perplexity),
     learning_rate=1e-3,
     batch_size=128,
@@ -138,7 +136,6 @@ _CIFAR = AdamTask(
     data=Images("cifar10", column="img", train=48000, validation=2000),
     model="pixel_classifier",
     options={"in_channels": 3, "num_classes": 10, "cell": "gru", "width": 64},
-    loss=cross_entropy,
     score=Score("accuracy", "%", digit_accuracy, factor=100.0),
     learning_rate=1e-3,
     batch_size=128,
@@ -164,18 +161,16 @@ _SMALL_PIXELS = replace(
 )
 
 
-def _quality(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Beside:
-    claims = tuple(Claim(says, column, rows) for says, rows in ascending.items())
-    return Beside(
-        comparison,
-        Published(
-            source="Highway-BP (arXiv 2501.17086), section 4, in words (the figures are plots)",
-            hardware="one A100, A40 or RTX A6000",
-            columns=(column, "cosine"),
-            claims=claims,
-            differs=differs,
-        ),
+def _trained(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Suite:
+    """Return a comparison, and the same beside what the paper says."""
+    published = Published(
+        source="Highway-BP (arXiv 2501.17086), section 4, in words (the figures are plots)",
+        hardware="one A100, A40 or RTX A6000",
+        columns=(column, "cosine"),
+        claims=tuple(Claim(says, column, rows) for says, rows in ascending.items()),
+        differs=differs,
     )
+    return comparison, Beside(comparison, published)
 
 
 def _convergence(*counts: int) -> dict[str, tuple[str, ...]]:
@@ -195,38 +190,26 @@ _PER_CHARACTER, _PER_PIECE, _ACCURACY = (
 _NOT_103 = "WikiText-2 for WikiText-103"
 
 _TEXTS = tuple(Comparison(task, _rows(BACKPROP, 0, 1, 2, 3, 5, 10)) for task in (_CHARACTERS, _CHARACTERS_LSTM))
-_STACKED = Comparison(_WORDS, _rows(BACKPROP, 0, 1, 2, 3))
-_SEEN = Comparison(_CIFAR, _rows(BACKPROP, 0, 1, 2, 5, 10))
-_SMALL_TEXT = Comparison(_SMALL_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5))
-_SMALL_SEEN = Comparison(_SMALL_PIXELS, _rows(BACKPROP, 0, 2, 10))
 
 HIGHWAY_BP_TABLE6: Suite = (
     _STEPS,
     Beside(_STEPS, _TABLE),
-    *(
-        part
-        for text in _TEXTS
-        for part in (text, _quality(text, _PER_CHARACTER, _convergence(0, 1, 2, 3, 5), _NOT_103))
-    ),
-    _STACKED,
-    _quality(_STACKED, _PER_PIECE, _convergence(0, 1, 2, 3), _NOT_103),
-    _SEEN,
-    _quality(_SEEN, _ACCURACY, _SPARSE),
+    *(part for text in _TEXTS for part in _trained(text, _PER_CHARACTER, _convergence(0, 1, 2, 3, 5), _NOT_103)),
+    *_trained(Comparison(_WORDS, _rows(BACKPROP, 0, 1, 2, 3)), _PER_PIECE, _convergence(0, 1, 2, 3), _NOT_103),
+    *_trained(Comparison(_CIFAR, _rows(BACKPROP, 0, 1, 2, 5, 10)), _ACCURACY, _SPARSE),
 )
 HIGHWAY_BP_TABLE6_SMALL: Suite = (
     _SMALL_STEPS,
     Beside(_SMALL_STEPS, _SMALL_TABLE),
-    _SMALL_TEXT,
-    _quality(
-        _SMALL_TEXT,
+    *_trained(
+        Comparison(_SMALL_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5)),
         _PER_CHARACTER,
         _convergence(0, 1, 2, 5),
         _NOT_103,
         "250 steps of 16 sequences of 128 for 10,000 of 128 of 256, 128 units for 512, learning rate 0.01 for 0.001",
     ),
-    _SMALL_SEEN,
-    _quality(
-        _SMALL_SEEN,
+    *_trained(
+        Comparison(_SMALL_PIXELS, _rows(BACKPROP, 0, 2, 10)),
         _ACCURACY,
         _SPARSE,
         "digits of 64 pixels for CIFAR-10's 1024, 300 steps of 64 for 2,500 of 128, learning rate 0.01 for 0.001",

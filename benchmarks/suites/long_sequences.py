@@ -24,7 +24,6 @@ from gradfree.benchmarks.tasks.catalogue import (
     PARITY,
     PYDOC_GRU,
     TINYSHAKESPEARE,
-    cross_entropy,
 )
 from gradfree.benchmarks.tasks.metrics import accuracy, digit_accuracy, last_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
@@ -54,7 +53,6 @@ TINYSHAKESPEARE_LONG = TextTask(
     data=Text("tinyshakespeare", unit="character", vocabulary=66, length=4096, held_out=1000),
     model="recurrent_lm",
     options={"vocab_size": 66, "cell": "gru", "layers": 1, "width": 128, "carry": True},
-    loss=cross_entropy,
     score=TINYSHAKESPEARE.score,
     learning_rate=2e-2,  # of 5e-3 (7.66), 1e-2 (7.30), 2e-2 (7.13), one seed, 200 steps
     batch_size=1,
@@ -67,7 +65,6 @@ PYDOC_LONG = TextTask(
     data=Joined(pydoc, 2048 // CONTEXT),
     model="recurrent_lm",
     options={"vocab_size": 128, "cell": "gru", "layers": 1, "width": 64, "carry": True},
-    loss=cross_entropy,
     score=PYDOC_GRU.score,
     learning_rate=1e-2,  # not tuned: all of its rows are exact
     batch_size=1,
@@ -101,7 +98,6 @@ def _running(cell: str, steps: int) -> Task:
         model="recurrent_lm",
         # Without a clip, as the paper's on parity.
         options={"vocab_size": 2, "cell": cell, "layers": 1, "width": 32, "clip": None},
-        loss=cross_entropy,
         score=Score("accuracy", "%", last_accuracy, factor=100.0),
         learning_rate=5e-3,  # not tuned
         batch_size=32,
@@ -136,7 +132,6 @@ def _pixels(name: str, column: str, channels: int, train: int) -> Task:
         data=Images(name, column=column, train=train, validation=2000),
         model="pixel_classifier",
         options={"in_channels": channels, "num_classes": 10, "cell": "gru", "width": 64, "memory": 784},
-        loss=cross_entropy,
         score=Score("accuracy", "%", digit_accuracy, factor=100.0),
         learning_rate=5e-3,  # not tuned: all of its rows are exact
         batch_size=8,

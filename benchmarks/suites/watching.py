@@ -9,12 +9,12 @@ from typing import Any
 import polars as pl
 
 from gradfree import GradientWatch
-from gradfree.benchmarks.records.case import Case, Row
-from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.chart import Axis, Chart, runs
 from gradfree.benchmarks.tables.column import Column, column
-from gradfree.benchmarks.tables.experiment import Suite, matching
+from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.facts import Fact, fact, run_fact, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.catalogue import PYDOC
@@ -46,18 +46,16 @@ class WatchedRow(Row):
 class Watching(Comparison):
     """Engines on one task, watched and not. Steps are not timed: what one takes changes on the way."""
 
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing."""
-        return iter(())
+    is_timed = False
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return the comparison's facts, and what the watches have seen and done."""
         found = super().facts(records, device)
         known: list[Fact] = []
-        for row, case in zip(self.rows, self.training(0, device, records), strict=True):
-            if isinstance(row, WatchedRow) and case:
+        for row, _, own in self.runs(records, device):
+            if isinstance(row, WatchedRow):
                 who = {"task": self.task.name, "device": device, "row": row.label, "series": row.series}
-                known += _seen(list(matching(records, case)), who)
+                known += _seen([record for record in own if not error_of(record)], who)
         return pl.concat([found, table(known)])
 
     def section(self, facts: pl.DataFrame) -> Section:

@@ -229,11 +229,7 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
 
 
 def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
-    """Return why the engine cannot be attached; nothing if it can.
-
-    Raises:
-        UsageError: there is no such engine, or not with these options.
-    """
+    """Return why the engine cannot be attached; nothing if it can."""
     try:
         report = candidate.create_engine().validate(model, task.chains)
     except (TypeError, ValueError) as error:
@@ -278,11 +274,7 @@ def _combinations(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Number]:
-    """Return the numbers of an option.
-
-    Raises:
-        UsageError: one is none, or not above 0.
-    """
+    """Return the numbers of an option."""
     values = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
     try:
         numbers = [] if given is None else [kind(value) for value in values]
@@ -302,11 +294,7 @@ def _facts(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
 
 
 def _varied(task: Task, chosen: Mapping[str, Any]) -> Task:
-    """Return ``task`` with other values of some axes, and a name that has them.
-
-    Raises:
-        UsageError: the task does not have such an axis.
-    """
+    """Return ``task`` with other values of some axes, and a name that has them."""
     for axis, value in chosen.items():
         task = _VARIATIONS[axis](task, value)
     return replace(task, name=" ".join([task.name, *(f"{axis}={value}" for axis, value in chosen.items())]))

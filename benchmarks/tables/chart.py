@@ -15,6 +15,8 @@ from gradfree.benchmarks.tasks.task import Score
 
 TIPS = "tips"
 """The column with what else is known of a point: text by heading."""
+NO_ENDS = {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
+"""What points without intervals have."""
 _POINT = ("task", "setting", "row")
 """What a point is known by."""
 
@@ -88,8 +90,7 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
     if isinstance(x, Figure):
         found = _joined(found, _values(ours, x, "x"))
     else:
-        unknown = pl.lit(None, pl.Float64)
-        found = found.with_columns(x=pl.col(x), x_low=unknown, x_high=unknown)
+        found = found.with_columns(x=pl.col(x), x_low=NO_ENDS["x_low"], x_high=NO_ENDS["x_high"])
     return _joined(found, _tips(ours)).with_columns(label=pl.col(label))
 
 
@@ -102,8 +103,6 @@ def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
     found = found.with_columns(line=pl.concat_str("row", pl.lit(", seed "), "seed"))
     tips = [json.dumps({"run": run, metric: f"{value:.4g}"}) for run, value in found["line", "value"].iter_rows()]
     place, count = pl.col("row").rank("dense").over("series"), pl.col("row").n_unique().over("series")
-    unknown = pl.lit(None, pl.Float64)
-    ends = dict.fromkeys(("x_low", "x_high", "y_low", "y_high"), unknown)
     return found.with_columns(strength=0.25 + 0.75 * place / count).select(
         "task",
         "setting",
@@ -114,7 +113,7 @@ def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
         label="row",
         x="at",
         y="value",
-        **ends,
+        **NO_ENDS,
     )
 
 

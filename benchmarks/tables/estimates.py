@@ -56,7 +56,7 @@ class Estimate:
 
     @classmethod
     def recorded(cls, results: Mapping[str, Any], name: str) -> Estimate:
-        """Return what :func:`gradfree.benchmarks.timing.speed.statistics` has recorded as ``name``."""
+        """Return what :func:`gradfree.benchmarks.timing.side_by_side.statistics` has recorded as ``name``."""
         return cls(results[name], *results[f"{name}_quartiles"])
 
     @property

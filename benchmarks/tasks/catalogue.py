@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch.nn.functional as F
-from torch import Tensor
 
 from gradfree.benchmarks.data.bundled import CONTEXT, digits, pydoc
 from gradfree.benchmarks.data.synthetic import (
@@ -25,12 +24,6 @@ from gradfree.benchmarks.tasks.metrics import (
 )
 from gradfree.benchmarks.tasks.task import Score, Task
 
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (B, ..., classes) and class indices (B, ...)."""
-    return F.cross_entropy(logits.movedim(-1, 1), targets)
-
-
 # Learning rates: the best mean validation score of plain backprop over seeds that the suites do not use, the two best
 # of the grid compared over six. On digits these two do not differ by more than their spread: the steadier one.
 DIGITS = Task(
@@ -38,7 +31,6 @@ DIGITS = Task(
     data=digits,
     model="preact_resnet",
     options={"depth": 32, "in_channels": 1, "num_classes": 10, "width": 4},
-    loss=cross_entropy,
     score=Score("accuracy", "%", digit_accuracy, factor=100.0),
     learning_rate=3e-2,  # of 3e-3, 1e-2, 3e-2 (97.6 ± 0.3 %), 1e-1 (97.7 ± 0.8 %)
     batch_size=64,
@@ -50,7 +42,6 @@ PYDOC = Task(
     data=pydoc,
     model="gpt",
     options={"vocab_size": 128, "context": CONTEXT, "layers": 4, "width": 64, "heads": 4},
-    loss=cross_entropy,
     score=Score("perplexity", "per character", perplexity),
     learning_rate=1e-3,  # of 5e-4, 1e-3 (10.8 ± 0.2), 2e-3 (12.7 ± 2.7), 4e-3
     batch_size=4,
@@ -62,7 +53,6 @@ PYDOC_GRU = Task(
     data=pydoc,
     model="recurrent_lm",
     options={"vocab_size": 128, "cell": "gru", "layers": 1, "width": 128},
-    loss=cross_entropy,
     score=Score("perplexity", "per character", perplexity),
     learning_rate=1e-2,  # of 2e-3 (4.12), 5e-3 (3.49), 1e-2 (3.37), 2e-2 (3.50), two seeds each
     batch_size=16,
@@ -74,7 +64,6 @@ TINYSHAKESPEARE = Task(
     data=Text("tinyshakespeare", unit="character", vocabulary=66, length=128, held_out=1000),
     model="recurrent_lm",
     options={"vocab_size": 66, "cell": "gru", "layers": 1, "width": 192},
-    loss=cross_entropy,
     score=Score("perplexity", "per character", perplexity),
     learning_rate=1e-2,  # of 5e-3 (4.97), 1e-2 (4.88), 2e-2 (5.16), one seed
     batch_size=16,
@@ -86,7 +75,6 @@ WIKITEXT2 = Task(
     data=Text("wikitext-2", unit="word", vocabulary=8000, length=64, held_out=1000),
     model="recurrent_lm",
     options={"vocab_size": 8000, "cell": "gru", "layers": 1, "width": 128},
-    loss=cross_entropy,
     score=Score("perplexity", "per word", perplexity),
     learning_rate=2e-2,  # of 1e-2 (164), 2e-2 (160), 4e-2 (188), one seed
     batch_size=16,
@@ -106,7 +94,6 @@ COPYING = Task(
     data=Synthetic(copying, length=10, train=20000, held_out=1000),
     model="recurrent_lm",
     options={"vocab_size": COPYING_VOCABULARY, "cell": "gru", "layers": 1, "width": 128},
-    loss=cross_entropy,
     score=Score("recall", "%", recall_accuracy, factor=100.0),
     learning_rate=1e-2,  # of 5e-3 (82), 1e-2 (93), 2e-2 (74), two seeds each
     batch_size=32,
@@ -130,7 +117,6 @@ PARITY = Task(
     data=Synthetic(parity_pixels, length=6, train=20000, held_out=1000),
     model="pixel_classifier",
     options={"in_channels": 1, "num_classes": 2, "cell": "gru", "width": 64},
-    loss=cross_entropy,
     score=Score("accuracy", "%", parity_accuracy, factor=100.0),
     learning_rate=5e-3,  # of 2e-3, 5e-3 (both 100 %, four seeds each)
     batch_size=128,

@@ -11,7 +11,6 @@ from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.data.images import LabelledImages
 from gradfree.benchmarks.data.stored import open_set
 from gradfree.benchmarks.data.text import UNITS, Text
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.metrics import accuracy, perplexity
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.cli import UsageError
@@ -93,11 +92,7 @@ def _listed(splits: DatasetDict) -> str:
 
 
 def _chosen(given: str | None, columns: Sequence[str], option: str, path: str) -> str:
-    """Return the column that is given, or the only one that can be meant.
-
-    Raises:
-        UsageError: it is not among them, or it must be given.
-    """
+    """Return the column that is given, or the only one that can be meant."""
     if given is not None and given not in columns:
         raise UsageError(f"{path}: {no_such(option, str(given), columns)}")
     if given is None and len(columns) != 1:
@@ -140,7 +135,6 @@ def _of_images(path: str, images: LabelledImages) -> Task:
             "num_classes": 1 + max(int(targets.max()) for targets in classes),
             "width": 16,
         },
-        loss=cross_entropy,
         score=Score("accuracy", "%", accuracy, factor=100.0),
         learning_rate=1e-2,
         batch_size=min(64, len(data.train.inputs)),
@@ -154,7 +148,6 @@ def _of_text(path: str, text: Text) -> Task:
         data=text,
         model="recurrent_lm",
         options={"vocab_size": text.vocabulary, "cell": "gru", "layers": 1, "width": 128},
-        loss=cross_entropy,
         score=Score("perplexity", f"per {text.unit}", perplexity),
         learning_rate=1e-2,
         batch_size=16,

@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.records.case import ADDED
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
-from gradfree.benchmarks.tasks.task import Score, Task
+from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
 from gradfree.wording import did_you_mean, one
 
@@ -171,11 +170,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _sources(given: Any, name: str) -> Mapping[str, Any]:
-    """Return what the loader gave by the names of the splits, the training examples first.
-
-    Raises:
-        UsageError: other names or another number of them.
-    """
+    """Return what the loader gave by the names of the splits, the training examples first."""
     if isinstance(given, Mapping):
         for key in given:
             if key not in _SPLITS:
@@ -215,11 +210,7 @@ def _split(source: Any, name: str) -> Split:
 
 
 def _batch(pair: Sequence[Tensor], name: str) -> Split:
-    """Return a pair as a batch.
-
-    Raises:
-        UsageError: it is a single example, or inputs and targets are not as many.
-    """
+    """Return a pair as a batch."""
     inputs, targets = pair
     if not (inputs.ndim and targets.ndim and len(inputs) == len(targets)):
         raise UsageError(

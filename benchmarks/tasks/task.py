@@ -27,6 +27,11 @@ _CHUNK = 32
 """Examples scored at a time: the logits of a word model are large."""
 
 
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (B, ..., classes) and class indices (B, ...)."""
+    return nn.functional.cross_entropy(logits.movedim(-1, 1), targets)
+
+
 @dataclass(frozen=True)
 class Score:
     """What a trained model is judged by.
@@ -82,11 +87,11 @@ class Task:
         data: loads the data.
         model: name of a registered model.
         options: of the model.
-        loss: of the model's output and the targets.
         score: to judge the trained model by.
         learning_rate: at its highest.
         batch_size: examples a step.
         steps: of training.
+        loss: of the model's output and the targets.
         seconds: of training in place of ``steps``: as many steps as each engine takes in that time.
         evaluations: how often the validation score is taken on the way.
         dtype: of weights and inputs; torch's default if not given.
@@ -98,17 +103,20 @@ class Task:
     data: Callable[[], Data]
     model: str
     options: Mapping[str, Any]
-    loss: Callable[[Tensor, Tensor], Tensor]
     score: Score
     learning_rate: float
     batch_size: int
     steps: int
+    loss: Callable[[Tensor, Tensor], Tensor] = field(default=cross_entropy, kw_only=True)
     seconds: float | None = field(default=None, metadata=ADDED, kw_only=True)
     evaluations: int = field(default=0, metadata=ADDED, kw_only=True)
     dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
     chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
     builder: Builder | None = field(default=None, metadata=ADDED, kw_only=True)
     course: ClassVar[str] = "warmed up for a tenth of the steps, then annealed"
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def architecture(self) -> str:

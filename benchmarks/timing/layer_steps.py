@@ -22,9 +22,7 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timings, time_of, times
-from gradfree.benchmarks.timing.speed import Timing, Turn, now
-from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timing, Timings, Trainee, Turn, now, time_of, times
 from gradfree.orthogonal.engine import OrthogonalEngine
 
 _CLASSES = 10
@@ -63,14 +61,10 @@ class StepTiming(Timing[Callable[[], Phases]]):
     """Time of a training step with plain SGD, and of its phases."""
 
     kind: ClassVar[str] = "step"
+    topic_field: ClassVar[str] = "network"
     runs: ClassVar[int] = 16
     """A multiple of those from one retraction to the next."""
     network: Network
-
-    @property
-    def topic(self) -> str:
-        """The network."""
-        return str(self.network)
 
     def steps(self) -> Mapping[str, Callable[[], Callable[[], Phases]]]:
         """Return what builds the network in training with each row's engine."""
@@ -158,9 +152,7 @@ class StepCosts(Timings[Network]):
     small: Network
     depths: tuple[int, ...]
 
-    def case(self, network: Network, /, **where: Any) -> StepTiming:
-        """Return the case that times all rows."""
-        return StepTiming(network=network, **where)
+    timed = StepTiming
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that times all rows, then one on the memory of each."""

@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradfree import create_model
+from gradfree.benchmarks.data.bundled import Split
+from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
-from gradfree.benchmarks.timing.cell_loop import COMPILED, CellLoop, replace_layers
-from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
-from gradfree.benchmarks.timing.trainee import Trainee
+from gradfree.benchmarks.tasks.task import cross_entropy
+from gradfree.benchmarks.timing.recurrent_layers import COMPILED, CellLoop, replace_layers
+from gradfree.benchmarks.timing.side_by_side import STEP, Errors, Timing, Timings, Trainee, Turns, times
 
 FUSED = "fused layer"
 LOOP = "Python loop"
@@ -49,14 +49,12 @@ class RecurrentNet:
     example: tuple[int, ...]
     classes: int
 
-    def inputs(self) -> Tensor:
-        """Return random examples."""
-        shape = (self.batch, *self.example)
-        return torch.randint(self.classes, shape) if self._tokens else torch.randn(shape)
+    def __str__(self) -> str:
+        return self.label
 
-    def targets(self) -> Tensor:
-        """Return random targets."""
-        return torch.randint(self.classes, (self.batch, *(self.example if self._tokens else ())))
+    def examples(self) -> Split:
+        """Return random inputs and targets."""
+        return random_examples((self.batch, *self.example), self.classes, tokens=len(self.example) == 1)
 
     @property
     def size(self) -> str:
@@ -65,24 +63,16 @@ class RecurrentNet:
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return f"{self.batch} examples of {shape}, {options}"
 
-    @property
-    def _tokens(self) -> bool:
-        return len(self.example) == 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentStep(Timing[Trainee]):
     """Time of a whole training step, Adam included, of every row."""
 
     kind: ClassVar[str] = "recurrent step"
+    topic_field: ClassVar[str] = "net"
     runs: ClassVar[int] = 1
     """It is long."""
     net: RecurrentNet
-
-    @property
-    def topic(self) -> str:
-        """The model."""
-        return self.net.label
 
     def steps(self) -> Mapping[str, Callable[[], Trainee]]:
         """Return what builds the model in training: as it is, with loops in place of fused layers, with engines."""
@@ -102,7 +92,7 @@ class RecurrentStep(Timing[Trainee]):
             replace_layers(model, loop)
         if row is not None:
             row.create_engine().attach(model)
-        inputs, targets = (examples.to(self.device) for examples in (self.net.inputs(), self.net.targets()))
+        inputs, targets = (examples.to(self.device) for examples in self.net.examples())
         return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
 
 
@@ -110,9 +100,7 @@ class RecurrentStep(Timing[Trainee]):
 class RecurrentSteps(Timings[RecurrentNet]):
     """Training steps of recurrent models."""
 
-    def case(self, net: RecurrentNet, /, **where: Any) -> RecurrentStep:
-        """Return the case that times a model."""
-        return RecurrentStep(net=net, **where)
+    timed = RecurrentStep
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return what each row takes, the loops before the engines."""

@@ -18,8 +18,7 @@ from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, LayerPass, RecurrentLayer
-from gradfree.benchmarks.timing.side_by_side import Timings, time_of, times
-from gradfree.benchmarks.timing.speed import Errors, Turn, Turns, failures, now
+from gradfree.benchmarks.timing.side_by_side import Errors, Timings, Turn, Turns, failures, now, time_of, times
 from gradfree.torchside.phases import PREFIX
 
 _REST = "rest"
@@ -85,11 +84,7 @@ class PhaseTiming(LayerCase[Callable[[], Any]]):
 
 
 def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
-    """Return the seconds of each phase of a step, and of the rest.
-
-    Raises:
-        RuntimeError: the profiler has seen phases, but not how long they took on the GPU.
-    """
+    """Return the seconds of each phase of a step, and of the rest."""
     seconds = seconds_inside(whole, [r for r in ranges if r.on_host], PREFIX)
     if device != "cpu":
         seen, seconds = set(seconds), seconds_inside(whole, [r for r in ranges if not r.on_host], PREFIX)
@@ -103,9 +98,7 @@ def _turn(whole: Range, ranges: Sequence[Range], device: str) -> Turn:
 class PhaseTimings(Timings[RecurrentLayer]):
     """Where the time of single GRU layers goes."""
 
-    def case(self, layer: RecurrentLayer, /, **where: Any) -> PhaseTiming:
-        """Return the case that takes a layer's time apart."""
-        return PhaseTiming(layer=layer, **where)
+    timed = PhaseTiming
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield a row's phases as shares of the plain layer's time; what has none of them is all rest."""

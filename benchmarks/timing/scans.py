@@ -18,8 +18,7 @@ from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.side_by_side import Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turns
+from gradfree.benchmarks.timing.side_by_side import Errors, Timing, Timings, Turns, times
 
 _OURS = "gradfree"
 _RATIO = times("copy")
@@ -60,6 +59,7 @@ class ScanTiming(Timing[Callable[[], Tensor]]):
     """Time of every method, on the same operands."""
 
     kind: ClassVar[str] = "scan"
+    topic_field: ClassVar[str] = "operands"
     runs: ClassVar[int] = 10
     operands: Operands
 
@@ -92,14 +92,11 @@ class ScanTimings(Timings[Operands]):
 
     metric: ClassVar[str] = "time"
 
-    def case(self, operands: Operands, /, **where: Any) -> ScanTiming:
-        """Return the case that times a scan."""
-        return ScanTiming(operands=operands, **where)
+    timed = ScanTiming
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the operands of a case, and how many terms they have."""
-        assert isinstance(case, ScanTiming)
-        wanted = case.operands
+        wanted = case.about
         return {"setting": str(wanted), "at": float(wanted.steps * wanted.batch * wanted.units)}
 
     def section(self, facts: pl.DataFrame) -> Section:

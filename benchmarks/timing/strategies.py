@@ -22,8 +22,7 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Timing, Turn, now
+from gradfree.benchmarks.timing.side_by_side import STEP, Timing, Timings, Turn, now, times
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -42,11 +41,6 @@ class StrategyTiming(Timing[Callable[[], float]]):
     rounds: ClassVar[int] = 15
     task: Task
     sides = "all strategies"
-
-    @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
 
     def steps(self) -> Mapping[str, Callable[[], Callable[[], float]]]:
         """Return what builds a module that is fitted with each strategy."""
@@ -124,9 +118,7 @@ def _quiet() -> Iterator[None]:
 class StrategyTimings(Timings[Task]):
     """Engines as strategies, on one task."""
 
-    def case(self, task: Task, /, **where: Any) -> StrategyTiming:
-        """Return the case that times all strategies."""
-        return StrategyTiming(task=task, **where)
+    timed = StrategyTiming
 
     def where(self, case: Case) -> dict[str, Any]:
         """Return the task."""

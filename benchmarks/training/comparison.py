@@ -1,16 +1,18 @@
-"""Engines on one task: what is run, and what becomes of the records."""
+"""Engines on one task: how well a model trains with each, what a step costs, and what becomes of the records."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import nan
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import polars as pl
+from torch import nn
 
+from gradfree import Fidelity
+from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
@@ -18,13 +20,122 @@ from gradfree.benchmarks.tables.experiment import Experiment, matching, outcomes
 from gradfree.benchmarks.tables.facts import differences, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import cost_facts
-from gradfree.benchmarks.timing.speed import Speed
-from gradfree.benchmarks.training.outcomes import front_facts, loss_facts, run_facts, scored
-from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
+from gradfree.benchmarks.timing.side_by_side import Speed, Trainee, cost_facts
+from gradfree.benchmarks.training.outcomes import (
+    defaults,
+    defaults_facts,
+    front_facts,
+    loss_facts,
+    run_facts,
+    score_in,
+    scored,
+    setup_facts,
+    sizes,
+)
 from gradfree.benchmarks.training.summary import Summary
-from gradfree.benchmarks.training.training import TimedTraining, TimedTrial, Training, Trial, score_in
 from gradfree.cli import UsageError
+from gradfree.fidelity import loss_fidelity
+
+_PROBES = 5
+_LOSSES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Case):
+    """One training run of one row from one seed."""
+
+    kind: ClassVar[str] = "training"
+    alone: ClassVar[bool] = False
+    scored: ClassVar[tuple[str, ...]] = ("validation", "test")
+    task: Task
+    row: Row
+
+    @property
+    def subject(self) -> str:
+        """The row's label."""
+        return self.row.label
+
+    def run(self) -> dict[str, Any]:
+        """Train; return the loss now and then, the gradients' fidelity, and the scores at the end."""
+        task, engine = self.task, self.row.create_engine()
+        data = Data(*(task.on(self.device, split) for split in task.data()))
+        model = task.create_model(self.seed).to(self.device)
+        optimizer, schedule = task.create_optimizer(model)
+        about = {"sizes": sizes(model, data), "defaults": defaults(engine, self.row.options)}
+        losses, fidelity, curve, watch = [], [], [], self.row.watch()
+        # From the first step to the last: engines keep running means, feedback and the count of steps.
+        with task.attach(engine, model) as handle:
+            if watch:
+                watch.start(handle)
+            for step, batch in enumerate(task.batches(data.train, self.seed)):
+                optimizer.zero_grad()
+                loss = task.loss(model(batch.inputs), batch.targets)
+                if step in _spread(_PROBES, task.steps):
+                    fidelity.append({"step": step, **self.probed(loss_fidelity(loss, model, handle))})
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                if watch:
+                    watch.after_step()
+                if step in _spread(_LOSSES, task.steps):
+                    losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
+                if step in _spread(task.evaluations, task.steps):
+                    curve.append({"step": step, "validation": task.score.of(model, data.validation)})
+        scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
+        seen = {"looks": watch.cosines, "risen": watch.risen, "exact": watch.exact} if watch else {}
+        return {"losses": losses, "fidelity": fidelity, **scores, **about, **seen} | ({"curve": curve} if curve else {})
+
+    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return what to keep of the gradients' fidelity at one step."""
+        return {"cosine": fidelity.total.cosine, "relative_error": fidelity.total.relative_error}
+
+    def watched(self, model: nn.Module) -> dict[str, Any]:
+        """Return what to keep besides the loss now and then."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Training):
+    """A training run that tries a learning rate: judged on validation data, from a seed that is no reported run's."""
+
+    kind: ClassVar[str] = "trial"
+    scored: ClassVar[tuple[str, ...]] = ("validation",)
+    seed: int = -1
+
+    @property
+    def subject(self) -> str:
+        """The row's label and the learning rate."""
+        return f"{self.row.label} at {self.task.learning_rate:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTraining(Training):
+    """A training run of as many steps as fit into the task's seconds; evaluations and the like do not count."""
+
+    kind: ClassVar[str] = "timed training"
+    # Others beside it would take part of its time.
+    alone: ClassVar[bool] = True
+
+    def run(self) -> dict[str, Any]:
+        """Time a step, then train; return what other training runs do, and how many steps it came to."""
+        trainee = Trainee.of(self.task, self.row, self.device, self.seed)
+        steps = max(1, int((self.task.seconds or 0.0) / trainee.step_time()))
+        planned = replace(self, task=replace(self.task, steps=steps))
+        return {"steps": steps, **super(TimedTraining, planned).run()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTrial(Trial, TimedTraining):
+    """A training run of so many seconds that tries a learning rate."""
+
+    kind: ClassVar[str] = "timed trial"
+
+
+def _spread(count: int, steps: int) -> set[int]:
+    """Return ``count`` steps from the first to the last, evenly spaced; all if there are fewer."""
+    if count < 2:
+        return {steps - 1} if count else set()
+    return {round(i * (steps - 1) / (count - 1)) for i in range(count)}
 
 
 @dataclass(frozen=True)
@@ -42,6 +153,7 @@ class Comparison(Experiment):
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...] = ()
     trained: ClassVar[type[Training]] = Training
+    is_timed: ClassVar[bool] = True
 
     @property
     def tries(self) -> int:
@@ -74,23 +186,28 @@ class Comparison(Experiment):
             yield trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
-        """Yield the case that measures the rows' cost."""
-        yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
+        """Yield the case that measures the rows' cost, if they are timed."""
+        if self.is_timed:
+            yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
+
+    def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
+        """Yield each row with its learning rate, NaN if that is yet to be chosen, and the records of its runs."""
+        for row, case in zip(self.rows, self.training(0, device, records), strict=True):
+            yield row, case.task.learning_rate if case else nan, list(outcomes(records, case)) if case else []
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores, gradients, costs and failures of each row, and its differences to the first one."""
-        cases = list(self.training(0, device, records))
-        found = [list(outcomes(records, case)) if case else [] for case in cases]
+        found = list(self.runs(records, device))
+        trained = [record for _, _, runs in found for record in runs]
         timed = [record for case in self.timing(device) for record in matching(records, case)]
-        if not any(found) and not timed:
+        if not trained and not timed:
             return table([])
-        environment = next(record["environment"] for record in (*timed, *chain(*found)))
+        environment = (*timed, *trained)[0]["environment"]
         costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
-        known = list(setup_facts(self.task, self.learning_rates, chain(*found), **where))
-        for row, case, runs, cost in zip(self.rows, cases, found, costs, strict=True):
-            who = {**where, "row": row.label, "series": row.series, "k": row.iterations}
-            rate = case.task.learning_rate if case else nan
+        known = list(setup_facts(self.task, self.learning_rates, trained, **where))
+        for (row, rate, runs), cost in zip(found, costs, strict=True):
+            who = {**where, **row.named}
             known += [*run_facts(self.task, runs, rate, **who), *cost_facts(cost, costs[0], **who)]
             known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who)]
         single = table(known)

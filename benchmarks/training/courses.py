@@ -19,8 +19,7 @@ from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import FORWARD_SWEEPS, SEQUENTIAL, SWEEPS
-from gradfree.benchmarks.timing.side_by_side import STEP, Timings, times
-from gradfree.benchmarks.timing.speed import Errors, Timing, Turn, now
+from gradfree.benchmarks.timing.side_by_side import STEP, Errors, Timing, Timings, Turn, now, times
 
 _TOTAL, _LOSS, _APART = "time of all steps", "training loss at the end", "largest difference in training loss"
 _CUT = "passes in segments"
@@ -64,11 +63,6 @@ class Course(Timing[CourseRun]):
     rounds: ClassVar[int] = 20
     task: Task
 
-    @property
-    def topic(self) -> str:
-        """The task."""
-        return self.task.name
-
     def steps(self) -> Mapping[str, Callable[[], CourseRun]]:
         """Return what builds a model in training with each row's engine."""
         return {row.label: partial(CourseRun, self, row) for row in self.rows}
@@ -99,9 +93,7 @@ class Course(Timing[CourseRun]):
 class Courses(Timings[Task]):
     """Whole training runs."""
 
-    def case(self, task: Task, /, **where: Any) -> Course:
-        """Return the case that times a task's runs."""
-        return Course(task=task, **where)
+    timed = Course
 
     def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
         """Yield what a row takes in all, where it gets, and how its chains were solved."""

@@ -17,8 +17,7 @@ from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, scored
-from gradfree.benchmarks.training.setup import setup_words
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, scored, setup_words
 
 DRIFT = "largest drift from orthogonality"
 ALIGNMENT = "cosine with the exact gradient, layer by layer"
@@ -113,7 +112,7 @@ class DepthSummary:
         score, reference = self.task.score, self.references[row]
         depths: defaultdict[str, list[str]] = defaultdict(list)
         for depth, difference in self.known(difference_to(reference, scored(self.task)), row).items():
-            outcome, figures = verdict.change(difference, bool(score.metric().higher_is_better))
+            outcome, figures = verdict.change(difference, score.higher_is_better)
             told = figures and outcome not in (verdict.SAME, verdict.FEW)
             depths[outcome].append(f"{depth:g} ({figures})" if told else f"{depth:g}")
         outcomes = "; ".join(f"{outcome} at {', '.join(found)}" for outcome, found in depths.items())
@@ -145,7 +144,7 @@ class DepthSummary:
             return f"{told}."
         metric = difference_to(self.references[best], scored(self.task))
         difference = estimates(self.facts, metric=metric, setting=setting).get(best, Estimate())
-        words = verdict.score(score.name, difference, bool(score.metric().higher_is_better))
+        words = verdict.score(score.name, difference, score.higher_is_better)
         return f"{told}; beside {self.references[best]}: {words}."
 
     def charts(self) -> Iterator[Chart]:

@@ -16,15 +16,15 @@ from gradfree import Fidelity
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.experiment import Experiment, outcomes
+from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
+from gradfree.benchmarks.tables.column import Figure
+from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Fact, differences, fact, means, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.comparison import Comparison, Training
 from gradfree.benchmarks.training.depth_summary import ALIGNMENT, DRIFT, DepthSummary
-from gradfree.benchmarks.training.outcomes import run_facts, scored
-from gradfree.benchmarks.training.setup import defaults_facts, setup_facts
-from gradfree.benchmarks.training.training import Training
+from gradfree.benchmarks.training.outcomes import defaults_facts, run_facts, scored, setup_facts
 from gradfree.orthogonal.weights import drift, is_matrix, weights_of
 
 _DIGITS = 4
@@ -50,10 +50,7 @@ class _Layerwise(Comparison):
     """Engines on one task, looked at layer by layer and not timed."""
 
     trained = LayerwiseTraining
-
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield nothing."""
-        return iter(())
+    is_timed = False
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,7 @@ class DepthSweep(Experiment):
         known: list[Fact] = []
         runs: list[Record] = []
         for depth, comparison in self.comparisons.items():
-            for row, case in zip(self.rows, comparison.training(0, device, records), strict=True):
-                found = list(outcomes(records, case)) if case else []
+            for row, rate, found in comparison.runs(records, device):
                 runs += found
                 who = {
                     "task": self.task.name,
@@ -120,7 +116,6 @@ class DepthSweep(Experiment):
                     "at": float(depth),
                 }
                 who |= {"row": row.label, "series": row.label}
-                rate = case.task.learning_rate if case else nan
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
                     *defaults_facts(row, found, **who),
@@ -165,3 +160,55 @@ def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) 
             for n, cosine in enumerate(layers, 1):
                 place = {"setting": f"{who['setting']}, step {probe['step']}, layer {n}", "at": float(n)}
                 yield fact(ALIGNMENT, "1", float(cosine), **{**who, **place})
+
+
+_EVERY = "orthogonalize_every"
+_STEPS = Axis("optimizer steps between retractions (count)", "counts")
+
+
+@dataclass(frozen=True)
+class CadenceSummary(DepthSummary):
+    """What the facts on an engine by cadence and depth say; ``cadences`` has the rows that have one."""
+
+    cadences: dict[str, int]
+
+    bracket: ClassVar[Figure] = Figure(DRIFT, "{value:.1e}")
+    bracketed: ClassVar[str] = "the largest ‖W Wᵀ - I‖ seen in any layer"
+    answer: ClassVar[str] = ""
+
+    @property
+    def title(self) -> str:
+        """Say what was compared."""
+        return f"optimizer steps between retractions; {super().title}"
+
+    def charts(self) -> Iterator[Chart]:
+        """Yield score and drift against the cadence: a line for each depth, a level for each row without a cadence."""
+        where, score = f"{self.task.name}, {self.device}", self.task.score
+        drift = Axis("largest ‖W Wᵀ − I‖ (spectral norm)", "log")
+        yield Chart(
+            f"{where}: {score.name} against cadence",
+            self._by_cadence(Figure(scored(self.task))),
+            _STEPS,
+            score_axis("test", score),
+            "solid",
+        )
+        yield Chart(f"{where}: drift against cadence", self._by_cadence(Figure(DRIFT)), _STEPS, drift, "solid")
+
+    def _by_cadence(self, figure: Figure) -> pl.DataFrame:
+        found = points(self.facts, "at", figure, label="setting")
+        every = pl.col("row").replace_strict(self.cadences, default=None, return_dtype=pl.Int64)
+        level = pl.concat_str("row", pl.lit(", "), "setting")
+        return found.with_columns(x=every, label=pl.when(every.is_null()).then(level).otherwise("label"))
+
+
+@dataclass(frozen=True)
+class Cadences(DepthSweep):
+    """An engine with several values of ``orthogonalize_every``, or without it, at several depths."""
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table of scores and drift by depth."""
+        return CadenceSummary(self.task, self.learning_rates, self.references, facts, _cadences(self.rows)).section
+
+
+def _cadences(rows: tuple[Row, ...]) -> dict[str, int]:
+    return {row.label: row.options[_EVERY] for row in rows if _EVERY in row.options}

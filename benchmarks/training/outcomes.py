@@ -1,24 +1,90 @@
-"""The facts that training runs and timings of engines on a task tell."""
+"""The facts that training runs tell: what they depend on besides the engine, and what they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isnan, nan
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import isfinite, isnan, nan
 from statistics import fmean
 from typing import Any
 
 import polars as pl
+from torch import nn
 
+from gradfree import Engine
+from gradfree.benchmarks.data.bundled import Data
+from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
-from gradfree.benchmarks.training.training import score_in
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
 LOSS = "training loss"
 _FAILED = "failed"
+_MODEL, _OPTIMIZER, _BATCH, _ONE_RATE = "model", "optimizer", "batch size", "learning rate of all rows"
+_OWN = "engine's defaults"
+_SIZES = {"parameters": "parameters", **{split: f"{split} examples" for split in Data._fields}}
+
+
+def score_in(results: Mapping[str, Any], name: str) -> float:
+    """Return the score of a run by its results; NaN if the loss was no finite number in the end."""
+    # There are records of accuracies that were taken of NaN.
+    losses = results.get("losses")
+    return nan if losses and not isfinite(losses[-1]["loss"]) else results.get(name, nan)
+
+
+def sizes(model: nn.Module, data: Data) -> dict[str, int]:
+    """Return what to record of a run's sizes."""
+    counts = {split: len(getattr(data, split).inputs) for split in Data._fields}
+    return {"parameters": sum(p.numel() for p in model.parameters()), **counts}
+
+
+def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
+    """Return the options that an engine has of itself, none of those that are ``given`` or off."""
+    options = {f.name: getattr(engine, f.name) for f in fields(engine)} if is_dataclass(engine) else {}
+    own = {
+        name: value for name, value in options.items() if name not in given and value is not None and value is not False
+    }
+    return ", ".join(f"{name}={value}" for name, value in own.items())
+
+
+def setup_facts(task: Task, grid: Sequence[float], runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:
+    """Yield what all rows' ``runs`` depend on; sizes where they are recorded and of all runs the same."""
+    yield fact(_MODEL, "", note=task.architecture, **where)
+    yield fact(_OPTIMIZER, "", note=task.optimizer, **where)
+    yield fact(_BATCH, "examples", task.batch_size, **where)
+    if not grid:
+        yield fact(_ONE_RATE, "1", task.learning_rate, **where)
+    recorded = [run["results"]["sizes"] for run in runs if "sizes" in run["results"]]
+    for name, metric in _SIZES.items():
+        if len(counts := {found[name] for found in recorded}) == 1:
+            yield fact(metric, "count", counts.pop(), **where)
+
+
+def defaults_facts(row: Row, runs: Iterable[Record], /, **who: Any) -> Iterator[Fact]:
+    """Yield the options that a row does not name: as recorded, or as they are now."""
+    recorded = (run["results"]["defaults"] for run in runs if "defaults" in run["results"])
+    told = next(recorded, None)
+    told = defaults(row.create_engine(), row.options) if told is None else told
+    if told:
+        yield fact(_OWN, "", note=f"{row.engine}({told})", **who)
+
+
+def setup_words(task: Task, facts: pl.DataFrame) -> str:
+    """Return what the facts tell of it, in sentences."""
+    known = {told["metric"]: told for told in select(facts, row=None).iter_rows(named=True)}
+    counts = {name: f"{known[metric]['value']:,.0f}" for name, metric in _SIZES.items() if metric in known}
+    model = known[_MODEL]["note"] + (f", {counts['parameters']} parameters" if "parameters" in counts else "")
+    rate = f" at {known[_ONE_RATE]['value']:g}" if _ONE_RATE in known else " at the row's rate"
+    of = f" of {counts['train']} examples" if "train" in counts else " examples"
+    words = f"Trained: {model}, by {known[_OPTIMIZER]['note']}{rate}, {task.course}"
+    words += f"; {known[_BATCH]['value']:.0f}{of} a batch"
+    if "test" in counts:
+        words += f"; validated on {counts['validation']}, tested on {counts['test']}"
+    own = select(facts, metric=_OWN)["note"].unique(maintain_order=True).to_list()
+    return f"{words}." + (f" Options that rows do not name: {'; '.join(own)}." if own else "")
 
 
 def scored(task: Task, split: str = "test") -> str:

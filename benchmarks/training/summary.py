@@ -10,15 +10,14 @@ from math import isnan
 import polars as pl
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points, runs, score_axis
+from gradfree.benchmarks.tables.chart import ITERATIONS, NO_ENDS, Axis, Chart, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored
-from gradfree.benchmarks.training.setup import setup_words
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored, setup_words
 
 _FAR = 10.0
 """How many times the least error is the greatest where the axis is logarithmic."""
@@ -243,5 +242,4 @@ class Summary:
     def _inexact(self) -> pl.DataFrame:
         """The rows whose gradients are not exact: others have no place on the logarithmic axis."""
         found = points(self.facts, "row", Figure(COSINE))
-        unknown = pl.lit(None, pl.Float64)
-        return found.with_columns(y=1 - pl.col("y"), y_low=unknown, y_high=unknown).filter(pl.col("y") >= _ROUNDING)
+        return found.with_columns(y=1 - pl.col("y"), **NO_ENDS).filter(pl.col("y") >= _ROUNDING)

@@ -9,11 +9,11 @@ from typing import Any
 
 import polars as pl
 
-from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import STEP, times
@@ -48,8 +48,8 @@ class TimeToTarget(Experiment):
             return table([])
         known: list[Fact] = []
         baseline: float | None = None
-        for row, case in zip(self.comparison.rows, self.comparison.training(0, device, records), strict=True):
-            runs = list(matching(records, case)) if case else []
+        for row, _, all_runs in self.comparison.runs(records, device):
+            runs = [record for record in all_runs if not error_of(record)]
             who = {"task": self.comparison.task.name, "device": device, "row": row.label, "series": row.label}
             step = steps.get(row.label, Estimate()).value
             told, time = self._way(runs, step, who)

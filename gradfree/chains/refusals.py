@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks, _global_forward_hooks
 
 from gradfree.chains.site import Site
 from gradfree.errors import ChainError
@@ -25,6 +26,22 @@ def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
                 f"{path} has full backward hooks: they would see partial cotangents, some of them several times. "
                 "Remove them while an engine is attached."
             )
+
+
+def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield a problem for each of the modules ``inside`` a cell, by path, that forward hooks or global ones look at."""
+    for path, module in inside.items():
+        if module._forward_hooks:
+            yield (
+                f"{path} has forward hooks: an engine runs the cell without a graph, so what they see has no gradient. "
+                "Remove them while an engine is attached."
+            )
+    if inside and (_global_forward_hooks or _global_backward_hooks or _global_backward_pre_hooks):
+        yield (
+            f"there is a global hook on all modules (torch.nn.modules.module.register_module_forward_hook, a counter "
+            f"of FLOPs), which would look at {next(iter(inside))}: an engine runs the cell without a graph, so what it "
+            "sees has no gradient. Remove it for passes with a graph, or detach the engine."
+        )
 
 
 def refuse_large_jacobians(engine: str, path: str, links: int, state: Tensor, limit: float, remedy: str) -> None:

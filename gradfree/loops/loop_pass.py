@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,10 +17,10 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError
 from gradfree.loops.loop_inputs import LoopInputs
-from gradfree.loops.loop_nodes import LoopExit, LoopStart
+from gradfree.loops.loop_nodes import LOOP_EXIT, LoopExit, LoopStart
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now
-from gradfree.torchside.graph import keeps_graph
-from gradfree.torchside.guards import Marks, check_finite, check_made_finite, held_marks, saved
+from gradfree.torchside.graph import asked_for, keeps_graph
+from gradfree.torchside.guards import Marks, check_finite, check_made_finite, held_marks, refuse_batched, saved
 from gradfree.torchside.hooks import spare_hooks
 
 
@@ -28,8 +30,13 @@ class CalledCell(Protocol):
     attachment: Attachment
     again: StepsAgain
     path: str
-    mode: str | None
-    solving: bool
+
+    @property
+    def mode(self) -> str | None:
+        """Which of torch's own cells it is, if any."""
+
+    def solving(self) -> AbstractContextManager[None]:
+        """Record no calls of the cell inside the block."""
 
     def parameters(self) -> list[Tensor]:
         """Return the cell's."""
@@ -61,13 +68,16 @@ class LoopPass:
 
     Attributes:
         of: the cell, for as long as it is there; the pass keeps it until it is freed.
+        mode: which of torch's own cells it is, if any.
         inputs: of the calls.
         asked: whether another loop's pass is asking for what its inputs send to these states.
     """
 
     def __init__(self, cell: CalledCell, x: Tensor, first: Sequence[Tensor]):
         self.cell, self.of, self.first = cell, weakref.ref(cell), list(first)
-        self.parameters = cell.parameters()
+        self.parameters, self.mode = cell.parameters(), cell.mode
+        # What a parameter's ``data`` is set to between the passes is not what the pass has run with.
+        self._own = [p.detach() for p in self.parameters]
         self.wanted = [p.requires_grad for p in self.parameters]
         self.inputs = LoopInputs(x, cell.path)
         self.start: weakref.ref[Any]
@@ -82,6 +92,13 @@ class LoopPass:
     def given(self) -> list[Tensor]:
         """Return all that LoopStart takes."""
         return [*self.first, *self.inputs.given, *self.parameters]
+
+    def has(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether ``parameters``, the cell's now, are those of the pass, with the same values trained."""
+        known = zip_longest(self.parameters, self._own, self.wanted, parameters)
+        return all(
+            p is q and wanted is q.requires_grad and own.data_ptr() == q.data_ptr() for p, own, wanted, q in known
+        )
 
     def begin(self) -> Tensor:
         """Put LoopStart before the first call; return what that is to follow: it needs a gradient if anything does."""
@@ -116,12 +133,15 @@ class LoopPass:
         assert start is not None  # The graph that is walked leads to it.
         if not self.asked and not torch._C._will_engine_execute_node(start):
             self._begin_backward()
-            raise ChainError(
-                f"torch.autograd.grad was asked for the gradient of a state of {self.cell.path}: inside a chain there "
-                "is its direct cotangent only. Detach the engine, or ask for gradients of parameters or of what lies "
-                "before the loop."
-            )
+            self._refuse_asked()
         spare_hooks(part.hooks() for step in self._steps for part in step)
+
+    def _refuse_asked(self) -> None:
+        raise ChainError(
+            f"torch.autograd.grad was asked for the gradient of a state of {self.cell.path}: inside a chain there "
+            "is its direct cotangent only. Detach the engine, or ask for gradients of parameters or of what lies "
+            "before the loop."
+        )
 
     def _begin_backward(self) -> None:
         if self.freed:
@@ -138,6 +158,7 @@ class LoopPass:
         if self.asked:  # The other pass hands them over itself.
             return
         self._begin_backward()
+        refuse_batched(cotangents, self.cell.path)
         check_finite(cotangents, self.cell.path)
         for part, cotangent in enumerate(cotangents):
             if cotangent is not None:
@@ -164,11 +185,8 @@ class LoopPass:
         self._refuse(last)
         keep = keeps_graph()
         saved(node, cell.path)
-        cell.solving = True
-        try:
+        with cell.solving():
             gradients = self._solved(last + 1)
-        finally:
-            cell.solving = False
         cell.attachment.solved.add(cell.path)
         of_inputs = gradients.inputs[0]
         back: list[Cotangent] = [None] * len(self.inputs.given)
@@ -183,22 +201,23 @@ class LoopPass:
 
     def _solved(self, count: int) -> ChainGradients:
         """Return the engine's gradients of the first calls, as many as the loss has reached."""
-        steps, direct, mode = self._steps[:count], self._direct[:count], self.cell.mode
+        steps, direct, mode = self._steps[:count], self._direct[:count], self.mode
         states = [torch.stack([part.kept for part in column]) for column in zip(*steps, strict=True)]
         x = torch.stack([taken.x.detach() for taken in self.inputs.taken[:count]])
-        dtypes = [s.dtype if mode is None else self.parameters[0].dtype for s in states]
+        dtypes = [s.dtype if mode is None else self._own[0].dtype for s in states]
         cotangents = tuple(
             torch.stack([torch.zeros_like(s[0]) if e is None else e for e in column]).to(dtype)
             for column, s, dtype in zip(zip(*direct, strict=True), states, dtypes, strict=True)
         )
         first = [part.detach() for part in self.first]
-        own = [p.detach() for p in self.parameters] if mode is not None else self.parameters
-        taken = StepsTaken(mode, x, states, first, own, self.wanted, self._held, self._autocast)
+        taken = StepsTaken(mode, x, states, first, self._own, self.wanted, self._held, self._autocast)
         return self.cell.again.solve(taken, cotangents)
 
     def _refuse(self, last: int) -> None:
         path = self.cell.path
         self.inputs.refuse()
+        of_ours = (edge for edge in asked_for() if isinstance(edge[0], LOOP_EXIT) and edge[0].recording is self)
+        asked = {(node.index, number - 1) for node, number in of_ours}
         for i, step in enumerate(self._steps):
             for n, part in enumerate(step):
                 if i <= last and part.kept._version != part.version:
@@ -208,7 +227,10 @@ class LoopPass:
                     )
                 state = part.handed()
                 looked_at = part.hooks() or (state is not None and state.retains_grad)
-                if looked_at and len(step) > 1 and not (n == 0 and self.cell.mode == "LSTM"):
+                leads_on = len(step) > 1 and not (n == 0 and self.mode == "LSTM")
+                if (i, n) in asked and (leads_on or i < len(self._steps) - 1):
+                    self._refuse_asked()
+                if looked_at and leads_on:
                     raise ChainError(
                         f"a part of a state that {path} has returned has a gradient hook or retain_grad(): it would "
                         "not see what other parts, computed from it inside the cell, send back. Remove it."

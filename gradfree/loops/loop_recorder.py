@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from itertools import zip_longest
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.refusals import hooked
+from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.without_graph import RecordedForward
@@ -18,9 +19,9 @@ from gradfree.errors import ChainError, refuse
 from gradfree.loops.loop_inputs import computed_from
 from gradfree.loops.loop_nodes import LOOP_EXIT
 from gradfree.loops.loop_pass import LoopPass
-from gradfree.time.unrolled_chain import StepsAgain, closed_form
+from gradfree.time.unrolled_chain import StepsAgain, own_form
 from gradfree.torchside.around import uncompiled
-from gradfree.torchside.guards import Marks, marks_of, unchanged
+from gradfree.torchside.guards import Marks, marks_of, refuse_transforms, unchanged
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -47,19 +48,45 @@ class LoopRecorder:
     def __init__(self, attachment: Attachment, site: Site, cell: nn.Module):
         self.attachment, self.cell, self.inside, self.splits = attachment, cell, site.inside, site.splits
         self.path = site.path or "the cell"
-        self.mode = closed_form(cell)
         self.names = list(inspect.signature(cell.forward).parameters)[:2]
         self.again = StepsAgain(attachment, cell, self.path)
-        self.call: _Call | None = None
-        self.solving = False
+        # By thread: several may run the model.
+        self._calls: dict[int, _Call] = {}
+        self._solving: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out a call that an exception has cut short: its tensors cannot be copied."""
-        return {**self.__dict__, "call": None}
+        return {**self.__dict__, "_calls": {}, "_solving": set()}
 
     def record(self) -> list[Removable]:
         """Record the calls of the cell; return what to take off again."""
         return [RecordedForward(self, self.cell, self.path), Unsaved(self.cell, {*RecordedForward.KEYS})]
+
+    @property
+    def call(self) -> _Call | None:
+        """The call of the cell that is running, in this thread."""
+        return self._calls.get(threading.get_ident())
+
+    @call.setter
+    def call(self, call: _Call | None) -> None:
+        if call is None:
+            self._calls.pop(threading.get_ident(), None)
+        else:
+            self._calls[threading.get_ident()] = call
+
+    @property
+    def mode(self) -> str | None:
+        """Which of torch's own cells it is; a weight may be parametrised, or another one, at any time."""
+        return own_form(self.cell)
+
+    @contextmanager
+    def solving(self) -> Iterator[None]:
+        """Record no calls of the cell inside the block, in this thread."""
+        self._solving.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._solving.discard(threading.get_ident())
 
     def parameters(self) -> list[Tensor]:
         """Return the cell's."""
@@ -70,7 +97,7 @@ class LoopRecorder:
     def enter(self, cell: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Join the pass that the call's state belongs to, or start one."""
         self.call = None
-        if self.solving or not torch.is_grad_enabled():
+        if threading.get_ident() in self._solving or not torch.is_grad_enabled():
             return
         self._check()
         given = self._given(args, kwargs)
@@ -113,8 +140,9 @@ class LoopRecorder:
 
     def _check(self) -> None:
         """Refuse what may have come since the engine was attached."""
+        refuse_transforms(self.path)
         refuse(sharded(self.inside))
-        refuse(hooked({self.path: self.cell, **self.inside}))
+        refuse((*hooked({self.path: self.cell, **self.inside}), *tapped(self.inside)))
         if self.cell._forward_pre_hooks:
             raise ChainError(
                 f"{self.path} has got a forward pre-hook, which may change what the engine has seen. Remove it."
@@ -165,6 +193,6 @@ class LoopRecorder:
             return "it was given a state that another call has used, or parts of several"
         if any(part._backward_hooks or part.retains_grad for part in parts):
             return "the state before it has a gradient hook or retain_grad(), which sees its whole gradient"
-        if any(p is not q for p, q in zip_longest(recording.parameters, self.parameters())):
-            return "the cell has other parameters than in the call before"
+        if recording.mode != self.mode or not recording.has(self.parameters()):
+            return "the cell has other parameters than in the call before, or others of them are trained"
         return recording.inputs.take(x)

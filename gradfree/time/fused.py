@@ -19,6 +19,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.time.fused_layer import FusedLayer, LayerFunction
 from gradfree.time.packing import Packing
+from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.unsaved import Unsaved
 
 
@@ -93,6 +94,7 @@ class RecurrentRecorder:
         module = self.module
         if not torch.is_grad_enabled():
             return type(module).forward(module, input, hx)
+        refuse_transforms(self.attachment.path or "the layer")
         packed = isinstance(input, PackedSequence)
         x: Any
         x, batch_sizes, order, back = input if packed else (input, None, None, None)

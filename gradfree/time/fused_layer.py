@@ -17,7 +17,7 @@ from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory, run
 from gradfree.time.gru_forward import Gates, sequences_first
 from gradfree.time.packing import Packing
-from gradfree.torchside.guards import check_finite, check_made_finite, refuse_second_derivatives, saved
+from gradfree.torchside.guards import check_finite, check_made_finite, refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.phases import phase
 
 
@@ -109,16 +109,19 @@ class LayerFunction(torch.autograd.Function):
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
         out, finals, kept, ctx.told = layer.run(x, rest[:parts], rest[parts:])
-        ctx.save_for_backward(x, *rest, out, *kept)
+        # Aliases: what a parameter's ``data`` is set to between the passes is not what the pass has run with.
+        ctx.save_for_backward(*(tensor.detach() for tensor in (x, *rest)), out, *kept)
         ctx.set_materialize_grads(False)
-        # Strides are part of what torch's own layers return, and a forward strategy's may be others.
-        return out.contiguous(), *finals
+        # Strides are part of what torch's own layers return, and a forward strategy's may be others. And these return
+        # no views: of such, torch lets nobody change one in place.
+        return out.contiguous().detach(), *(final.clone() if final._is_view() else final for final in finals)
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         """Let the engine solve the chain of each direction."""
         layer, parts = ctx.layer, len(finals)
         refuse_second_derivatives()
+        refuse_batched((cotangent, *finals), layer.name)
         check_finite((cotangent, *finals), layer.name)
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,20 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from gradfree.chains.refusals import hooked
+from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.time.forward import Recurrence, run
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
+from gradfree.torchside.graph import asked_for
 from gradfree.torchside.guards import (
     Marks,
+    changed_in_place,
     check_finite,
     check_made_finite,
     held_marks,
     marks_of,
+    refuse_batched,
     refuse_second_derivatives,
+    refuse_transforms,
     saved,
     unchanged,
 )
@@ -99,20 +104,27 @@ class CellRecorder:
         """Return what the layer's own loop returns."""
         if not torch.is_grad_enabled():
             return type(self.layer).unroll(self.layer, x, parts)
+        refuse_transforms(self.where)
         refuse(sharded(self.inside))
-        refuse(hooked(self.inside))
+        refuse((*hooked(self.inside), *tapped(self.inside)))
         if not all(part.is_floating_point() for part in parts):
             raise ChainError(
                 f"{self.where} was given a state of {', '.join(str(part.dtype) for part in parts)}: an engine needs "
                 "states of real numbers. Keep counters and the like outside of the cell."
             )
-        return _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
+        out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
+        if out.requires_grad:
+            out.grad_fn.finals = list(map(weakref.ref, finals))
+        return [_Join.apply(out, finals[0]), *finals]
 
 
 class _Context(FunctionCtx):
     recorder: CellRecorder
     parts: int
     mode: str | None
+    parameters: Sequence[Tensor]
+    versions: Sequence[int]
+    finals: Sequence[weakref.ref[Tensor]]
     held: Marks
     told: Sequence[Any]
     autocast: torch.autocast
@@ -138,18 +150,28 @@ class _UnrollFunction(torch.autograd.Function):
                 "statistics outside of the cell."
             )
         ctx.held = held_marks(cell)
-        ctx.save_for_backward(x, *rest, out, *others)
+        # Not by autograd: hooks on what it saves may give others back, and the cell runs again with its own. Aliases:
+        # what a parameter's ``data`` is set to between the passes is not what the pass has run with.
+        ctx.parameters = [p.detach() for p in rest[parts:]]
+        ctx.versions = [p._version for p in ctx.parameters]
+        ctx.save_for_backward(x.detach(), *(first.detach() for first in rest[:parts]), out, *others)
         ctx.set_materialize_grads(False)
-        return out, *finals
+        # No views: of such, torch lets nobody change one in place.
+        return out.detach(), *(final.clone() for final in finals)
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         recorder, parts = ctx.recorder, ctx.parts
         path = recorder.attachment.path
+        where = path or "the cell layer"
+        refuse_batched((cotangent, *finals), where)
         check_finite((cotangent, *finals), path)
-        x, *rest = saved(ctx, path or "the cell layer")
-        first, parameters, states = rest[:parts], rest[parts:-parts], rest[-parts:]
+        x, *rest = saved(ctx, where)
+        first, states, parameters = rest[:parts], rest[parts:], ctx.parameters
+        if [p._version for p in parameters] != list(ctx.versions):
+            raise changed_in_place(where)
+        _refuse_hooks(ctx, where)
         like = states if ctx.mode is None else [state.to(parameters[0].dtype) for state in states]
         direct = tuple(
             _with_final(e, final, state)
@@ -159,13 +181,42 @@ class _UnrollFunction(torch.autograd.Function):
         taken = StepsTaken(ctx.mode, x, states, first, parameters, wanted, ctx.held, ctx.autocast, told)
         gradients = recorder.again.solve(taken, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
-        check_made_finite(given, path or "the cell layer")
+        check_made_finite(given, where)
         recorder.attachment.solved.add(path)
         return None, None, *given
 
 
+class _Join(torch.autograd.Function):
+    """(outputs, final state) -> outputs: the last one is the final state, as in a loop; its cotangent goes by it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, out: Tensor, final: Tensor) -> Tensor:
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        return cotangent, cotangent[-1]
+
+
 def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
+    """Return the direct cotangents of all steps of a part; that of the last output is in ``final`` already."""
     e = torch.zeros_like(like) if e is None else e.to(like.dtype, copy=True)
     if final is not None:
-        e[-1] += final
+        e[-1] = final
     return e
+
+
+def _refuse_hooks(ctx: _Context, where: str) -> None:
+    """Refuse hooks on parts of the final state that other parts are computed from, inside the cell."""
+    if ctx.parts == 1:
+        return
+    asked = {number for node, number in asked_for() if node is ctx}
+    for n, ref in enumerate(ctx.finals):
+        final = ref()
+        looked_at = n + 1 in asked or (final is not None and (final._backward_hooks or final.retains_grad))
+        if looked_at and not (n == 0 and ctx.mode == "LSTM"):
+            raise ChainError(
+                f"a part of the final state of {where} has a gradient hook or retain_grad(), or torch.autograd.grad "
+                "was asked for its gradient: that would lack what other parts, computed from it inside the cell, send "
+                "back. Remove it, or detach the engine."
+            )

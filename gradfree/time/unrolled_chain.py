@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
+from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
@@ -128,7 +130,7 @@ class UnrolledChain(TimeChain):
         widths = [part.shape[2:].numel() for part in self.after]
         identity = torch.eye(sum(widths), device=self.like.device)
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
-        given = [row.reshape(-1, *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
+        given = [row.reshape(len(row), *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
         live = [n for n, a in enumerate(self.after) if a.requires_grad]
         pulled = pull_many([self.after[n] for n in live], self.before, [given[n] for n in live], self._writes)
         parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, pulled, strict=True)]
@@ -233,7 +235,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _close(again: Tensor, state: Tensor, within: float) -> bool:
     tolerance = torch.finfo(state.dtype).eps ** 0.5
-    absolute = max(tolerance, 10 * within * state.abs().max().item()) if within else tolerance
+    absolute = max(tolerance, 10 * within * state.abs().max().item()) if within and state.numel() else tolerance
     return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=absolute, equal_nan=True)
 
 
@@ -326,8 +328,14 @@ def autocast_now(x: Tensor) -> torch.autocast:
 
 def closed_form(cell: nn.Module) -> str | None:
     """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
-    as_made = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
-    if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or list(cell._parameters) != as_made:
+    if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or _global_forward_pre_hooks:
+        return None
+    return own_form(cell)
+
+
+def own_form(cell: nn.Module) -> str | None:
+    """Return the name of the cell if it is one of torch's own, with the weights it was made with, whatever hooks."""
+    if list(cell._parameters) != ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]:
         return None
     own = [id(parameter) for parameter in cell._parameters.values() if parameter is not None]
     if len(set(own)) < len(own):  # Tied.
@@ -340,12 +348,9 @@ def closed_form(cell: nn.Module) -> str | None:
 
 def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:
     """Yield what keeps the steps of ``cell``, at the path ``where``, from being run again at once."""
-    for name, module in cell.named_modules(prefix=where):
-        if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
-            yield (
-                f"{name} has hooks: an engine runs the cell without a graph, "
-                "so what they see has no gradient. Remove them while an engine is attached."
-            )
+    inside = dict(cell.named_modules(prefix=where))
+    yield from (*hooked(inside), *tapped(inside))
+    for name, module in inside.items():
         if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
             yield (
                 f"{name} is a {type(module).__name__}: an engine runs the cell again in the backward pass, which "

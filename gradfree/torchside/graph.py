@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
 
 LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 """The class of nodes that stand for leaf tensors."""
@@ -68,6 +69,20 @@ def is_reached(leaf: Tensor) -> bool:
         return torch._C._will_engine_execute_node(get_gradient_edge(leaf).node)
     except RuntimeError:  # Which says that torch.autograd.grad is asked for it.
         return True
+
+
+def asked_for() -> Iterator[tuple[Any, int]]:
+    """Yield node and number of what the running ``torch.autograd.grad`` was asked for, if this thread has called it.
+
+    Autograd's own threads, which run nodes of other devices, do not tell, and no node does.
+    """
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None:
+        for asked in frame.f_locals["args"][3]:
+            edge = asked if isinstance(asked, GradientEdge) else get_gradient_edge(asked)
+            yield edge.node, edge.output_nr
 
 
 def keeps_graph() -> bool:

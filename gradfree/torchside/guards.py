@@ -21,6 +21,24 @@ def refuse_second_derivatives() -> None:
         )
 
 
+def refuse_transforms(where: str) -> None:
+    """Raise if ``where`` runs inside a transform of ``torch.func``, whose passes an engine has no part in."""
+    if torch._C._are_functorch_transforms_active():
+        raise ChainError(
+            f"{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which an engine's passes do not go "
+            "through. Detach the engine for it, or call loss.backward() or torch.autograd.grad."
+        )
+
+
+def refuse_batched(cotangents: Iterable[Tensor | None], where: str) -> None:
+    """Raise if a backward pass is run for many cotangents at once, ``is_grads_batched=True``."""
+    if any(e is not None and torch._C._functorch.is_legacy_batchedtensor(e) for e in cotangents):
+        raise ChainError(
+            f"the backward pass through {where} is run for many cotangents at once (is_grads_batched=True, "
+            "vectorize=True), which an engine does not do. Run it for one after the other, or detach the engine."
+        )
+
+
 def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
     """Return what the forward pass of ``where`` has saved.
 
@@ -32,11 +50,16 @@ def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
-        raise ChainError(
-            f"the input, the initial state, the weights or the output of {where} were changed in place between the "
-            "forward and the backward pass, which needs them. Use the out-of-place operation (out = out + x, not "
-            "out += x), and step the optimizer after the backward pass."
-        ) from error
+        raise changed_in_place(where) from error
+
+
+def changed_in_place(where: str) -> ChainError:
+    """Return the error that says that what a pass of ``where`` has run with, or given, has changed since."""
+    return ChainError(
+        f"the input, the initial state, the weights or the output of {where} were changed in place between the "
+        "forward and the backward pass, which needs them. Use the out-of-place operation (out = out + x, not "
+        "out += x), and step the optimizer after the backward pass."
+    )
 
 
 def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:

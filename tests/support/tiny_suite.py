@@ -16,9 +16,8 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import SCHEMA
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import Score, Task
-from gradfree.benchmarks.timing.speed import Speed
-from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.training import Training
+from gradfree.benchmarks.timing.side_by_side import Speed
+from gradfree.benchmarks.training.comparison import Comparison, Training
 
 
 def points():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracles import assert_close
 from recurrent_tasks import LanguageModel, Task
 from torch import nn
 
@@ -88,4 +89,43 @@ def test_anomaly_detection_names_the_layer_of_a_non_finite_cotangent():
         out = model.rnn(model.embedding(tokens))[0]
         out.register_hook(lambda grad: grad * float("inf"))
         with pytest.raises(ChainError, match="non-finite cotangent at the output of rnn, layer 1"):
+            out.sum().backward()
+
+
+def test_data_that_is_replaced_between_the_passes_is_not_what_the_gradients_are_taken_at():
+    gru, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
+
+    def gradients():
+        loss = gru(x)[0].sin().sum()
+        held = gru.weight_hh_l0.data
+        gru.weight_hh_l0.data = 2 * held
+        found = torch.autograd.grad(loss, list(gru.parameters()))
+        gru.weight_hh_l0.data = held
+        return found
+
+    expected = gradients()
+    for engine in ("backprop", "shooting"):
+        with gradfree.create_engine(engine).attach(gru):
+            assert_close(gradients(), expected)
+
+
+def test_transforms_and_many_cotangents_at_once_are_refused():
+    gru, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
+    with gradfree.create_engine("backprop").attach(gru):
+        with pytest.raises(ChainError, match="the layer runs inside a transform of torch"):
+            torch.func.grad(lambda x: gru(x)[0].sum())(x)
+        last = gru(x.requires_grad_())[1]
+        with pytest.raises(ChainError, match="layer 0 is run for many cotangents at once"):
+            torch.autograd.grad(last, x, torch.eye(8).view(8, 1, 2, 4), is_grads_batched=True)
+
+
+def test_what_shooting_returns_may_be_changed_in_place_as_far_as_the_backward_pass_does_not_need_it():
+    gru, x = nn.GRU(3, 4), torch.randn(6, 2, 3)
+    with gradfree.create_engine("shooting", segments=3).attach(gru):
+        out, h = gru(x)
+        h.mul_(2)
+        out.sum().backward()
+        out, h = gru(x)
+        out.mul_(2)
+        with pytest.raises(ChainError, match="were changed in place"):
             out.sum().backward()

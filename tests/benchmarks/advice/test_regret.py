@@ -7,9 +7,8 @@ from tiny_suite import fake
 
 from gradfree.benchmarks.advice import regret
 from gradfree.benchmarks.advice.contest import rows_to_try
-from gradfree.benchmarks.advice.known_models import KNOWN, Known
-from gradfree.benchmarks.advice.regret import Regrets
-from gradfree.benchmarks.timing.speed import statistics
+from gradfree.benchmarks.advice.regret import KNOWN, Known, Regrets
+from gradfree.benchmarks.timing.side_by_side import statistics
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -30,7 +29,7 @@ def test_a_check_times_what_is_advised_and_all_that_has_the_same_gradient(monkey
     """And nothing that has another."""
     torch.set_default_dtype(torch.float32)
     tiny = Known(lambda: KNOWN["GRU, 32 of 64"].build(), (2, 6, 16))
-    monkeypatch.setattr("gradfree.benchmarks.advice.known_models.KNOWN", {"tiny": tiny})
+    monkeypatch.setattr("gradfree.benchmarks.advice.regret.KNOWN", {"tiny": tiny})
     monkeypatch.setattr(regret, "_HOPELESS", 1e9)
     monkeypatch.setattr(regret, "_TURN", 0.0)
     (case,) = Regrets(("tiny",), threads=1, budget=1.0).timing("cpu")

@@ -16,8 +16,8 @@ from tiny_suite import PLAIN, training
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.running.workers import PRELOADED
+from gradfree.benchmarks.tasks.imported import source_digest
 from gradfree.benchmarks.tasks.loaded import own_task
-from gradfree.benchmarks.tasks.sources import source_digest
 from gradfree.cli import main
 
 FILES = {

@@ -23,7 +23,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.long_sequences import RUNNING_PARITY
 from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY
 from gradfree.benchmarks.tasks.metrics import last_accuracy, recall_accuracy
-from gradfree.benchmarks.training.training import Training
+from gradfree.benchmarks.training.comparison import Training
 
 
 def generator(seed=0):

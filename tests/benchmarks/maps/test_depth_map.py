@@ -7,8 +7,7 @@ from report_records import rounds, section_of
 from tiny_suite import fake
 from torch import nn
 
-from gradfree.benchmarks.maps.deep_steps import BY_BLOCK, COMPILED, GRAPHED, PLAIN
-from gradfree.benchmarks.maps.depth_map import DepthMap, border
+from gradfree.benchmarks.maps.depth_map import BY_BLOCK, COMPILED, GRAPHED, PLAIN, DepthMap, border
 from gradfree.benchmarks.records.records import measure
 from gradfree.benchmarks.suites.depth import gpt, mlp, resnet, segments, vit
 from gradfree.benchmarks.suites.index import SUITES

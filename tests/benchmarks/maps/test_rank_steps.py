@@ -7,7 +7,7 @@ from tiny_suite import fake
 
 from gradfree.benchmarks.maps.rank_steps import OnRanks, RankStep, RankSteps
 from gradfree.benchmarks.suites.ranks import RANKS
-from gradfree.benchmarks.timing.speed import statistics
+from gradfree.benchmarks.timing.side_by_side import statistics
 
 ROWS = RANKS[0].rows
 PART = RankSteps((OnRanks(8, 0.0, 2, 1), OnRanks(8, 0.0, 2, 2)), (ROWS[0], ROWS[5], ROWS[6]), threads=1)

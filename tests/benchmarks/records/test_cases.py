@@ -22,7 +22,7 @@ from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.training import score_in
+from gradfree.benchmarks.training.outcomes import score_in
 from gradfree.errors import ChainError
 
 

@@ -9,11 +9,10 @@ from tiny_suite import TASK, points, training
 from gradfree.benchmarks.records.names import recorded_name
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
-from gradfree.benchmarks.tasks.catalogue import cross_entropy
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.loaded import Loaded, squared_error
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
-from gradfree.benchmarks.tasks.task import Score, Task
+from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 
 _WRITTEN = {
     "quick": "35faab349afaab03",

@@ -13,8 +13,7 @@ from tiny_suite import PLAIN, SUITE
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.reports.drawing import spec
-from gradfree.benchmarks.reports.looks import Look, Looks
+from gradfree.benchmarks.reports.drawing import Look, Looks, spec
 from gradfree.benchmarks.reports.report import SuiteReport, sections
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure

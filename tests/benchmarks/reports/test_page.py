@@ -9,10 +9,8 @@ from rich.console import Console
 from tiny_suite import CHAIN, SUITE, training
 
 from gradfree.benchmarks.records.provenance import Provenance
-from gradfree.benchmarks.reports.drawing import spec
-from gradfree.benchmarks.reports.looks import Looks
-from gradfree.benchmarks.reports.page import page
-from gradfree.benchmarks.reports.publication import publish
+from gradfree.benchmarks.reports.drawing import Looks, spec
+from gradfree.benchmarks.reports.publication import page, publish
 from gradfree.benchmarks.reports.report import SuiteReport
 
 VOID = {"meta", "img", "br", "hr", "link"}

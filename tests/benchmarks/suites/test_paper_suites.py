@@ -17,7 +17,7 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask, StagedAdamTask
-from gradfree.benchmarks.timing.cell_loop import CellLoop, replace_layers
+from gradfree.benchmarks.timing.recurrent_layers import CellLoop, replace_layers
 from gradfree.benchmarks.timing.recurrent_models import (
     COMPILED,
     FUSED,
@@ -92,8 +92,8 @@ def nets():
 def test_the_nets_of_table_6_fit_their_examples(net):
     """Of the paper's size, but for the number and length of the examples."""
     tiny = replace(net, batch=1, example=(3,) if len(net.example) == 1 else (net.example[0], 2, 2))
-    model, targets = create_model(net.model, **net.options), tiny.targets()
-    assert model(tiny.inputs()).shape == (*targets.shape, net.classes)
+    model, targets = create_model(net.model, **net.options), tiny.examples().targets
+    assert model(tiny.examples().inputs).shape == (*targets.shape, net.classes)
     assert net.batch == 128
     assert net.example[-1] ** (len(net.example) - 1 or 1) == (1024 if net.label == "GRU, pixels" else 256)
 

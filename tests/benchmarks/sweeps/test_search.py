@@ -22,7 +22,7 @@ optuna = pytest.importorskip("optuna")
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 from optuna.trial import TrialState  # noqa: E402
 
-from gradfree.benchmarks.sweeps.space import Space  # noqa: E402
+from gradfree.benchmarks.sweeps.search import Space  # noqa: E402
 from gradfree.benchmarks.sweeps.study import joined  # noqa: E402
 
 SPACE = "{learning_rate: [1e-4, 1, log], iterations: [0, 3], gamma: [0, 1]}"

@@ -9,12 +9,10 @@ from report_records import chart, lines, rounds, section_of, texts
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.kept import KeptRun
+from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
-from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.comparison import Comparison, TimedTraining, TimedTrial
 from gradfree.benchmarks.training.target import TimeToTarget
-from gradfree.benchmarks.training.training import TimedTraining, TimedTrial
 from gradfree.cli import UsageError, main
 
 
@@ -109,7 +107,7 @@ def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeyp
     assert [type(case) for case in trials] == [TimedTrial] * 4
     assert all(case.alone for case in trials)
     case = TimedTraining(task=part.task, row=HIGHWAY, device="cpu", seed=0)
-    monkeypatch.setattr("gradfree.benchmarks.timing.trainee.Trainee.step_time", lambda self: 0.3)
+    monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.Trainee.step_time", lambda self: 0.3)
     results = case.run()
     assert results.pop("steps") == 6
     assert results == training(HIGHWAY, task=replace(TASK, steps=6)).run()
@@ -119,7 +117,7 @@ def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeyp
 
 
 def test_a_step_that_takes_longer_than_the_budget_is_taken(monkeypatch):
-    monkeypatch.setattr("gradfree.benchmarks.timing.trainee.Trainee.step_time", lambda self: 1e9)
+    monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.Trainee.step_time", lambda self: 1e9)
     case = TimedTraining(task=replace(TASK, seconds=1.0), row=PLAIN, device="cpu", seed=0)
     assert case.run()["steps"] == 1
 

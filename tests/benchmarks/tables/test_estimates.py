@@ -6,7 +6,7 @@ import pytest
 
 from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
 from gradfree.benchmarks.tables.facts import differences, estimates, fact, means, run_fact, table
-from gradfree.benchmarks.timing.speed import statistics
+from gradfree.benchmarks.timing.side_by_side import statistics
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import torch
 from report_records import TRACEBACK, chart, lines, markdown, section_of, texts, told
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing.cell_loop import CellLoop
-from gradfree.benchmarks.timing.recurrent_layers import LayerPass, LayerTiming, LayerTimings, RecurrentLayer
+from gradfree.benchmarks.timing.recurrent_layers import CellLoop, LayerPass, LayerTiming, LayerTimings, RecurrentLayer
 
 BACKPROP = Row("backprop", "backprop", {})
 HIGHWAY = Row("highway_bp k=0", "highway_bp", {"iterations": 0})

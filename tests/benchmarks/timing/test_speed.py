@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gradfree.benchmarks.timing.speed import Timing
+from gradfree.benchmarks.timing.side_by_side import Timing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import measure
 from gradfree.benchmarks.suites.long_sequences import ADDING_LONG
 from gradfree.benchmarks.tasks.task import TextTask
+from gradfree.benchmarks.training.comparison import Training
 from gradfree.benchmarks.training.courses import Courses
-from gradfree.benchmarks.training.training import Training
 
 ROWS = (Row("backprop", "backprop", {}), Row("shooting", "shooting", {"segments": 32}))
 TASK = replace(ADDING_LONG, data=replace(ADDING_LONG.data, length=64, train=20), steps=20, batch_size=2)

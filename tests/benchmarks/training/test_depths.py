@@ -12,8 +12,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import SGDTask
-from gradfree.benchmarks.training.cadence import Cadences
-from gradfree.benchmarks.training.depths import DepthSweep, LayerwiseTraining
+from gradfree.benchmarks.training.depths import Cadences, DepthSweep, LayerwiseTraining
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
 FOTON = Row("foton", "foton", {"orthogonalize_every": 4, "orthogonalize_steps": 2})

@@ -17,7 +17,7 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import PYDOC, WIKITEXT2
 from gradfree.benchmarks.tasks.task import Score
-from gradfree.benchmarks.training.training import Trial
+from gradfree.benchmarks.training.comparison import Trial
 from gradfree.cli import main
 
 LOW, MIDDLE, HIGH = TUNED.learning_rates

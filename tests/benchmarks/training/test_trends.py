@@ -6,7 +6,7 @@ import pytest
 from report_records import chart, failed, lines, rounds, texts, trained
 from tiny_suite import HIGHWAY, PLAIN, TASK, fake, points
 
-from gradfree.benchmarks.reports.page import page
+from gradfree.benchmarks.reports.publication import page
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.training.comparison import Comparison
 

@@ -180,4 +180,4 @@ def test_hooks_on_a_cell_and_layers_with_a_loop_of_their_own_are_refused():
     assert "Doubling with an unroll of its own" in refusal(lambda: engine.attach(Doubling(Leaky())))
     layer = CellLayer(Leaky())
     layer.cell.network.register_forward_hook(lambda module, args, out: None)
-    assert "cell.network has hooks" in refusal(lambda: engine.attach(layer))
+    assert "cell.network has forward hooks" in refusal(lambda: engine.attach(layer))
