@@ -32,6 +32,7 @@ from gradfree.depth.without_graph import RecordedBlock
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.around import checkpointed, recomputed, uncompiled
 from gradfree.torchside.graph import Reached, may_write, older, walk
+from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.sharding import is_spread, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -135,7 +136,8 @@ class RecordedChain:
         return list({id(p): p for p in found}.values())
 
     def check(self) -> None:
-        """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
+        """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms."""
+        refuse_transforms(next(iter(self.blocks)))
         refuse(sharded(self.inside))
         if any(self._hooks):
             refuse(hooked(self.inside))

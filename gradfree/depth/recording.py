@@ -23,7 +23,7 @@ from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
-from gradfree.depth.batched_chain import Ran
+from gradfree.depth.batched_chain import BatchedChain, Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import (
     INSIDE_ALONE,
@@ -43,7 +43,7 @@ from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, added, pull_aside, refuse_passed, refuse_touched, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import keeps_graph
-from gradfree.torchside.guards import check_finite
+from gradfree.torchside.guards import check_finite, refuse_batched
 from gradfree.torchside.hooks import spare_hooks
 
 
@@ -296,6 +296,8 @@ class Recording:
             attachment = self.chain.attachment
             chain = self.linearise(links, keep or self.uncut or attachment.compares)
             paths = [link.path for link in links]
+            if isinstance(chain, BatchedChain):
+                refuse_batched(direct, paths[0])
             if not keep:
                 self._free()
             solved = attachment.solve(chain, direct[: last + 1])

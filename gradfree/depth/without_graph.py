@@ -43,7 +43,9 @@ class Recorder(Protocol):
 class LinkRecorder(Recorder, Protocol):
     """What records the calls of a block of a chain."""
 
-    chain: Attached
+    @property
+    def chain(self) -> Attached:
+        """The chain."""
 
 
 class AttachedChain(Attached, Protocol):
@@ -135,6 +137,8 @@ class RecordedBlock(RecordedForward):
         block: is called.
         path: of the block.
     """
+
+    recorder: LinkRecorder
 
     def __init__(self, recorder: LinkRecorder, block: nn.Module, path: str):
         super().__init__(recorder, block, path)
