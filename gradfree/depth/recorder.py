@@ -57,11 +57,10 @@ class _Call(NamedTuple):
 
 
 class _BareCall(NamedTuple):
-    """The same, where the block runs without a graph."""
+    """The same of one that begins a pass without a graph."""
 
     recording: Recording
     before: Tensor
-    begun: bool
     given: Tensor
     version: int
 
@@ -189,8 +188,8 @@ class BlockRecorder:
             alone = len(args) == 1 and not kwargs and not block._forward_pre_hooks and not block._forward_hooks
             if not alone:
                 recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
-            elif recording.setting.is_batched(self.path):
-                self.call = _BareCall(recording, before, begun, state, state._version)
+            elif begun and recording.setting.is_batched(self.path):
+                self.call = _BareCall(recording, before, state, state._version)
                 return None
         given = recording.enter(self.path, state) if needed else None
         numbers = [None if t is state else _number(recording, t) for t in others]
@@ -271,12 +270,10 @@ class BlockRecorder:
         return replaced(out, {id(state): after, **{id(t): new for t, new in zip(aside, handed, strict=True)}})
 
     def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _BareCall) -> Tensor:
-        recording, before, begun, given, version = call
+        recording, before, given, version = call
         if given._version != version or rest is not None:
             raise ChainError(why.CHANGED.format(path=self.path))
-        # It shares its count of changes in place with the state that the block was given. Not that itself, which
-        # leads to a node that keeps the recording.
-        x = given.detach() if begun else recording.handed[-1].seen
+        x = given.detach()
         return recording.leave(Ran(self.path, block, state.detach(), x), x, before)[0]
 
     def _link(
