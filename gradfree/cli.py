@@ -7,6 +7,7 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    added = {name: load(entry) for name, entry in entries(COMMANDS).items()}
+    added = {name: _loaded(entry) for name, entry in entries(COMMANDS).items()}
     commands = {"engines": engines, "models": models, **added}
     given = sys.argv[1:] if args is None else list(args)
     if given == ["--version"]:
@@ -65,6 +66,25 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _loaded(entry: EntryPoint) -> Any:
+    """Return the command of a package, or if it is none, what says so when it is called; warns of it."""
+    try:
+        command = load(entry)
+        if not callable(command) and not isinstance(command, dict):
+            raise ImportError(f"{entry.name!r} in {COMMANDS} is no function nor a dict of them: {entry.value}.")
+    except MissingExtra:
+        raise
+    except ImportError as error:
+        told = plain(str(error))
+        print(f"gradfree: warning: {told}", file=sys.stderr)
+
+        def command(*arguments: str) -> None:
+            raise UsageError(told)
+
+        command.__doc__ = told
+    return command
 
 
 def _reads_itself(command: Any) -> bool:

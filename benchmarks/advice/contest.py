@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf, isqrt
@@ -22,7 +21,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import clocked, statistics
+from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
@@ -71,6 +70,8 @@ _FEWEST, _MOST = 5, 25
 """Rounds."""
 _EXACT = Agreement(1.0, 1.0, 0.0)
 """Of plain backpropagation, whatever it keeps."""
+_words = "{0.__class__.__name__}: {0}".format
+"""What is kept of an error."""
 
 Say = Callable[[str], None]
 
@@ -205,7 +206,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     every = torch.get_num_threads()
     # Where others compute as well, threads that wait for each other may take a hundred times as long.
     torch.set_num_threads(1)
-    with _noted(failures, BACKPROP.label):
+    with noted(failures, BACKPROP.label, _words):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
         step()
@@ -222,7 +223,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
             standings.untried.append(candidate.label)
             continue
         say(candidate.label)
-        with _noted(failures, candidate.label):
+        with noted(failures, candidate.label, _words):
             standings.contestants.append(_tried(candidate, model, plain, job, usual))
     close = [c for c in standings.contestants if c.first is None]
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
@@ -293,7 +294,7 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
         for contestant in list(close):
             label = contestant.row.label
             say(f"{label}, round {n + 1}")
-            with _noted(standings.failures, label):
+            with noted(standings.failures, label, _words):
                 contestant.times.append(_turn(contestant, job, n))
             if label in standings.failures:
                 close.remove(contestant)
@@ -303,17 +304,6 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
 def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
     for contestant in (c for c in contestants if c.gradient is None):
         say(f"gradient of {contestant.row.label}")
-        with _noted(standings.failures, contestant.row.label):
+        with noted(standings.failures, contestant.row.label, _words):
             engine, plain = contestant.row.create_engine(), standings.contestants[0].model
             contestant.gradient = gradient_fidelity(engine, plain, job.loss_fn, job.batches[0], job.chains).total
-
-
-@contextmanager
-def _noted(failures: dict[str, str], label: str) -> Iterator[None]:
-    """Note what goes wrong inside: it says nothing of the next contestant."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        failures[label] = f"{type(error).__name__}: {error}"

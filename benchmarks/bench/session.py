@@ -132,16 +132,11 @@ def _executor(manner: Manner) -> Executor:
 def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
     """Yield the list: a line a case, and how many are not settled yet."""
     settled = [case for case in cases if case is not None]
-    yield from (_state(case, records) for case in settled)
+    for case in settled:
+        state = "missing" if case.id not in records else "failed" if "error" in records[case.id] else "done"
+        yield f"{state:7}  {case.id}"
     if waiting := len(cases) - len(settled):
         yield f"waiting  {waiting} more, for a learning rate to be chosen"
-
-
-def _state(case: Case, records: Mapping[str, Record]) -> str:
-    """Return a case's line of the list."""
-    if case.id not in records:
-        return f"missing  {case.id}"
-    return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"
 
 
 def _refuse_local(cases: Sequence[Case | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import isqrt, nan
+from math import isqrt
 from time import process_time
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
+from gradfree.benchmarks.tables.estimates import pareto_front
 from gradfree.benchmarks.tables.facts import estimates
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
@@ -59,6 +59,7 @@ class MemoryStep(Timing[Trainee]):
     """Time and peak memory of a training step with plain SGD, by row."""
 
     kind: ClassVar[str] = "memory step"
+    weighed: ClassVar[bool] = True
     topic_field: ClassVar[str] = "network"
     rounds: ClassVar[int] = 3
     network: Network
@@ -76,10 +77,6 @@ class MemoryStep(Timing[Trainee]):
         for _ in range(runs):
             step()
         return ((process_time() - start) / runs,)
-
-    def costs(self, step: Trainee, turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return the peak memory in bytes."""
-        return {"peak_memory": step.peak_memory()}
 
     def _trainee(self, row: Row) -> Trainee:
         found = in_training(self.network, row, self.device, self.seed)
@@ -142,15 +139,8 @@ class MemoryMap(Timings[Network]):
     def _front(self, facts: pl.DataFrame, network: Network) -> list[str]:
         """Return the rows that are shown to be faster than all that take less memory, the leanest first."""
         at = float(network.depth)
-        memory = estimates(facts, metric=MEMORY, unit="MiB", at=at)
-        time = {
-            label: Estimate(-ratio.value, -ratio.high, -ratio.low)
-            for label, ratio in estimates(facts, metric=STEP, unit=self._times, at=at).items()
-        }
-        labels = list(time)
-        unknown = Estimate(nan)
-        front = pareto_front([(memory.get(label, unknown).value, time[label]) for label in labels])
-        return [labels[n] for n in front]
+        times = estimates(facts, metric=STEP, unit=self._times, at=at)
+        return pareto_front(estimates(facts, metric=MEMORY, unit="MiB", at=at), {row: -t for row, t in times.items()})
 
     def _verdict(self, label: str, fronts: Mapping[Network, Sequence[str]]) -> str:
         on = [str(network.depth) for network, front in fronts.items() if label in front]

@@ -69,23 +69,26 @@ class Estimate:
         """The interval's farther end, as a share of the value."""
         return max(self.high - self.value, self.value - self.low) / self.value
 
+    def __neg__(self) -> Estimate:
+        return Estimate(-self.value, -self.high, -self.low, self.n)
+
     def __truediv__(self, other: Estimate) -> Estimate:
         """Return the ratio to what was timed elsewhere, between the farthest ends."""
         return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
-def pareto_front(points: Sequence[tuple[float, Estimate]]) -> list[int]:
-    """Return the indices of the (cost, goodness) that are shown to be better than all that cost less, by cost.
+def pareto_front(costs: Mapping[str, Estimate], goodness: Mapping[str, Estimate]) -> list[str]:
+    """Return the rows that are shown to be better than all that cost less, by cost.
 
     Shown is what intervals that do not meet show; a goodness without an interval is taken at its word.
     """
-    known = [n for n, (cost, goodness) in enumerate(points) if isfinite(cost) and isfinite(goodness.value)]
-    front: list[int] = []
+    known = [row for row in goodness if row in costs and isfinite(costs[row].value) and isfinite(goodness[row].value)]
+    front: list[str] = []
     reached = -inf
-    for n in sorted(known, key=lambda n: (points[n][0], -points[n][1].value)):
-        goodness = points[n][1]
-        least, most = (goodness.value if isnan(end) else end for end in (goodness.low, goodness.high))
+    for row in sorted(known, key=lambda row: (costs[row].value, -goodness[row].value)):
+        own = goodness[row]
+        least, most = (own.value if isnan(end) else end for end in (own.low, own.high))
         if least > reached:
-            front.append(n)
+            front.append(row)
             reached = most
     return front

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import RecordScope
+from torch._C._autograd import DeviceType
 from torch.autograd import profiler
+
+from gradfree.testing.runs.allocations import allocations, profiled
 
 
 class Range(NamedTuple):
@@ -46,7 +46,7 @@ def recorded(device: str) -> Iterator[list[Range]]:
         A list that is filled when the block ends, in the order of the ranges' starts.
     """
     found = list[Range]()
-    with _profiled(profiler.profile(use_device=None if device == "cpu" else device)) as events:
+    with profiled(profiler.profile(use_device=None if device == "cpu" else device)) as events:
         yield found
     found += sorted(
         (
@@ -80,59 +80,11 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
 
     What the allocators hand out, so the same on every run; not what the process takes from the system.
     """
+    if torch.device(device).type != "cuda":
+        # torch counts no peak on a CPU.
+        return max(accumulate(allocations(work), initial=0))
     gc.collect()  # Garbage freed meanwhile would count against what is measured.
-    if torch.device(device).type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        work()
-        return torch.cuda.max_memory_allocated(device) - before
-    # torch counts no peak on a CPU, but its profiler records every allocation and release.
-    with _allocations() as changes:
-        work()
-    return max(accumulate(changes, initial=0))
-
-
-def kept_memory(work: Callable[[], object]) -> int:
-    """Return how many bytes of tensors on the CPU are alive because of what ``work`` returns."""
-    gc.collect()
-    with _allocations() as changes:
-        kept = work()
-    del kept
-    return sum(changes)
-
-
-@contextmanager
-def _allocations() -> Iterator[list[int]]:
-    """Yield a list for the bytes of every allocation and, with a minus, every release in the block, in their order."""
-    changes = list[int]()
-    with _profiled(profiler.profile(profile_memory=True)) as events:
-        yield changes
-    memory = (event for event in events if event.name() == "[memory]")
-    changes += [event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns())]
-
-
-@contextmanager
-def _profiled(profile: Any) -> Iterator[list[Any]]:
-    """Yield a list for what is recorded in the block: marked ranges, of which memory is one kind, and no operations."""
-    events = list[Any]()
-    config, activities = profile.config(), profile.kineto_activities
-    with _hushed():
-        _prepare_profiler(config, activities)
-        _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
-        try:
-            yield events
-        finally:
-            events += _disable_profiler().events()
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep from the terminal what the profiler writes there, which nothing in Python can tell it not to."""
-    terminal = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before

@@ -21,7 +21,6 @@ from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Step, Timing, Timings, Turn, now, times
 
 COMPILED = "compiled loop"
@@ -140,6 +139,7 @@ class LayerTiming(LayerCase[LayerPass]):
     """
 
     kind: ClassVar[str] = "layer"
+    weighed: ClassVar[bool] = True
 
     def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
@@ -148,10 +148,6 @@ class LayerTiming(LayerCase[LayerPass]):
         if self.layer.cell == "GRU":
             passes[_lean(self.rows)] = partial(LayerPass, self, self.rows[0], lean=True)
         return passes
-
-    def costs(self, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return the peak memory in bytes."""
-        return {"peak_memory": peak_memory(step, self.device)}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import EntryPoint
 from typing import TypeVar
 
 from gradfree.chains.site import Site
@@ -46,10 +48,19 @@ def known_kinds() -> list[type[Site]]:
 @cache
 def _declared() -> list[tuple[str, type[Site]]]:
     found = sorted(entries(CHAINS).values(), key=lambda entry: entry.module.startswith("gradfree."))
-    loaded = [(entry.name, load(entry)) for entry in found]
-    for name, kind in loaded:
-        _check(name, kind)
-    return loaded
+    loaded = [(entry.name, _loaded(entry)) for entry in found]
+    return [(name, kind) for name, kind in loaded if kind is not None]
+
+
+def _loaded(entry: EntryPoint) -> type[Site] | None:
+    """Return the kind that a package declares; ``None``, and a warning, if it is none: it stands in nobody's way."""
+    try:
+        kind: type[Site] = load(entry)
+        _check(entry.name, kind)
+    except (ImportError, TypeError) as error:
+        warnings.warn(f"{error} Its chains are not found.", stacklevel=2)
+        return None
+    return kind
 
 
 def _check(name: str, kind: object) -> None:

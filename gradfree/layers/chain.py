@@ -18,6 +18,7 @@ from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part
+from gradfree.torchside.guards import refuse_batched
 
 TAIL = (Role.POINTWISE, Role.DROPOUT)
 """What may follow a layer with weights and still be its own activation."""
@@ -104,6 +105,7 @@ class LayerChain(DepthChain):
             ChainError: the loss uses another state, too; states are not (samples, ...) throughout; or the layers have
                 other weights now than in the pass.
         """
+        refuse_batched(direct, self.links[0].path)
         self.recording.check_parameters()
         for link in self.links:
             _check_samples(link, self.recording.initial)

@@ -23,6 +23,7 @@ from gradfree.depth.recording import Recording
 from gradfree.errors import ChainError
 from gradfree.layers.chain import TAIL, LayerChain, released, valueless
 from gradfree.layers.roles import Role, keeps_state, role_of
+from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.random_state import RandomState
 
 
@@ -34,6 +35,7 @@ class RecordedLayers(RecordedChain):
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""
+        refuse_transforms(next(iter(self.blocks)))
         return LayerRecording(self, state, self.trainable(), inputs)
 
     def split(self, path: str, reason: str, remedy: str) -> None:
@@ -48,6 +50,8 @@ class LayerRecording(Recording):
         super().__init__(chain, Trained.of(parameters), inputs)
         self.initial, self.goes_on = state.detach(), state.requires_grad
         self._versions = [(tensor, tensor._version) for tensor in (self.initial, *parameters)]
+        # What a parameter's ``data`` is set to between the passes is not what the pass has run with.
+        self._held = [p.detach() for p in parameters]
         self._random: dict[str, RandomState] = {}
         self._streamed = 0
         engine = chain.attachment.engine
@@ -157,7 +161,9 @@ class LayerRecording(Recording):
 
     def check_parameters(self) -> None:
         """Refuse to go on with layers that have got other parameters since the pass."""
-        if any(p is not known for p, known in zip_longest(self.chain.trainable(), self.parameters)):
+        known = zip_longest(self.chain.trainable(), self.parameters, self._held)
+        # One that has got another dtype has left autograd's graph.
+        if any(p is not trained or p.dtype is not held.dtype for p, trained, held in known):
             raise ChainError(
                 f"the layers from {self.first} on have other trainable parameters in the backward pass than in "
                 "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "
@@ -167,10 +173,12 @@ class LayerRecording(Recording):
     def check_versions(self) -> None:
         """Refuse to go on with weights or an input that are no longer those of the pass."""
         self.check_parameters()
-        if any(tensor._version != version for tensor, version in self._versions):
+        moved = any(p.data_ptr() != held.data_ptr() for p, held in zip(self.parameters, self._held, strict=True))
+        if moved or any(tensor._version != version for tensor, version in self._versions):
             raise ChainError(
                 f"a weight of the chain from {self.first}, or its input, was changed in place between the "
-                "forward and the backward pass. Step the optimizer after the backward pass, or copy the input."
+                "forward and the backward pass, or its data replaced. Step the optimizer after the backward pass, or "
+                "copy the input."
             )
 
     def run_again(self, link: Link, x: Tensor) -> Link:

@@ -214,3 +214,17 @@ def test_kinds_of_other_packages_are_found_and_asked_before_our_own():
     (site,) = engine().validate(model).chains.values()
     assert type(site).__name__ == "Reversed"
     assert "other blocks" in engine().validate(nn.Linear(2, 2)).problems[0]
+
+
+@pytest.mark.usefixtures("other_package")
+def test_kinds_of_other_packages_that_cannot_be_loaded_are_named_and_left_out(tmp_path):
+    points = tmp_path / "other-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[gradfree.chains]\nlost = no_such_module:Kind\nodd = math:pi\n")
+    with (
+        pytest.warns(UserWarning, match="Its chains are not found") as said,
+        engine().attach(LayeredModel(*(Plain() for _ in range(2)))) as handle,
+    ):
+        assert len(handle.chains) == 1
+    told = " ".join(str(warning.message) for warning in said)
+    assert "'lost' in gradfree.chains of the package other cannot be loaded from no_such_module:Kind" in told
+    assert "the kind of chains 'odd' must be a subclass" in told

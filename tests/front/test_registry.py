@@ -121,3 +121,18 @@ def test_what_is_wrong_with_another_package_stands_in_nobodys_way(capsys):
     assert gradfree.create_engine("right") == gradfree.create_engine("fixed_point")
     with pytest.raises(gradfree.ChainError, match="cannot be attached to"):
         HIGHWAY.attach(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.usefixtures("others")
+def test_a_command_of_another_package_that_cannot_be_loaded_fails_alone(tmp_path, capsys):
+    points = tmp_path / "other-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[gradfree.commands]\nlost = no_such_module:main\nodd = math:pi\n")
+    main(["engines", "dsf"])
+    out, told = capsys.readouterr()
+    assert out.startswith("dsf: Diagonal state feedbacks")
+    assert "warning: 'lost' in gradfree.commands of the package other cannot be loaded from no_such_module:main" in told
+    assert "'odd' in gradfree.commands is no function nor a dict of them: math:pi" in told
+    for name in ("lost", "odd"):
+        with pytest.raises(SystemExit):
+            main([name])
+        assert f"error: '{name}' in gradfree.commands" in capsys.readouterr().err

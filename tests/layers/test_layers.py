@@ -343,3 +343,33 @@ def test_shared_weights_get_the_sum_of_their_uses():
     with DFA().attach(net), DFA().attach(other):
         apart, together = gradients(net, lambda: net(x)), gradients(other, lambda: other(x))
     torch.testing.assert_close(together["0.weight"], apart["0.weight"] + apart["2.weight"])
+
+
+def test_weights_whose_data_are_replaced_between_the_passes_are_refused_by_engines_that_read_them_again():
+    for engine in (FOTON(), FOTON(streaming=True), PEPITA()):
+        net = tanh_net()
+        with engine.attach(net):
+            loss = net(torch.randn(6, 8)).sum()
+            net[2].weight.data = 2 * net[2].weight.data
+            with pytest.raises(ChainError, match="or its data replaced"):
+                loss.backward()
+
+
+def test_weights_of_another_dtype_behind_the_pass_are_refused(engine):
+    net = tanh_net()
+    with engine.attach(net):
+        loss = net(torch.randn(6, 8)).sum()
+        net.float()
+        with pytest.raises(ChainError, match="other trainable parameters in the backward pass"):
+            loss.backward()
+
+
+def test_transforms_and_many_cotangents_at_once_are_refused(engine):
+    net, x = tanh_net(), torch.randn(6, 8)
+    with engine.attach(net):
+        with pytest.raises(ChainError, match=r"0 runs inside a transform of torch\.func"):
+            torch.func.grad(lambda x: net(x).sum())(x)
+        if engine in FORWARD_ONLY:
+            out = net(x)
+            with pytest.raises(ChainError, match="0 is run for many cotangents at once"):
+                torch.autograd.grad(out, net[0].weight, torch.eye(24).view(24, 6, 4), is_grads_batched=True)
