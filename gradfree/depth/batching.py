@@ -178,7 +178,7 @@ class Batching:
         start, end = self._ranges[link.path]
         known = setting.plan.residual.get(link.path, 0.0)
         if isinstance(link, Ran):
-            return link._replace(tensors=setting.tensors[start:end], residual=known)
+            return Ran(link.path, link.block, link.out, link.x, setting.tensors[start:end], known)
         return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
 
     def parts(self, setting: Setting) -> list[tuple[Sequence[Tensor], float]]:

@@ -210,6 +210,7 @@ def test_a_set_without_files_is_missing(root):
         WIKITEXT2.data()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, monkeypatch, capsys):
     store(root, train=["abcd" * 20], validation=["abcd" * 2], test=["abcd" * 2])
