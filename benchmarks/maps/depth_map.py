@@ -20,8 +20,7 @@ from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turns, times

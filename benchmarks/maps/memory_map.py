@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.estimates import pareto_front
-from gradfree.benchmarks.tables.facts import estimates
+from gradfree.benchmarks.tables.facts import estimates, pareto_front
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timing, Timings, Trainee, Turn, clocked, times

@@ -18,8 +18,7 @@ from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Step, Timing, Timings, Turn, now, times
 

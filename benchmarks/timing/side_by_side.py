@@ -19,9 +19,8 @@ from torch.utils.benchmark import Timer, set_torch_threads
 
 from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Experiment, outcomes
-from gradfree.benchmarks.tables.facts import Fact, fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, fact, select, table
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.cli import UsageError
 from gradfree.testing.runs.allocations import peak_memory
