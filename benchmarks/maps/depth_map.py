@@ -30,6 +30,10 @@ PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled 
 _WARM_UP = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_COSINE = "cosine with the exact gradient"
+_SHARE = times(PLAIN)
+_BESIDE = COMPILED, BY_BLOCK, GRAPHED
+"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +204,6 @@ def _whole(model: nn.Module) -> list[nn.Module]:
 def _blocks(model: nn.Module) -> list[nn.Module]:
     chains = create_engine("fixed_point").validate(model).chains
     return [block for chain in chains.values() for block in chain.blocks.values()]
-
-
-_COSINE = "cosine with the exact gradient"
-_SHARE = times(PLAIN)
-_BESIDE = COMPILED, BY_BLOCK, GRAPHED
-"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from gradfree.benchmarks.running.workers import Executor
 from gradfree.benchmarks.tables.experiment import Suite, grouped_cases
 from gradfree.cli import UsageError
 
+Wanted = Callable[[Mapping[str, Record]], Iterable[Case | None]]
+"""Yields all cases, given the records so far by case id; ``None`` for one that waits for more of them."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -75,10 +78,6 @@ class Plan:
                 number = numbers.setdefault((device, group), len(numbers))
                 if number % self.shard.count == self.shard.number - 1:
                     yield case
-
-
-Wanted = Callable[[Mapping[str, Record]], Iterable[Case | None]]
-"""Yields all cases, given the records so far by case id; ``None`` for one that waits for more of them."""
 
 
 def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool = False) -> None:
