@@ -297,7 +297,7 @@ def _of(links: Mapping[int, Any], paths: Sequence[str]) -> dict[int, Any]:
     return {i: link for i, link in links.items() if link.path in chosen}
 
 
-def _marked(recorded: PassToBatch, links: Sequence[Ran]) -> dict[int, Ran]:
+def _marked(recorded: PassToBatch, links: Sequence[Any]) -> dict[int, Ran]:
     return {i: link._replace(changed=True) if i in recorded.changed else link for i, link in enumerate(links)}
 
 
