@@ -23,7 +23,7 @@ demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on r
 	$(BIN)/gradfree bench run
 
 test: $(READY)  ## Set up and run all tests but the installations
-	$(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging $(ENDLESS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging $(ENDLESS)
 
 docs: $(READY)  ## Build the documentation site, build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -22,9 +22,17 @@ def entries(group: str) -> dict[str, metadata.EntryPoint]:
 
 @cache
 def _found(group: str, path: tuple[str, ...]) -> list[metadata.EntryPoint]:
-    """Look once on each ``sys.path``: it takes milliseconds, and engines are made by name again and again."""
-    found = [*checkout.entry_points(group), *metadata.entry_points(group=group)]
+    found = [*checkout.entry_points(group), *_installed(path).select(group=group)]
     return sorted(found, key=lambda entry: entry.name)
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> Any:
+    """Look once on each ``sys.path``: it takes milliseconds, and engines are made by name again and again.
+
+    For all groups at once; the type is another in each version of Python.
+    """
+    return metadata.entry_points()
 
 
 def load(entry: metadata.EntryPoint) -> Any:

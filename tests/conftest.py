@@ -1,6 +1,6 @@
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -47,12 +47,24 @@ def without_gradfree(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(sys.modules, name, None)
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """Start a worker more than there are cores: tests that start processes wait for them."""
+    return (yield) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow features of ``gradfree.testing`` as slow tests."""
+    """Mark the slow features of ``gradfree.testing`` and those of two ranks; begin with tests that start processes.
+
+    One worker has them all then, and the server that they are forked from, unless the others run out of work.
+    """
     for item in items:
         feature = item.callspec.params.get("feature") if hasattr(item, "callspec") else None
         if getattr(feature, "slow", False):
             item.add_marker(pytest.mark.slow)
+        if getattr(feature, "ranks", False):
+            item.add_marker(pytest.mark.processes)
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
 
 
 def pytest_collection_finish() -> None:

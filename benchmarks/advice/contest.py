@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf, isqrt
@@ -14,20 +13,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.advice.job import Batch, Job
+from gradfree.benchmarks.maps.memory_map import run_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
-from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import clocked, statistics
+from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
+from gradfree.testing.runs.allocations import peak_memory
 from gradfree.wording import count
+
+_WARM_UP = 3
+_TURN = 0.02
+"""Seconds of steps in a turn, if a step takes less."""
+_IN_SIGHT = 1.25
+"""Of the baseline's time: what takes longer when first tried has no further turns."""
+_HOPELESS = 4.0
+"""Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
+_LONG = 0.1
+"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
+_FEWEST, _MOST = 5, 25
+"""Rounds."""
+_EXACT = Agreement(1.0, 1.0, 0.0)
+"""Of plain backpropagation, whatever it keeps."""
+_words = "{0.__class__.__name__}: {0}".format
+"""What is kept of an error."""
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -45,10 +61,7 @@ class SegmentsAgain(Row):
         for path in self.chains:
             layers = model.get_submodule(path)
             assert isinstance(layers, nn.Sequential)
-            segments: Callable[[Tensor], Tensor] = partial(
-                checkpoint_sequential, list(layers), isqrt(len(layers)), use_reentrant=False
-            )
-            object.__setattr__(layers, "forward", lambda x, run=segments: run(input=x))
+            run_again(layers, list(layers), isqrt(len(layers)))
 
 
 def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[SegmentsAgain]:
@@ -56,23 +69,6 @@ def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[Segments
     sites = {path: site for report in reports if report.ok for path, site in report.chains.items()}
     chains = [p for p, site in sites.items() if site.of_layers and type(model.get_submodule(p)) is nn.Sequential]
     return [SegmentsAgain("backprop, √L checkpoints", "backprop", {"plain": True}, tuple(chains))] if chains else []
-
-
-_WARM_UP = 3
-_TURN = 0.02
-"""Seconds of steps in a turn, if a step takes less."""
-_IN_SIGHT = 1.25
-"""Of the baseline's time: what takes longer when first tried has no further turns."""
-_HOPELESS = 4.0
-"""Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
-_LONG = 0.1
-"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
-_FEWEST, _MOST = 5, 25
-"""Rounds."""
-_EXACT = Agreement(1.0, 1.0, 0.0)
-"""Of plain backpropagation, whatever it keeps."""
-
-Say = Callable[[str], None]
 
 
 class Budget:
@@ -205,7 +201,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     every = torch.get_num_threads()
     # Where others compute as well, threads that wait for each other may take a hundred times as long.
     torch.set_num_threads(1)
-    with _noted(failures, BACKPROP.label):
+    with noted(failures, BACKPROP.label, _words):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
         step()
@@ -222,7 +218,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
             standings.untried.append(candidate.label)
             continue
         say(candidate.label)
-        with _noted(failures, candidate.label):
+        with noted(failures, candidate.label, _words):
             standings.contestants.append(_tried(candidate, model, plain, job, usual))
     close = [c for c in standings.contestants if c.first is None]
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
@@ -293,7 +289,7 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
         for contestant in list(close):
             label = contestant.row.label
             say(f"{label}, round {n + 1}")
-            with _noted(standings.failures, label):
+            with noted(standings.failures, label, _words):
                 contestant.times.append(_turn(contestant, job, n))
             if label in standings.failures:
                 close.remove(contestant)
@@ -303,17 +299,6 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
 def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
     for contestant in (c for c in contestants if c.gradient is None):
         say(f"gradient of {contestant.row.label}")
-        with _noted(standings.failures, contestant.row.label):
+        with noted(standings.failures, contestant.row.label, _words):
             engine, plain = contestant.row.create_engine(), standings.contestants[0].model
             contestant.gradient = gradient_fidelity(engine, plain, job.loss_fn, job.batches[0], job.chains).total
-
-
-@contextmanager
-def _noted(failures: dict[str, str], label: str) -> Iterator[None]:
-    """Note what goes wrong inside: it says nothing of the next contestant."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        failures[label] = f"{type(error).__name__}: {error}"

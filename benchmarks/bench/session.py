@@ -21,8 +21,17 @@ from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
 from gradfree.benchmarks.reports.report import SuiteReport, print_section
-from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
-from gradfree.benchmarks.running.runner import Plan, Shard, count_finished, finished_in, run_cases
+from gradfree.benchmarks.running.runner import (
+    RECORDS,
+    Plan,
+    Shard,
+    count_finished,
+    devices_in,
+    finished_in,
+    loader_in,
+    make_folder,
+    run_cases,
+)
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep, command_of
@@ -132,16 +141,11 @@ def _executor(manner: Manner) -> Executor:
 def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
     """Yield the list: a line a case, and how many are not settled yet."""
     settled = [case for case in cases if case is not None]
-    yield from (_state(case, records) for case in settled)
+    for case in settled:
+        state = "missing" if case.id not in records else "failed" if "error" in records[case.id] else "done"
+        yield f"{state:7}  {case.id}"
     if waiting := len(cases) - len(settled):
         yield f"waiting  {waiting} more, for a learning rate to be chosen"
-
-
-def _state(case: Case, records: Mapping[str, Record]) -> str:
-    """Return a case's line of the list."""
-    if case.id not in records:
-        return f"missing  {case.id}"
-    return f"{'failed' if 'error' in records[case.id] else 'done':7}  {case.id}"
 
 
 def _refuse_local(cases: Sequence[Case | None]) -> None:

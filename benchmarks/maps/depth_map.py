@@ -20,17 +20,19 @@ from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
-from gradfree.benchmarks.timing.profiles import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turn, Turns, times
+from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turns, times
 
 PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
 _WARM_UP = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_COSINE = "cosine with the exact gradient"
+_SHARE = times(PLAIN)
+_BESIDE = COMPILED, BY_BLOCK, GRAPHED
+"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,7 @@ class PassTiming(Timing[Callable[[], Any]]):
     """Time, peak memory and closeness of the gradients of forward and backward pass; plain autograd's come first."""
 
     rounds: ClassVar[int] = 7
-
-    def costs(self, step: Callable[[], Any], turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return the peak memory in bytes."""
-        return {"peak_memory": peak_memory(step, self.device)}
+    weighed: ClassVar[bool] = True
 
     def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
         """Return the costs, and how close each row's gradients are to the exact ones."""
@@ -204,12 +203,6 @@ def _whole(model: nn.Module) -> list[nn.Module]:
 def _blocks(model: nn.Module) -> list[nn.Module]:
     chains = create_engine("fixed_point").validate(model).chains
     return [block for chain in chains.values() for block in chain.blocks.values()]
-
-
-_COSINE = "cosine with the exact gradient"
-_SHARE = times(PLAIN)
-_BESIDE = COMPILED, BY_BLOCK, GRAPHED
-"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)

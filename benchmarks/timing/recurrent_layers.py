@@ -18,10 +18,8 @@ from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Step, Timing, Timings, Turn, now, times
 
 COMPILED = "compiled loop"
@@ -31,6 +29,15 @@ _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "LSTM": nn.LSTMCell,
     "RNN_TANH": nn.RNNCell,
 }
+_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+_SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
+"""A layer's, with names for people."""
+PLAIN = "plain"
+_LOOP = "loop over cells"
+_FAILED = "failed"
+_RATIO = times(PLAIN)
+SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
+"""Figures of engines that solve chains to a tolerance."""
 
 
 class CellLoop(nn.Module):
@@ -59,19 +66,6 @@ def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) ->
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.RNNBase):
             model.set_submodule(path, loop(layer))
-
-
-_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
-_SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
-"""A layer's, with names for people."""
-
-PLAIN = "plain"
-_LOOP = "loop over cells"
-_FAILED = "failed"
-_RATIO = times(PLAIN)
-
-SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
-"""Figures of engines that solve chains to a tolerance."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +134,7 @@ class LayerTiming(LayerCase[LayerPass]):
     """
 
     kind: ClassVar[str] = "layer"
+    weighed: ClassVar[bool] = True
 
     def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
@@ -148,10 +143,6 @@ class LayerTiming(LayerCase[LayerPass]):
         if self.layer.cell == "GRU":
             passes[_lean(self.rows)] = partial(LayerPass, self, self.rows[0], lean=True)
         return passes
-
-    def costs(self, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return the peak memory in bytes."""
-        return {"peak_memory": peak_memory(step, self.device)}
 
 
 @dataclass(frozen=True)

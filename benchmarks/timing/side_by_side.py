@@ -19,13 +19,28 @@ from torch.utils.benchmark import Timer, set_torch_threads
 
 from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Experiment, outcomes
-from gradfree.benchmarks.tables.facts import Fact, fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, fact, select, table
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.profiles import peak_memory
+from gradfree.cli import UsageError
+from gradfree.testing.runs.allocations import peak_memory
 
 _WARM_UP = 3
+_ROUNDS = 9
+_RUNS = 3
+T = TypeVar("T")
+Step = TypeVar("Step", bound=Callable[[], Any])
+"""What is timed."""
+Turn = Sequence[float]
+"""The seconds of each phase of a step, or of all of it, if it is not taken apart."""
+Turns = Mapping[str, Sequence[Turn]]
+"""Of each step, by label."""
+Errors = Mapping[str, TracebackException]
+"""Of the steps that cannot be taken, by label."""
+STEP, MEMORY = "step time", "peak memory"
+MIB = 2**20
+_ERROR = "error"
+Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
@@ -69,20 +84,6 @@ class Trainee:
         return peak_memory(self, self.inputs.device)
 
 
-_ROUNDS = 9
-_RUNS = 3
-
-T = TypeVar("T")
-Step = TypeVar("Step", bound=Callable[[], Any])
-"""What is timed."""
-Turn = Sequence[float]
-"""The seconds of each phase of a step, or of all of it, if it is not taken apart."""
-Turns = Mapping[str, Sequence[Turn]]
-"""Of each step, by label."""
-Errors = Mapping[str, TracebackException]
-"""Of the steps that cannot be taken, by label."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timing(Case, Generic[Step]):
     """Time of several steps, all in one process.
@@ -95,12 +96,14 @@ class Timing(Case, Generic[Step]):
         threads: for torch to use; left out, as many as it does.
         rounds: in which each step has its turn, after one to warm up.
         runs: of a step in a turn.
+        weighed: whether peak memory is measured, too.
     """
 
     rows: tuple[Row, ...] = field(default=(), metadata=ADDED)
     threads: int | None = field(default=None, metadata=ADDED)
     rounds: ClassVar[int] = _ROUNDS
     runs: ClassVar[int] = _RUNS
+    weighed: ClassVar[bool] = False
 
     @property
     def subject(self) -> str:
@@ -121,8 +124,10 @@ class Timing(Case, Generic[Step]):
         return (clocked(step, self.runs),)
 
     def costs(self, step: Step, turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return what else there is to tell of a step than how long it took."""
-        return {}
+        """Return what else there is to tell of a step than how long it took: peak memory in bytes, if it is weighed."""
+        if not self.weighed:
+            return {}
+        return {"peak_memory": step.peak_memory() if isinstance(step, Trainee) else peak_memory(step, self.device)}
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
@@ -164,22 +169,24 @@ class Speed(Timing[Trainee]):
     """Time and peak memory of one training step of every row."""
 
     kind: ClassVar[str] = "speed"
+    weighed: ClassVar[bool] = True
     task: Task
 
     def steps(self) -> Mapping[str, Callable[[], Trainee]]:
         """Return what builds a model in training with each row's engine."""
         return {row.label: partial(Trainee.of, self.task, row, self.device, self.seed) for row in self.rows}
 
-    def costs(self, step: Trainee, turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return the peak memory in bytes."""
-        return {"peak_memory": step.peak_memory()}
-
 
 @contextmanager
 def noted(errors: dict[str, T], label: str, told: Callable[[Exception], T]) -> Iterator[None]:
-    """Go on behind an error, and keep what is ``told`` of it: the error itself would keep the memory of a step."""
+    """Go on behind an error, and keep what is ``told`` of it: the error itself would keep the memory of a step.
+
+    What the user has to put right ends all.
+    """
     try:
         yield
+    except UsageError:
+        raise
     except Exception as error:
         errors[label] = told(error)
 
@@ -217,13 +224,6 @@ def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, A
         "ratio": median(ratios),
         "ratio_quartiles": quantiles(ratios)[::2],
     }
-
-
-STEP, MEMORY = "step time", "peak memory"
-MIB = 2**20
-_ERROR = "error"
-
-Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)

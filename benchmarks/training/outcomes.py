@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from math import isfinite, isnan, nan
+from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
@@ -15,8 +15,7 @@ from gradfree import Engine
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact, pareto_front, run_fact, select, table
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 
@@ -132,16 +131,6 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
     """Return for each row whether it is shown to be better than all that are faster."""
     scores, ratios = estimates(facts, metric=scored(task)), estimates(facts, metric=STEP, unit=times(baseline))
-    rows = list(select(facts, metric=FAILED).iter_rows(named=True))
-    unknown = Estimate()
-    front = pareto_front(
-        [(ratios.get(r["row"], unknown).value, _goodness(task, scores.get(r["row"], unknown))) for r in rows]
-    )
-    who = ("task", "device", "threads", "row", "series", "k")
-    return table(fact(FRONT, "1", float(n in front), **{name: r[name] for name in who}) for n, r in enumerate(rows))
-
-
-def _goodness(task: Task, score: Estimate) -> Estimate:
-    """Return ``score`` with the sign that makes more better."""
-    ends = (nan, nan) if isnan(score.low) else sorted(map(task.score.goodness, (score.low, score.high)))
-    return Estimate(task.score.goodness(score.value), *ends)
+    front = pareto_front(ratios, {row: s if task.score.higher_is_better else -s for row, s in scores.items()})
+    who = select(facts, metric=FAILED).select("task", "device", "threads", "row", "series", "k")
+    return table(fact(FRONT, "1", float(told["row"] in front), **told) for told in who.iter_rows(named=True))

@@ -82,4 +82,4 @@ class Setting:
 
     def has_its_tensors(self, path: str) -> bool:
         """Tell whether the block at ``path`` has the tensors of the pass: functional_call gives it others."""
-        return all(own.get(key) is self.tensors[n] for n, (own, key) in self.places[path])
+        return not [1 for n, (own, key) in self.places[path] if own.get(key) is not self.tensors[n]]

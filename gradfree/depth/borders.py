@@ -15,6 +15,7 @@ made with outputs that are yet empty, and each is given its state, as ``.data``,
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -70,6 +71,43 @@ class Entered(NamedTuple):
     path: str
     link: int
     number: int | None
+
+
+class Handed(NamedTuple):
+    """A state that was handed on.
+
+    Attributes:
+        state: as the model has it.
+        hooks: its gradient hooks; the graph has them as long as itself, also where the model keeps no such tensor.
+        seen: the same values, with the model's count of changes in place.
+        version: that count, at first.
+        apart: tensors of these values in the graphs of the blocks that do not share this count.
+    """
+
+    state: weakref.ref[Tensor]
+    hooks: weakref.ref[OrderedDict[int, Any]]
+    seen: Tensor
+    version: int
+    apart: list[Tensor]
+
+    @classmethod
+    def of(cls, state: Tensor) -> Handed:
+        """Return what there is of an output of Exits."""
+        hooks: OrderedDict[int, Any] = OrderedDict()
+        # As Tensor.register_hook does for the first hook.
+        state._backward_hooks = hooks
+        state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
+        return cls(weakref.ref(state), weakref.ref(hooks), state.detach(), state._version, [])
+
+    def filled(self, out: Tensor) -> Handed:
+        """Return it where the output was empty and has been filled with ``out``."""
+        self.seen.data = out
+        self.apart.append(out)
+        return self
+
+
+_none: OrderedDict[int, Any] = OrderedDict()
+NO_HOOKS = weakref.ref(_none)
 
 
 class _Context(FunctionCtx):

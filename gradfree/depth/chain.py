@@ -13,7 +13,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.jacobians import Mixing, jacobians, vectors, width
-from gradfree.depth.link import Link, walking
+from gradfree.depth.link import Link, refuse_converted, walking
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
@@ -290,7 +290,10 @@ class DepthChain(Chain):
         for n, _ in entries:
             total.inputs[n] = plus(total.inputs[n], next(grads))
         for n in numbers:
-            total.parameters[n] = plus(total.parameters[n], next(grads))
+            gradient = next(grads)
+            if gradient is None:
+                refuse_converted(links, self.parameters[n])
+            total.parameters[n] = plus(total.parameters[n], gradient)
         return initial
 
 

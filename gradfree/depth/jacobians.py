@@ -11,8 +11,8 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
+from gradfree.torchside.guards import Marks, held_marks, unchanged
 from gradfree.torchside.jacobians import pull_many
-from gradfree.torchside.marks import Marks, held_marks, unchanged
 
 
 def samples(state: Tensor) -> int:

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import is_reached, walk
+from gradfree.torchside.graph import has_left, is_reached, walk
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.residual import residual_factor
 
@@ -128,6 +128,17 @@ def refuse_touched(link: Link, given: Tensor | None) -> None:
             "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
             "(y = y + x, not y += x)."
         )
+
+
+def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
+    """Refuse that ``parameter`` got no gradient because it has another dtype or device than in the forward pass."""
+    for link in links:
+        if has_left(link.out, parameter):
+            raise ChainError(
+                f"a parameter of {link.path} got another dtype or device between the forward and the backward pass "
+                "(model.float(), model.to(...)), and its gradient would be lost. Convert the model before the forward "
+                "pass, or after the backward pass."
+            )
 
 
 def shares_memory(tensor: Tensor, state: Tensor) -> bool:

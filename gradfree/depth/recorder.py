@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -29,10 +28,11 @@ from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, has_hooks, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.depth.recording import Recording
-from gradfree.depth.without_graph import RecordedForward
+from gradfree.depth.without_graph import RecordedBlock
 from gradfree.errors import ChainError, refuse
+from gradfree.torchside.around import checkpointed, recomputed, uncompiled
 from gradfree.torchside.graph import Reached, may_write, older, walk
-from gradfree.torchside.guards import checkpointed, recomputed
+from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.sharding import is_spread, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -57,11 +57,10 @@ class _Call(NamedTuple):
 
 
 class _BareCall(NamedTuple):
-    """The same, where the block runs without a graph."""
+    """The same of one that begins a pass without a graph."""
 
     recording: Recording
     before: Tensor
-    begun: bool
     given: Tensor
     version: int
 
@@ -112,7 +111,7 @@ class RecordedChain:
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             if not self.by_hooks and "forward" not in vars(block):
-                handles += [RecordedForward(recorder, block, path), Unsaved(block, {*RecordedForward.KEYS})]
+                handles += [RecordedBlock(recorder, block, path), Unsaved(block, {*RecordedBlock.KEYS})]
                 continue
             # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
@@ -122,7 +121,7 @@ class RecordedChain:
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> Recording:
         """Return the recording of a pass that starts from ``state``."""
         around = [p for p in self.attachment.around() if not is_spread(p)]
-        found = [*(p for own in self._parameters for p in own.values() if p is not None), *around]
+        found = [p for own in self._parameters for p in own.values() if p is not None] + around
         needed = [p.requires_grad for p in found]
         before, needed_before, trained = self._trained
         if needed != needed_before or not all(map(is_, found, before)):
@@ -136,7 +135,8 @@ class RecordedChain:
         return list({id(p): p for p in found}.values())
 
     def check(self) -> None:
-        """Refuse what may have come since the engine was attached: sharded modules, and backward hooks."""
+        """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms."""
+        refuse_transforms(next(iter(self.blocks)))
         refuse(sharded(self.inside))
         if any(self._hooks):
             refuse(hooked(self.inside))
@@ -164,7 +164,7 @@ class BlockRecorder:
         return {**self.__dict__, "call": None}
 
     # Compiled into one region with what lies around them, blocks would share a graph; and this imports no compiler.
-    @_disable_dynamo
+    @uncompiled
     def enter(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -188,8 +188,8 @@ class BlockRecorder:
             alone = len(args) == 1 and not kwargs and not block._forward_pre_hooks and not block._forward_hooks
             if not alone:
                 recording.setting.apart[self.path] = "it is given more than its state, or has hooks of its own"
-            elif recording.setting.is_batched(self.path):
-                self.call = _BareCall(recording, before, begun, state, state._version)
+            elif begun and recording.setting.is_batched(self.path):
+                self.call = _BareCall(recording, before, state, state._version)
                 return None
         given = recording.enter(self.path, state) if needed else None
         numbers = [None if t is state else _number(recording, t) for t in others]
@@ -215,7 +215,7 @@ class BlockRecorder:
         ]
         return put(first, inputs)
 
-    @_disable_dynamo
+    @uncompiled
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Add the block's graph to the recording; return its output with the next state in it."""
         call, self.call = self.call, None
@@ -270,12 +270,10 @@ class BlockRecorder:
         return replaced(out, {id(state): after, **{id(t): new for t, new in zip(aside, handed, strict=True)}})
 
     def _leave_without_graph(self, block: nn.Module, state: Tensor, rest: Any, call: _BareCall) -> Tensor:
-        recording, before, begun, given, version = call
+        recording, before, given, version = call
         if given._version != version or rest is not None:
             raise ChainError(why.CHANGED.format(path=self.path))
-        # It shares its count of changes in place with the state that the block was given. Not that itself, which
-        # leads to a node that keeps the recording.
-        x = given.detach() if begun else recording.handed[-1].seen
+        x = given.detach()
         return recording.leave(Ran(self.path, block, state.detach(), x), x, before)[0]
 
     def _link(

@@ -9,10 +9,9 @@ before one backward.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +23,27 @@ from gradfree.batched.stacks import Stacks
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
 from gradfree.depth import link as why
-from gradfree.depth.batched_chain import Ran
+from gradfree.depth.batched_chain import BatchedChain, Ran
 from gradfree.depth.batching import Batching
-from gradfree.depth.borders import INSIDE_ALONE, Anchor, Aside, Entered, Entries, Exits, Outputs, Start, leading_to
+from gradfree.depth.borders import (
+    INSIDE_ALONE,
+    NO_HOOKS,
+    Anchor,
+    Aside,
+    Entered,
+    Entries,
+    Exits,
+    Handed,
+    Outputs,
+    Start,
+    leading_to,
+)
 from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, added, pull_aside, refuse_passed, refuse_touched, shares_memory
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import keeps_graph
-from gradfree.torchside.guards import check_finite
+from gradfree.torchside.guards import check_finite, refuse_batched
 from gradfree.torchside.hooks import spare_hooks
 
 
@@ -50,28 +61,6 @@ class Attached(Protocol):
         """Return the parameters of its blocks that need a gradient."""
 
 
-class _Handed(NamedTuple):
-    """A state that was handed on.
-
-    Attributes:
-        state: as the model has it.
-        hooks: its gradient hooks; the graph has them as long as itself, also where the model keeps no such tensor.
-        seen: the same values, with the model's count of changes in place.
-        version: that count, at first.
-        apart: tensors of these values in the graphs of the blocks that do not share this count.
-    """
-
-    state: weakref.ref[Tensor]
-    hooks: weakref.ref[OrderedDict[int, Any]]
-    seen: Tensor
-    version: int
-    apart: list[Tensor]
-
-
-_none: OrderedDict[int, Any] = OrderedDict()
-_no_hooks = weakref.ref(_none)
-
-
 class Recording:
     """What one forward pass through a chain leaves behind for its backward pass.
 
@@ -84,6 +73,7 @@ class Recording:
         links: the blocks that have run.
         hooked: the links whose states had gradient hooks when the next block was given them.
         views: the links whose states lie in the memory of those before, and the first of these.
+        changed: the links whose outputs the model has changed in place behind the chain.
         uncut: whether the graphs of some links lead to others', or out of the chain.
         solving: whether the engine solves the chain at the moment.
         setting: how its blocks may be batched; ``None``: not at all.
@@ -98,10 +88,10 @@ class Recording:
         self.setting: Setting | None = None
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
-        self.handed: list[_Handed] = []
-        self.hooked, self.views = set[int](), dict[int, int]()
+        self.handed: list[Handed] = []
+        self.hooked, self.views, self.changed = set[int](), dict[int, int](), set[int]()
         self.uncut = self.solving = self.freed = False
-        self._exits, self._entries = Outputs(), Outputs()
+        self._exits, self._entries, self._to_hand = Outputs(), Outputs(), list[Handed]()
         self._entered: list[Entered] = []
         self._entrances: list[weakref.ref[Any]] = []
         self._backward = -1
@@ -177,28 +167,36 @@ class Recording:
         """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
         self.add(link)
         self.given.append(given)
-        self.handed.append(_Handed(weakref.ref(state), _no_hooks, state, state._version, []))
+        self.handed.append(Handed(weakref.ref(state), NO_HOOKS, state, state._version, []))
+
+    def go_on(self, link: Ran, given: Tensor, before: Tensor) -> Tensor:
+        """Do as :meth:`leave` with a link that nothing else is to be known of; return its state, for the model."""
+        state = self._exits.fill(link.out)
+        if state is None:
+            return self.leave(link, given, before)[0]
+        self.links.append(link)
+        self.given.append(given)
+        self.handed.append(self._to_hand.pop().filled(link.out))
+        return state
 
     def leave(self, link: Link | Ran, given: Tensor | None, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Keep ``link``, whose block was ``given`` a state; return its own, and what is beside it, for the model."""
         index, out = len(self.links), link.out
         # Where the model has another view of the state, both must have one count of changes in place.
-        state, apart = None if link.aliased else self._exits.fill(out), [out]
-        more = self.more() if state is None else 0
+        state = None if link.aliased else self._exits.fill(out)
         if index and given is not None and isinstance(link, Link) and shares_memory(out, given):
             self.views[index] = self.views.get(index - 1, index - 1)
+        more = self.more() if state is None else 0
         self.add(link)
         self.given.append(given)
         if state is None:
-            guard, state, *rest = Exits.apply(self, index, before, out.detach(), more)
+            guard, *states = Exits.apply(self, index, before, out.detach(), more)
             # Of all hooks, those on tensors run even where the node itself will not, and this one before the others.
             guard.register_hook(partial(self._check_start, index, index + 1 + more))
-            self._exits, apart = Outputs(rest), []
-        hooks: OrderedDict[int, Any] = OrderedDict()
-        # As Tensor.register_hook does for the first hook.
-        state._backward_hooks = hooks
-        state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
-        self.handed.append(_Handed(weakref.ref(state), weakref.ref(hooks), state.detach(), state._version, apart))
+            state, self._exits, self._to_hand = states[0], Outputs(states[1:]), [*map(Handed.of, reversed(states))]
+            self.handed.append(self._to_hand.pop())
+        else:
+            self.handed.append(self._to_hand.pop().filled(out))
         return state, [Aside.apply(self, index, n, state, t.detach()) for n, t in enumerate(link.aside)]
 
     def _check_start(self, first: int, end: int, _: Cotangent) -> None:
@@ -264,7 +262,7 @@ class Recording:
     def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
         self.begin_backward()
-        self._exits, self._entries = Outputs(), Outputs()
+        self._exits, self._entries, self._to_hand = Outputs(), Outputs(), []
         self._refuse()
         self._follow_changes()
         self.solving = True
@@ -299,6 +297,8 @@ class Recording:
             attachment = self.chain.attachment
             chain = self.linearise(links, keep or self.uncut or attachment.compares)
             paths = [link.path for link in links]
+            if isinstance(chain, BatchedChain):
+                refuse_batched(direct, paths[0])
             if not keep:
                 self._free()
             solved = attachment.solve(chain, direct[: last + 1])
@@ -374,6 +374,7 @@ class Recording:
                 older = self.handed[self.views.get(i, i) : i]
                 increment_version([*handed.apart, *(t for h in older for t in (*h.apart, h.seen))])
                 self.handed[i] = handed._replace(version=seen._version)
+                self.changed.add(i)
 
     def _refuse_change_of_views(self, last: int) -> None:
         """Refuse that state ``last`` was changed where the model uses what may share its memory elsewhere."""

@@ -17,11 +17,12 @@ from gradfree.batched.plan import Setting
 from gradfree.depth import link as why
 from gradfree.depth.batched_chain import Ran
 from gradfree.depth.batching import Batching
-from gradfree.depth.borders import BORDERS
+from gradfree.depth.borders import BORDERS, EXITS
 from gradfree.depth.chain import Trained
+from gradfree.depth.link import has_hooks
 from gradfree.depth.recording import Attached, Recording
 from gradfree.errors import ChainError
-from gradfree.torchside.guards import recomputed
+from gradfree.torchside.around import is_compiled_around, recomputed
 
 
 class Recorder(Protocol):
@@ -37,6 +38,14 @@ class Recorder(Protocol):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Return what its caller gets instead of ``out``, if anything."""
+
+
+class LinkRecorder(Recorder, Protocol):
+    """What records the calls of a block of a chain."""
+
+    @property
+    def chain(self) -> Attached:
+        """The chain."""
 
 
 class AttachedChain(Attached, Protocol):
@@ -116,6 +125,58 @@ class RecordedForward(InPlaceOfForward):
             return self.own(*args, **kwargs)
         finally:
             torch._C._set_grad_enabled(True)
+
+
+class RecordedBlock(RecordedForward):
+    """The same for a block: where it goes on in a batched pass, nothing is done that such a step does not need.
+
+    What that costs is as much as a small block takes to run; all others go the way of their recorder.
+
+    Args:
+        recorder: of the block.
+        block: is called.
+        path: of the block.
+    """
+
+    recorder: LinkRecorder
+
+    def __init__(self, recorder: LinkRecorder, block: nn.Module, path: str):
+        super().__init__(recorder, block, path)
+        self._hooks = block._forward_pre_hooks, block._forward_hooks
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        recording = self._gone_on_with(args, kwargs)
+        if recording is None:
+            return super().forward(*args, **kwargs)
+        state, self.recorder.call = args[0], recording
+        torch._C._set_grad_enabled(False)
+        try:
+            out = _step(self._path, self.own, state)
+        finally:
+            torch._C._set_grad_enabled(True)
+            self.recorder.call = None
+        # It shares its count of changes in place with the state that the block was given. Not that itself, which leads
+        # to a node that keeps the recording.
+        x = recording.handed[-1].seen
+        return recording.go_on(Ran(self._path, self._module, out, x), x, state)
+
+    def _gone_on_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
+        """Return the pass whose last state is all that the block is given, if it runs without a graph there."""
+        if is_compiled_around() or len(args) != 1 or kwargs or type(args[0]) is not Tensor:
+            return None
+        state, recorder, node = args[0], self.recorder, args[0].grad_fn
+        if not isinstance(node, EXITS) or self.removed or recorder.call is not None or not torch.is_grad_enabled():
+            return None
+        recording: Recording = node.recording
+        follows = (
+            recording.of() is recorder.chain
+            and node.index + state.output_nr == len(recording.links)
+            and recording.columns is None
+            and recording.setting is not None
+            and recording.setting.is_batched(self._path)
+        )
+        return None if not follows or any(self._hooks) or has_hooks(state) else recording
 
 
 def recorder_of(module: nn.Module) -> Any:

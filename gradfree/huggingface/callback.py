@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch._compile import _disable_dynamo
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -19,6 +18,7 @@ from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.huggingface.retained import retain
 from gradfree.registry import engine_class, list_engines, resolve_engine
+from gradfree.torchside.around import uncompiled
 from gradfree.torchside.unsaved import unsaved_hooks
 
 
@@ -108,7 +108,7 @@ class EngineCallback(TrainerCallback, ExportableState):
             part.remove()
         self._retaining = []
 
-    @_disable_dynamo
+    @uncompiled
     def _retain(self, model: Any, args: Any, out: Any) -> None:
         if self.handle.attached:
             retain(out)

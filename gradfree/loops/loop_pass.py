@@ -20,9 +20,8 @@ from gradfree.loops.loop_inputs import LoopInputs
 from gradfree.loops.loop_nodes import LOOP_EXIT, LoopExit, LoopStart
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now
 from gradfree.torchside.graph import asked_for, keeps_graph
-from gradfree.torchside.guards import check_finite, check_made_finite, refuse_batched, saved
+from gradfree.torchside.guards import Marks, check_finite, check_made_finite, held_marks, refuse_batched, saved
 from gradfree.torchside.hooks import spare_hooks
-from gradfree.torchside.marks import Marks, held_marks
 
 
 class CalledCell(Protocol):

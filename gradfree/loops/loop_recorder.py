@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
@@ -21,8 +20,8 @@ from gradfree.loops.loop_inputs import computed_from
 from gradfree.loops.loop_nodes import LOOP_EXIT
 from gradfree.loops.loop_pass import LoopPass
 from gradfree.time.unrolled_chain import StepsAgain, own_form
-from gradfree.torchside.guards import refuse_transforms
-from gradfree.torchside.marks import Marks, marks_of, unchanged
+from gradfree.torchside.around import uncompiled
+from gradfree.torchside.guards import Marks, marks_of, refuse_transforms, unchanged
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -94,7 +93,7 @@ class LoopRecorder:
         return list(self.cell.parameters())
 
     # As hooks in depth are: what is compiled must not run past them.
-    @_disable_dynamo
+    @uncompiled
     def enter(self, cell: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Join the pass that the call's state belongs to, or start one."""
         self.call = None
@@ -116,7 +115,7 @@ class LoopRecorder:
         if before.requires_grad:
             self.call = _Call(recording, before, parts, self._marks(x, parts))
 
-    @_disable_dynamo
+    @uncompiled
     def leave(self, cell: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Return the state with the pass's history."""
         call, self.call = self.call, None

@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from gradfree.chains.memory import Memory
 from gradfree.layers.site import ASKED, LOG_TEMPERATURE
+from gradfree.torchside.around import uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
@@ -42,7 +42,7 @@ class Temperature:
         log = self._log()
         return 1.0 if log is None else log.to(like.device).exp().to(like.dtype)
 
-    @_disable_dynamo
+    @uncompiled
     def __call__(self, module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
         """Multiply the output."""
         scaled = out * self.factor(out)

@@ -33,7 +33,7 @@ from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
 from gradfree.ranks.whole import Whole
 from gradfree.registry import resolve_engine
-from gradfree.torchside.guards import recomputed
+from gradfree.torchside.around import recomputed
 
 
 def layer_parallel(

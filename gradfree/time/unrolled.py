@@ -19,15 +19,18 @@ from gradfree.time.forward import Recurrence, run
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
 from gradfree.torchside.graph import asked_for
 from gradfree.torchside.guards import (
+    Marks,
     changed_in_place,
     check_finite,
     check_made_finite,
+    held_marks,
+    marks_of,
     refuse_batched,
     refuse_second_derivatives,
     refuse_transforms,
     saved,
+    unchanged,
 )
-from gradfree.torchside.marks import Marks, held_marks, marks_of, unchanged
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 

@@ -24,9 +24,9 @@ from gradfree.time.chain import Links, SplitJacobian, TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.torchside.graph import may_write, walk
+from gradfree.torchside.guards import Marks, held_marks, unchanged
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.jacobians import pull_many
-from gradfree.torchside.marks import Marks, held_marks, unchanged
 from gradfree.torchside.phases import phase
 
 

@@ -53,6 +53,12 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[ty
     return Reached(stopped, leaves, nodes, set(map(type, nodes)))
 
 
+def has_left(output: Tensor, leaf: Tensor) -> bool:
+    """Tell whether ``output`` was computed from ``leaf`` when that had another dtype or device: torch forgets that."""
+    nodes = {node for inner in walk([output]).nodes for node, _ in inner.next_functions if type(node) is LEAF}
+    return any(node.variable is leaf and node is not get_gradient_edge(leaf).node for node in nodes)  # type: ignore[union-attr]
+
+
 def older(nodes: Iterable[Node], number: int) -> bool:
     """Tell whether some of ``nodes`` were there when autograd was about to give a node that ``number``."""
     return any(node._sequence_nr() < number for node in nodes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from gradfree.errors import ChainError
@@ -36,18 +37,6 @@ def refuse_batched(cotangents: Iterable[Tensor | None], where: str) -> None:
             f"the backward pass through {where} is run for many cotangents at once (is_grads_batched=True, "
             "vectorize=True), which an engine does not do. Run it for one after the other, or detach the engine."
         )
-
-
-def recomputed() -> bool:
-    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function again in a backward pass."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return top is not None and "_recomputation_hook" in getattr(top[0], "__qualname__", "")
-
-
-def checkpointed() -> bool:
-    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
 
 
 def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
@@ -93,3 +82,26 @@ def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
 
 def _finite(tensors: Iterable[Tensor | None]) -> bool:
     return all(t is None or bool(t.isfinite().all()) for t in tensors)
+
+
+Marks = list[tuple[object, int]]
+"""What tells whether values are still the same: their identities, of tensors also the counts of changes in place."""
+
+
+def marks_of(values: Iterable[object]) -> Marks:
+    """Return marks of what ``values`` are now."""
+    return [
+        (weakref.ref(v), 0 if v.is_inference() else v._version) if isinstance(v, Tensor) else (v, 0) for v in values
+    ]
+
+
+def unchanged(marks: Marks, others: Marks) -> bool:
+    """Tell whether two marks are of the same values."""
+    return len(marks) == len(others) and all(a is b and m == n for (a, m), (b, n) in zip(marks, others, strict=True))
+
+
+def held_marks(cell: nn.Module) -> Marks:
+    """Return marks of what the cell's output may depend on besides its arguments and parameters."""
+    values = [value for module in cell.modules() for value in vars(module).values()]
+    parts = [part for value in values for part in (value.values() if isinstance(value, dict) else [value])]
+    return marks_of(part for part in parts if not isinstance(part, nn.Parameter))

@@ -211,3 +211,39 @@ def test_a_hook_inside_a_block_that_changes_its_gradient_in_place():
         loss = model(torch.randn(4, 6)).sum()
         with pytest.raises(ChainError, match=r"a hook on a tensor inside blocks\.1 changes its gradient in place"):
             loss.backward()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacrev])
+def test_transforms_of_torch_func(transform, batched):
+    """An engine rewrites autograd's graph; these have none."""
+    model, x = plain_model(), torch.randn(4, 6)
+    with HIGHWAY.attach(model, batched=batched):
+        for _ in range(2):
+            model(x).sum().backward()
+        with pytest.raises(ChainError, match=r"blocks\.0 runs inside a transform of torch\.func"):
+            transform(lambda x: model(x).sum())(x)
+        model(x).sum().backward()
+
+
+def test_many_cotangents_at_once():
+    """One by one, blocks are gone through as autograd does; in batches there is another dimension already."""
+    model, x = plain_model(), torch.randn(4, 6)
+    weight = model.stem.weight
+    with HIGHWAY.attach(model, batched=True):
+        model(x).sum().backward()
+        out = model(x)
+        with pytest.raises(ChainError, match=r"blocks\.0 is run for many cotangents at once"):
+            torch.autograd.grad(out, weight, torch.ones(2, *out.shape), is_grads_batched=True)
+
+
+def test_parameters_that_are_converted_between_the_passes():
+    """What torch would collect a block's own gradient in is another node then, which its graph does not lead to."""
+    model, x = plain_model(), torch.randn(4, 6)
+    with HIGHWAY.attach(model, batched=False):
+        loss = model(x).sum()
+        model.float()
+        with pytest.raises(ChainError, match=r"blocks\.4 got another dtype or device between the forward and"):
+            loss.backward()
+        model.double()
+        model(x).sum().backward()

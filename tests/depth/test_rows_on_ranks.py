@@ -10,6 +10,7 @@ from rank_processes import results_of_ranks
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.processes
 def test_two_ranks_train_as_one_process_does(tmp_path):
     for found in results_of_ranks(tmp_path, row_ranks.__file__):
         expected, _ = found.pop("one process")

@@ -143,6 +143,7 @@ def test_the_example_port_is_right():
     assert fidelity.total.relative_error < 1e-5
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
     """The page's file runs by its name, and its own section is in the report; other functions are refused."""

@@ -7,6 +7,7 @@ from forked_scripts import Script
 FOREVER = "import threading; threading.Event().wait()"
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_script_that_does_not_end_in_time_is_killed(tmp_path):
     (tmp_path / "forever.py").write_text(FOREVER)
@@ -16,6 +17,7 @@ def test_a_script_that_does_not_end_in_time_is_killed(tmp_path):
     assert not script.is_alive()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_ranks_end_with_the_first_that_fails(tmp_path, monkeypatch):
     (tmp_path / "ranks.py").write_text(f"import os; assert os.environ['RANK'] == '1', 'the first'; {FOREVER}")

@@ -65,28 +65,38 @@ def test_the_core_imports_torch_and_numpy_alone():
     assert not {(name, top) for name, top in tops if top not in allowed}
 
 
-def loaded(module):
-    """Names of the packages that are loaded once ``module`` is imported."""
-    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+STEP = """
+import gradfree, torch
+chain = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()) for _ in range(4)))
+with gradfree.create_engine("fixed_point", iterations=1).attach(torch.nn.Sequential(chain)) as handle:
+    chain(torch.randn(2, 3)).sum().backward()
+assert chain[0][0].weight.grad is not None
+"""
+
+
+def loaded(code):
+    """Names of the modules that are loaded once ``code`` has run."""
+    code = f"import sys\n{code}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-def test_import_gradfree_is_quick():
-    """It imports nothing of what the extras bring."""
-    packages = loaded("gradfree")
-    assert {"gradfree", "torch"} <= packages
-    assert packages.isdisjoint(
+def test_gradfree_is_quick_to_import_and_to_begin():
+    """It imports nothing of what the extras bring; nor does a step, or torch's compiler, which takes seconds."""
+    modules = loaded(STEP)
+    assert {"gradfree", "torch"} <= modules
+    assert modules.isdisjoint(
         ("lightning", "pytorch_lightning", "torchmetrics", "transformers", "jsonargparse", "matplotlib", "scipy")
     )
+    assert "torch._dynamo" not in modules
 
 
 @pytest.mark.slow
 def test_commands_start_quickly():
     """Suites are put together without what takes seconds to import; whoever uses that imports it."""
-    packages = loaded("gradfree.benchmarks.bench.commands, gradfree.benchmarks.suites.index")
-    assert {"polars", "torch"} <= packages
-    assert packages.isdisjoint(("datasets", "lightning", "pandas", "sklearn", "torchmetrics", "transformers"))
+    modules = loaded("import gradfree.benchmarks.bench.commands, gradfree.benchmarks.suites.index")
+    assert {"polars", "torch"} <= modules
+    assert modules.isdisjoint(("datasets", "lightning", "pandas", "sklearn", "torchmetrics", "transformers"))
 
 
 def test_every_room_is_installed():

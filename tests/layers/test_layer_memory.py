@@ -7,8 +7,8 @@ from torch import nn
 
 import gradfree
 from gradfree.algorithms import FOTON, PEPITA
-from gradfree.benchmarks.timing.profiles import kept_memory, peak_memory
 from gradfree.testing.cases.models import gradients
+from gradfree.testing.runs.allocations import allocations, peak_memory
 from gradfree.torchside.graph import walk
 
 STORED = {name: engine for name, engine in ENGINES.items() if "streaming" not in name}
@@ -30,9 +30,9 @@ def kept(bends, dtype, engine=None):
     """Return the bytes that a forward pass leaves for the backward pass."""
     model, x = net(bends).to(dtype), torch.randn(256, 128, dtype=dtype)
     if engine is None:
-        return kept_memory(lambda: model(x).sum())
+        return sum(allocations(lambda: model(x).sum()))
     with engine.attach(model, [""]):
-        return kept_memory(lambda: model(x).sum())
+        return sum(allocations(lambda: model(x).sum()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

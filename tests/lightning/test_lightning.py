@@ -142,6 +142,7 @@ def test_lightning_cli_takes_engines(tmp_path, arguments):
     )
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_it_may_be_imported_before_lightning(tmp_path):
     """All other tests import Lightning first."""

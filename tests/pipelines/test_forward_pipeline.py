@@ -29,6 +29,7 @@ STOPPED = {
 """The rank that fails, and what it says."""
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_two_and_four_ranks_train_as_one_process(tmp_path):
     found = results_of_ranks(tmp_path, SCRIPT, ranks=4)

@@ -7,7 +7,7 @@ a few cases.
 import os
 import sys
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from itertools import product
 
 import torch
@@ -197,7 +197,6 @@ def chain_of(model):
     return name
 
 
-@cache
 def of_one_process(make, run, engine=None, **options):
     """Return the outputs and the gradients of one process."""
     model, x = made(make)
@@ -235,11 +234,22 @@ def held_against(expected, make, run, group, placed, solver):
     return len(found)
 
 
-def outcome(n, group, model, engine, options, swept):
-    make, run, placed = model
-    expected = of_one_process(make, run, *((engine,) if swept else ()), **(options | {"segments": n} if swept else {}))
+def expectations(cases, ranks):
+    """Return what one process has: each rank finds out a share, for all of them."""
+    wanted = {}
+    for swept, (name, n, *rest), model, engine, options in cases:
+        # With all sweeps it is autograd's, whatever the ranks and the engine.
+        its = (engine, options | {"segments": n}) if swept else (None, {})
+        wanted[(name, n, *rest) if swept else name] = (*model[:2], *its)
+    mine = {key: of_one_process(*its, **options) for key, (*its, options) in list(wanted.items())[RANK::ranks]}
+    shares = [None] * ranks
+    distributed.all_gather_object(shares, mine)
+    return {key: found for share in shares for key, found in share.items()}
+
+
+def outcome(expected, group, model, engine, options):
     try:
-        return held_against(expected, make, run, group, placed, gradfree.create_engine(engine, **options))
+        return held_against(expected, *model[:2], group, model[2], gradfree.create_engine(engine, **options))
     except (AssertionError, ChainError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -269,12 +279,11 @@ def main(folder):
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     ranks = distributed.get_world_size()
     groups = {n: distributed.new_group(list(range(n))) for n in range(2, ranks + 1)}
-    found = {}
-    for swept, cases in ((False, exact_cases(ranks)), (True, swept_cases(ranks))):
-        for case, *its in cases:
-            n = case[1]
-            if n > RANK:
-                found[(swept, *case)] = outcome(n, groups[n], *its, swept)
+    cases = [(swept, *case) for swept in (False, True) for case in (swept_cases if swept else exact_cases)(ranks)]
+    expected, found = expectations(cases, ranks), {}
+    for swept, case, *its in cases:
+        if case[1] > RANK:
+            found[(swept, *case)] = outcome(expected[case if swept else case[0]], groups[case[1]], *its)
     if ranks == 2:
         found["overlap"] = overlapping()
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))

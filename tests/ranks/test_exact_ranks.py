@@ -18,12 +18,14 @@ def check(found):
     assert all(rank[case] > 0 for rank in found for case in rank)
 
 
+@pytest.mark.processes
 def test_two_ranks(tmp_path):
     found = results_of_ranks(tmp_path, SCRIPT)
     check(found)
     assert all(len(rank) > 6 for rank in found)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_two_three_and_four_ranks(tmp_path):
     """All kinds of blocks, tied and frozen weights, taps, keyword arguments, checkpoints, uneven runs."""

@@ -50,6 +50,7 @@ def files(folder, ways):
     return [list((folder / way).glob("*.pt")) for way in ways]
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_others_stop(tmp_path):
     found = told(tmp_path, CAUSES) | told(tmp_path, AT_ONCE)

@@ -12,6 +12,7 @@ from gradfree.ranks.placement import balanced
 from gradfree.testing.cases.models import plain_model
 
 
+@pytest.mark.processes
 def test_the_example_of_the_page_runs(tmp_path):
     code, *_ = re.findall(r"```py\n(.*?)```", (DOCS / "ranks.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "train.py").write_text(code, encoding="utf-8")

@@ -7,6 +7,7 @@ import torch
 from rank_processes import results_of_ranks
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_three_ranks_write_and_two_resume(tmp_path):
     """Weights and optimizer states of three ranks are those of one process, and two ranks go on from there alike."""
@@ -22,6 +23,7 @@ def test_three_ranks_write_and_two_resume(tmp_path):
         assert 0.33 < rank["shares"]["activations"] < 0.36
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_second_dimension_shares_the_data(tmp_path):
     """DDP or FSDP2 around each rank's part: replicas are the same to the last bit, and train as one process does.

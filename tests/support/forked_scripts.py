@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 from tempfile import mkstemp
 
-import torch
-
-from gradfree.benchmarks.running.workers import PRELOADED
+from gradfree.benchmarks.running.workers import PRELOADED, prepare
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([*PRELOADED, "gradfree.testing.cases.models", "pytest"])
+_SERVER.set_forkserver_preload([*PRELOADED, "gradfree.lightning", "gradfree.testing.runs.ranks", "pytest"])
 
 
 class Script:
@@ -62,6 +60,5 @@ def _run(script, arguments, environment, written):
     os.environ |= environment
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
-    # Several processes share a core: threads that wait for each other would take it from those that work.
-    torch.set_num_threads(1)
+    prepare()
     runpy.run_path(script, run_name="__main__")

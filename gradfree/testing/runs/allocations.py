@@ -1,19 +1,70 @@
-"""What a piece of work allocates on the CPU, as torch's profiler records it."""
+"""What a piece of work allocates, as torch tells, on a CPU by its profiler."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
+import torch
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import RecordScope
 from torch.autograd import profiler
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
-    """Return the bytes of every allocation of ``work`` and, with a minus, of every release, in their order."""
+    """Return the bytes of every allocation of ``work`` and, with a minus, of every release, in their order.
+
+    What it returns is alive to the end: the sum is of what is kept.
+    """
     gc.collect()  # Garbage freed meanwhile would count against what is measured.
-    with profiler.profile(profile_memory=True) as recorded:
-        work()
-    found: Any = recorded.kineto_results.events()
+    with profiled(profiler.profile(profile_memory=True)) as found:
+        kept = work()
+    del kept
     events = sorted((event for event in found if event.name() == "[memory]"), key=lambda event: event.start_ns())
     return [event.nbytes() for event in events]
+
+
+def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
+    """Return how many bytes of tensors are alive at the worst moment of ``work``, above those before it.
+
+    What the allocators hand out, so the same on every run; not what the process takes from the system.
+    """
+    if torch.device(device).type != "cuda":
+        # torch counts no peak on a CPU.
+        return max(accumulate(allocations(work), initial=0))
+    gc.collect()  # Garbage freed meanwhile would count against what is measured.
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@contextmanager
+def profiled(profile: Any) -> Iterator[list[Any]]:
+    """Yield a list for what is recorded in the block: marked ranges, of which memory is one kind, and no operations."""
+    events = list[Any]()
+    config, activities = profile.config(), profile.kineto_activities
+    with _hushed():
+        _prepare_profiler(config, activities)
+        _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+        try:
+            yield events
+        finally:
+            events += _disable_profiler().events()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep from the terminal what the profiler writes there, which nothing in Python can tell it not to."""
+    terminal = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
@@ -12,6 +13,7 @@ from functools import cache
 from shutil import rmtree
 from tempfile import mkdtemp
 
+import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -129,17 +131,20 @@ def fabric_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
 
 @cache
 def _workers() -> list[ProcessPoolExecutor]:
-    """Return one process for each rank; they are kept, since to start them takes seconds."""
+    """Return one process for each rank; they are kept, since to start them takes time."""
     folder = mkdtemp()
     atexit.register(rmtree, folder, ignore_errors=True)
-    spawn = multiprocessing.get_context("spawn")
-    return [ProcessPoolExecutor(1, spawn, _join, (rank, f"{folder}/store")) for rank in range(RANKS)]
+    # Where a server runs that has imported torch, they are there at once; only Linux forks without trouble.
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    return [ProcessPoolExecutor(1, context, _join, (rank, f"{folder}/store")) for rank in range(RANKS)]
 
 
 def _join(rank: int, store: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "NODE_RANK": "0"}
     # Lightning asks for them, but finds the group there already.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    # The ranks share the cores: threads that wait for each other would take them from those that work.
+    torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", f"file://{store}", timeout=timedelta(seconds=60), rank=rank, world_size=RANKS
     )

@@ -108,6 +108,7 @@ def edit(file, text):
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_changed_examples_are_other_cases(folder):
     """Not so what is only written anew, shuffled or augmented: no run would ever find its records."""
@@ -135,6 +136,7 @@ def test_a_changed_import_is_another_case(folder, file, monkeypatch):
     assert source_digest("theirs") != before
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_examples_that_are_others_each_time_keep_their_records(folder):
     """They are said to, once; nothing else could tell a change from chance. Changed code is another case still."""
@@ -189,6 +191,7 @@ def listed(folder):
     return out.getvalue()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_sweep_on_a_rewritten_file_has_other_cases(folder):
     before = fresh(listed, folder)

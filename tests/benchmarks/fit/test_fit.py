@@ -70,6 +70,7 @@ RUN = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "every", "kill", "first"),
@@ -96,6 +97,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(name, every, kill, first, tmp_path
     assert resumed == {step: loss for step, loss in whole.items() if step >= first}
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_fit_on_two_devices_trains_validates_saves_and_both_processes_end(tmp_path):
     """The second process is Lightning's to start, by the same command; each has a lock, which ends with it."""

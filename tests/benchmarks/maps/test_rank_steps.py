@@ -14,6 +14,7 @@ PART = RankSteps((OnRanks(8, 0.0, 2, 1), OnRanks(8, 0.0, 2, 2)), (ROWS[0], ROWS[
 WHOLE, HALVES = PART.timing("cpu")
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_every_way_is_timed_on_processes_of_its_own():
     """And a rank holds half of what one process does, weights, states and activations."""
@@ -31,6 +32,7 @@ def test_every_way_is_timed_on_processes_of_its_own():
         assert all(0.45 < size / one["peak_memory"] < 0.6 for size in way["rank_memory"])
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_what_fails_on_a_rank_is_recorded_of_that_rank():
     case = RankStep(chain=OnRanks(1, 0.0, 2, 1), rows=(), threads=1, device="cpu", seed="no seed")

@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from places import SUPPORT
+from forked_scripts import Script
 from tiny_suite import (
     PLAIN,
     SUITE,
@@ -33,7 +32,7 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +88,16 @@ def assert_equal_bits(records):
 
 
 KILLED = '''
-import json, os, signal
+import json, multiprocessing, os, select, signal
+from contextlib import suppress
 from pathlib import Path
 from forking import exit_code, fork
 from tiny_suite import many_cases
 from gradfree.benchmarks.records.records import RecordFile, attempt
 from gradfree.benchmarks.running.runner import run_cases
 from gradfree.benchmarks.running.workers import Workers
+
+MOMENTS = ("after writing", "while writing", "before writing", "never")
 
 class Here:
     """Runs cases in this process: one start of workers is enough to see that none is left behind."""
@@ -115,6 +117,8 @@ class Killed(RecordFile):
             with self.path.open("a") as raw:
                 raw.write(json.dumps(record)[:100])
         if not self.left:
+            for worker in multiprocessing.active_children():
+                print(worker.pid, file=Path("left behind").open("a"))
             os.kill(os.getpid(), signal.SIGKILL)
 
 def run(moment):
@@ -122,27 +126,30 @@ def run(moment):
     file.moment = moment
     run_cases(lambda records: many_cases(), file, Workers(2) if moment == "before writing" else Here())
 
-if __name__ == "__main__":
-    path = Path("records.jsonl")
-    for moment in ("after writing", "while writing", "before writing", "never"):
-        print(exit_code(fork(run, moment)), len(RecordFile(path).read()))
+def ends(process):
+    """Wait for the end of a process that is not ours, a minute at most."""
+    with suppress(ProcessLookupError):
+        return bool(select.select([os.pidfd_open(process)], [], [], 60)[0])
+    return True
+
+# Daemons may not start processes.
+multiprocessing.current_process().daemon = False
+path = Path("records.jsonl")
+told = [(exit_code(fork(run, moment)), len(RecordFile(path).read())) for moment in MOMENTS]
+workers = Path("left behind").read_text().split()
+Path("told").write_text(json.dumps([told, [ends(int(worker)) for worker in workers]]))
 '''
 
 
-def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_end(tmp_path):
+def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_end(tmp_path, monkeypatch):
     """None is lost, none is there twice, none is broken; no process is left behind."""
     (tmp_path / "killed.py").write_text(KILLED)
-    path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent / "benchmarks"), *sys.path])
-    # The workers inherit the pipes: they are closed, and the call returns, when the last worker has ended.
-    done = subprocess.run(
-        [sys.executable, "killed.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.split() == ["-9", "4", "-9", "7", "-9", "10", "0", "30"], done.stderr
+    monkeypatch.chdir(tmp_path)
+    status, said = Script("killed.py").ended()
+    assert status == 0, said
+    told, ended = json.loads((tmp_path / "told").read_text())
+    assert told == [[-9, 4], [-9, 7], [-9, 10], [0, 30]]
+    assert ended == [True]
     lines = [json.loads(line)["case"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert sorted(lines) == sorted(case.id for case in many_cases())
 

@@ -291,6 +291,7 @@ def test_a_damaged_journal_is_said(tmp_path, capsys):
 MISSING = "import sys; sys.modules['optuna'] = None; from gradfree.cli import main; main(['bench', 'search'])"
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_without_optuna_the_extra_is_named(tmp_path):
     (tmp_path / "missing.py").write_text(MISSING)
@@ -324,6 +325,7 @@ print("ended:", killed, *map(exit_code, two))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_two_processes_make_the_trials_that_are_asked_for_whatever_became_of_a_third(tmp_path):
     """One is killed in the midst of its trial, then two start at once: not a trial more or less, and each of them has

@@ -305,6 +305,7 @@ def test_each_sweep_has_a_folder_of_its_own(tmp_path):
         KeptRun.of(tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_sweep_runs_and_reports(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

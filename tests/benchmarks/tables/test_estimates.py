@@ -4,8 +4,16 @@ from math import inf, isnan, nan
 
 import pytest
 
-from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
-from gradfree.benchmarks.tables.facts import differences, estimates, fact, means, run_fact, table
+from gradfree.benchmarks.tables.facts import (
+    Estimate,
+    differences,
+    estimates,
+    fact,
+    means,
+    pareto_front,
+    run_fact,
+    table,
+)
 from gradfree.benchmarks.timing.side_by_side import statistics
 
 
@@ -116,10 +124,14 @@ def test_the_ratio_of_two_runs_is_as_wide_as_the_farthest_quartiles():
 
 def test_the_pareto_front_has_what_nothing_else_betters():
     points = [(1.0, 5.0), (2.0, 5.5), (2.0, 6.0), (3.0, 6.0), (0.5, 1.0), (0.7, nan), (nan, 9.0), (4.0, 7.0)]
-    assert pareto_front([(cost, Estimate(goodness)) for cost, goodness in points]) == [4, 0, 2, 7]
-    assert pareto_front([]) == []
+    costs, goodness = ({f"{n}": Estimate(point[part]) for n, point in enumerate(points)} for part in range(2))
+    assert pareto_front(costs, goodness | {"unknown cost": Estimate(9.0)}) == ["4", "0", "2", "7"]
+    assert pareto_front(costs, {}) == []
 
 
 def test_the_pareto_front_leaves_out_what_intervals_do_not_tell_from_what_costs_less():
-    points = [(1.0, Estimate(5.0, 4.0, 6.0, 3)), (2.0, Estimate(5.9, 5.5, 6.3, 3)), (3.0, Estimate(7.0, 6.1, 7.9, 3))]
-    assert pareto_front(points) == [0, 2]
+    costs = {row: Estimate(cost) for row, cost in (("quick", 1.0), ("slow", 2.0), ("slower", 3.0))}
+    goodness = {"quick": (5.0, 4.0, 6.0), "slow": (5.9, 5.5, 6.3), "slower": (7.0, 6.1, 7.9)}
+    assert pareto_front(costs, {row: Estimate(*told, n=3) for row, told in goodness.items()}) == ["quick", "slower"]
+    shorter = {row: -Estimate(*told) for row, told in goodness.items()}
+    assert pareto_front(costs, shorter) == ["quick"]

@@ -161,6 +161,7 @@ def test_a_folder_is_no_function(tmp_path, monkeypatch):
     assert not names_a_function("odd:name")
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_model_in_the_current_folder_is_swept(tmp_path, monkeypatch):
     (tmp_path / "their_module.py").write_text("from user_module import *\n")

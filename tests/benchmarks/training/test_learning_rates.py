@@ -166,6 +166,7 @@ def test_a_report_before_all_rates_are_chosen():
     assert highway[1:] == ["–"] * 7
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_run_tries_then_trains_then_times_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     """Interrupted among the trials, then among the training runs."""
@@ -204,6 +205,7 @@ def test_a_run_tries_then_trains_then_times_and_goes_on_where_it_was(tmp_path, m
     assert records.keys() == {case.id for case in cases((TUNED,), 2, "cpu", records)}
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_cases_that_must_run_alone_come_last_and_one_by_one(tmp_path, monkeypatch):
     """Whatever the order in which they are wanted."""

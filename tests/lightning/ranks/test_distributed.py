@@ -6,7 +6,7 @@ from rank_processes import results_of_ranks
 
 choosing_ranks = pytest.importorskip("choosing_ranks")
 resumed_ranks = pytest.importorskip("resumed_ranks")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ def assert_same_states(found, expected):
         )
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_four_ranks_train_as_one_process(tmp_path):
     """Two copies on two ranks each; four ranks and one process resume them; clipped by the norm of all.

@@ -7,7 +7,7 @@ pytest.importorskip("torch.distributed.fsdp")
 import sharded_ranks
 from rank_processes import results_of_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 RUNS = [(engine, kind, run.__name__) for (engine, kind), runs in sharded_ranks.RUNS.items() for run in runs]
 
