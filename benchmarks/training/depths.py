@@ -354,8 +354,5 @@ class Cadences(DepthSweep):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of scores and drift by depth."""
-        return CadenceSummary(self.task, self.learning_rates, facts, self.references, _cadences(self.rows)).section
-
-
-def _cadences(rows: tuple[Row, ...]) -> dict[str, int]:
-    return {row.label: row.options[_EVERY] for row in rows if _EVERY in row.options}
+        cadences = {row.label: row.options[_EVERY] for row in self.rows if _EVERY in row.options}
+        return CadenceSummary(self.task, self.learning_rates, facts, self.references, cadences).section
