@@ -5,8 +5,10 @@ import re
 from collections import defaultdict
 from itertools import pairwise
 
+import altair as alt
 import pytest
 import vl_convert
+from jsonschema import ValidationError
 from places import RESULTS
 from report_records import PUBLISHED, RECORDS, chart
 from tiny_suite import PLAIN, SUITE
@@ -72,6 +74,20 @@ def test_a_label_looks_the_same_in_all_charts_of_a_report(published):
                 found[name, label].add(color)
     assert {label for _, label in found} > {"backprop", "foton", "highway_bp with k iterations", "truncated w=1"}
     assert {key: seen for key, seen in found.items() if len(seen) > 1} == {}
+
+
+@pytest.mark.slow
+def test_charts_are_what_vega_lite_takes(published):
+    """One of each build: which marks there are, with which channels, and how their axes lie."""
+    built = {}
+    for *_, drawn in published:
+        kinds = [channel.get("scale", {}).get("type") for axis in "xy" for channel in channels(drawn, axis)]
+        built.setdefault(str([[(one["mark"], sorted(one["encoding"])) for one in drawn["layer"]], kinds]), drawn)
+    assert 20 < len(built) < 100
+    for drawn in built.values():
+        alt.LayerChart.validate(drawn)
+    with pytest.raises(ValidationError):
+        alt.LayerChart.validate(drawn | {"layer": [{**drawn["layer"][0], "encoding": {"x": {"field": 1}}}]})
 
 
 @pytest.mark.slow
