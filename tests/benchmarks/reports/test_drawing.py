@@ -10,13 +10,12 @@ import pytest
 import vl_convert
 from jsonschema import ValidationError
 from places import RESULTS
-from report_records import PUBLISHED, RECORDS, chart
+from report_records import RECORDS, chart, committed
 from tiny_suite import PLAIN, SUITE
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import Look, Looks, spec
-from gradfree.benchmarks.reports.report import SuiteReport, sections
+from gradfree.benchmarks.reports.report import sections
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure
 from gradfree.benchmarks.tables.facts import Estimate, fact, table
@@ -37,11 +36,9 @@ def published():
     """Every chart of the committed reports, by suite and title, as a page has it."""
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
-        report, looks = (
-            SuiteReport.of(name, PUBLISHED[name], RecordFile(RESULTS / name / "records.jsonl").read()),
-            Looks(),
-        )
-        found += [(name, chart.title, spec(chart, looks)) for section in report.sections for chart in section.charts]
+        looks = Looks()
+        charts = [chart for section in committed(name).sections for chart in section.charts]
+        found += [(name, chart.title, spec(chart, looks)) for chart in charts]
     return found
 
 
