@@ -13,20 +13,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.advice.job import Batch, Job
+from gradfree.benchmarks.maps.memory_map import run_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
-from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
+from gradfree.testing.runs.allocations import peak_memory
 from gradfree.wording import count
+
+_WARM_UP = 3
+_TURN = 0.02
+"""Seconds of steps in a turn, if a step takes less."""
+_IN_SIGHT = 1.25
+"""Of the baseline's time: what takes longer when first tried has no further turns."""
+_HOPELESS = 4.0
+"""Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
+_LONG = 0.1
+"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
+_FEWEST, _MOST = 5, 25
+"""Rounds."""
+_EXACT = Agreement(1.0, 1.0, 0.0)
+"""Of plain backpropagation, whatever it keeps."""
+_words = "{0.__class__.__name__}: {0}".format
+"""What is kept of an error."""
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -44,10 +61,7 @@ class SegmentsAgain(Row):
         for path in self.chains:
             layers = model.get_submodule(path)
             assert isinstance(layers, nn.Sequential)
-            segments: Callable[[Tensor], Tensor] = partial(
-                checkpoint_sequential, list(layers), isqrt(len(layers)), use_reentrant=False
-            )
-            object.__setattr__(layers, "forward", lambda x, run=segments: run(input=x))
+            run_again(layers, list(layers), isqrt(len(layers)))
 
 
 def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[SegmentsAgain]:
@@ -55,25 +69,6 @@ def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[Segments
     sites = {path: site for report in reports if report.ok for path, site in report.chains.items()}
     chains = [p for p, site in sites.items() if site.of_layers and type(model.get_submodule(p)) is nn.Sequential]
     return [SegmentsAgain("backprop, √L checkpoints", "backprop", {"plain": True}, tuple(chains))] if chains else []
-
-
-_WARM_UP = 3
-_TURN = 0.02
-"""Seconds of steps in a turn, if a step takes less."""
-_IN_SIGHT = 1.25
-"""Of the baseline's time: what takes longer when first tried has no further turns."""
-_HOPELESS = 4.0
-"""Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
-_LONG = 0.1
-"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
-_FEWEST, _MOST = 5, 25
-"""Rounds."""
-_EXACT = Agreement(1.0, 1.0, 0.0)
-"""Of plain backpropagation, whatever it keeps."""
-_words = "{0.__class__.__name__}: {0}".format
-"""What is kept of an error."""
-
-Say = Callable[[str], None]
 
 
 class Budget:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from math import nan
 from typing import Any
 
@@ -12,8 +11,7 @@ from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.race import LEARNING_RATE, Runner
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
-from gradfree.benchmarks.records.environment import environment
-from gradfree.benchmarks.records.records import SCHEMA, Record
+from gradfree.benchmarks.records.records import Record, record_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact, table
@@ -157,13 +155,5 @@ def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | 
         "failures": standings.failures,
         "untried": standings.untried,
     }
-    return Record(
-        schema=SCHEMA,
-        case=f"advice/{job.model}/{job.data}/{job.device}",
-        kind="advice",
-        config={"model": job.model, "data": job.data, "loss": job.loss, "chains": job.chains},
-        seeds=[],
-        results=results,
-        environment=environment(job.device),
-        timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+    config = {"model": job.model, "data": job.data, "loss": job.loss, "chains": job.chains}
+    return record_of(f"advice/{job.model}/{job.data}/{job.device}", "advice", config, [], results, job.device)

@@ -25,14 +25,29 @@ from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import Timings, clocked, in_turns, statistics, times
 
 _FEATURES, _CLASSES = 16, 4
 _BATCHES = 2
+_ROUNDS = 9
+_TURN = 0.03
+"""Seconds of steps in a turn, if a step takes less."""
+_HOPELESS = 2.0
+"""Times what the fastest takes, at the second step: no further turns."""
+_MORE: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "backprop": ({"plain": False},),
+    "dsf": ({"feedback": "gate", "iterations": 1},),
+    "fixed_point": ({"iterations": 3}, {"iterations": 6}),
+    "highway_bp": ({"iterations": 3}, {"iterations": 6}),
+    "shooting": tuple({"segments": count} for count in (8, 32, 128)),
+    "truncated": ({"window": 4}, {"window": 16}, {"window": 32}),
+}
+"""Options that advice does not try."""
+_TAKEN, _BEST, _REGRET, _SPENT = "what is advised", "what is fastest", "regret", "time of advice"
+_WITHIN = 10.0
 
 
 class Last(nn.Module):
@@ -125,24 +140,6 @@ class KnownJob(Job):
             yield [
                 x.to(self.device) for x in random_examples(known.shape, known.tokens or _CLASSES, bool(known.tokens))
             ]
-
-
-_ROUNDS = 9
-_TURN = 0.03
-"""Seconds of steps in a turn, if a step takes less."""
-_HOPELESS = 2.0
-"""Times what the fastest takes, at the second step: no further turns."""
-_MORE: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "backprop": ({"plain": False},),
-    "dsf": ({"feedback": "gate", "iterations": 1},),
-    "fixed_point": ({"iterations": 3}, {"iterations": 6}),
-    "highway_bp": ({"iterations": 3}, {"iterations": 6}),
-    "shooting": tuple({"segments": count} for count in (8, 32, 128)),
-    "truncated": ({"window": 4}, {"window": 16}, {"window": 32}),
-}
-"""Options that advice does not try."""
-_TAKEN, _BEST, _REGRET, _SPENT = "what is advised", "what is fastest", "regret", "time of advice"
-_WITHIN = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)

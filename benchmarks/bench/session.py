@@ -21,8 +21,17 @@ from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
 from gradfree.benchmarks.reports.record_diff import compare as compare_records
 from gradfree.benchmarks.reports.report import SuiteReport, print_section
-from gradfree.benchmarks.running.places import RECORDS, devices_in, loader_in, make_folder
-from gradfree.benchmarks.running.runner import Plan, Shard, count_finished, finished_in, run_cases
+from gradfree.benchmarks.running.runner import (
+    RECORDS,
+    Plan,
+    Shard,
+    count_finished,
+    devices_in,
+    finished_in,
+    loader_in,
+    make_folder,
+    run_cases,
+)
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep, command_of

@@ -34,6 +34,9 @@ _AT_ONCE = 4096
 """Rows that are tokenized together: an encoding takes many times the memory of its numbers."""
 
 _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
+PADDING = -100
+"""The target behind a sentence's end; losses and scores leave it out."""
+_END = "</s>"
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,6 @@ def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> np.ndarray:
     batches = (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
     encoded = chain.from_iterable(map(tokenizer.encode_batch_fast, batches))
     return np.fromiter(chain.from_iterable(row.ids for row in encoded), dtype=np.int64)
-
-
-PADDING = -100
-"""The target behind a sentence's end; losses and scores leave it out."""
-
-_END = "</s>"
 
 
 @dataclass(frozen=True)

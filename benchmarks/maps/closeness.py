@@ -23,6 +23,12 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timings, Turns, times
 
+_COTANGENTS, _GRADIENT = "cosine of the cotangents", "cosine of the gradient"
+_AWAY = "1 − cosine of the cotangents"
+_SHARE = times(PLAIN)
+_ROUNDING = 1e-6
+"""Above which 1 − cosine is no rounding."""
+
 
 class Probed(nn.Module):
     """A block with zeros added to its output: their gradient is the cotangent of the state.
@@ -102,13 +108,6 @@ class TrainedStep(PassTiming):
 
 def _note(states: dict[str, Tensor], path: str, _block: nn.Module, _args: Any, state: Tensor) -> None:
     states[path] = state.detach()
-
-
-_COTANGENTS, _GRADIENT = "cosine of the cotangents", "cosine of the gradient"
-_AWAY = "1 − cosine of the cotangents"
-_SHARE = times(PLAIN)
-_ROUNDING = 1e-6
-"""Above which 1 − cosine is no rounding."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turns, times
@@ -30,6 +29,10 @@ PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled 
 _WARM_UP = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_COSINE = "cosine with the exact gradient"
+_SHARE = times(PLAIN)
+_BESIDE = COMPILED, BY_BLOCK, GRAPHED
+"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +203,6 @@ def _whole(model: nn.Module) -> list[nn.Module]:
 def _blocks(model: nn.Module) -> list[nn.Module]:
     chains = create_engine("fixed_point").validate(model).chains
     return [block for chain in chains.values() for block in chain.blocks.values()]
-
-
-_COSINE = "cosine with the exact gradient"
-_SHARE = times(PLAIN)
-_BESIDE = COMPILED, BY_BLOCK, GRAPHED
-"""What backpropagation is, where it is not plain."""
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isqrt
 from time import process_time
 from typing import Any, ClassVar
 
 import polars as pl
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.estimates import pareto_front
-from gradfree.benchmarks.tables.facts import estimates
+from gradfree.benchmarks.tables.facts import estimates, pareto_front
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timing, Timings, Trainee, Turn, clocked, times
@@ -39,19 +38,10 @@ class Checkpointed(Row):
     kept: str
 
 
-class _Again(nn.Module):
-    """A network of layers under ``torch.utils.checkpoint.checkpoint_sequential``."""
-
-    def __init__(self, network: nn.Module, row: Checkpointed, depth: int):
-        super().__init__()
-        layers: Any = network.layers
-        # A list: the network has the layers already.
-        self._blocks = [layers[i : i + 2] for i in range(0, len(layers), 2)]
-        self._segments = len(self._blocks) if row.kept == EACH else isqrt(depth)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the network's output."""
-        return checkpoint_sequential(self._blocks, self._segments, x, use_reentrant=False)
+def run_again(layers: nn.Sequential, blocks: Sequence[nn.Module], segments: int) -> None:
+    """Let ``layers`` keep what enters each of so many segments of ``blocks``, and run these in the backward pass."""
+    run = partial(checkpoint_sequential, blocks, segments, use_reentrant=False)
+    object.__setattr__(layers, "forward", lambda x: run(input=x))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +71,9 @@ class MemoryStep(Timing[Trainee]):
     def _trainee(self, row: Row) -> Trainee:
         found = in_training(self.network, row, self.device, self.seed)
         if isinstance(row, Checkpointed):
-            return replace(found, model=_Again(found.model, row, self.network.depth))
+            layers: Any = found.model.layers
+            blocks = [layers[i : i + 2] for i in range(0, len(layers), 2)]
+            run_again(layers, blocks, len(blocks) if row.kept == EACH else isqrt(self.network.depth))
         return found
 
 

@@ -20,8 +20,8 @@ from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timing, Timings, Turn, times
+from gradfree.testing.runs.allocations import peak_memory
 from gradfree.testing.runs.rank_blocks import Waiting, Working, in_parts
 from gradfree.testing.runs.step_time import StepTime
 

@@ -60,14 +60,21 @@ def failure(case: Case, error: str) -> Record:
 
 
 def _record(case: Case, results: dict[str, Any]) -> Record:
+    return record_of(case.id, case.kind, case.config, [case.seed], results, case.device)
+
+
+def record_of(
+    name: str, kind: str, config: dict[str, Any], seeds: list[int], results: dict[str, Any], device: str
+) -> Record:
+    """Return a record that is made here and now."""
     return Record(
         schema=SCHEMA,
-        case=case.id,
-        kind=case.kind,
-        config=case.config,
-        seeds=[case.seed],
+        case=name,
+        kind=kind,
+        config=config,
+        seeds=seeds,
         results=results,
-        environment=environment(case.device),
+        environment=environment(device),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 

@@ -22,6 +22,20 @@ _PALE = "#b8b8b8"
 _PAIRS = frozenset(range(lcm(len(COLORS), len(SHAPES))))
 _SHADES = ["#31446b", "#666970", "#958f78", "#cab969", "#ffea46"]
 """Of cividis, which the color-blind see alike."""
+_WIDTH, _HEIGHT = 480, 280
+_ROOM = 0.08
+"""That a marker takes at the end of an axis, as a share of it."""
+_LOG_ROOM = 1.2
+"""The same on a logarithmic axis, as a factor."""
+_GREY = "#888888"
+_FAINT, _HIDDEN = 0.35, 0.06
+_ASIDE = 0.006
+"""Between intervals at the same place, as a share of the axis."""
+_TICKS = 10
+_MANY = 20
+"""Points on a line from which on they are small."""
+_FEW = 8
+"""Charts up to which two stand side by side in a picture; of more, four."""
 
 
 class Look(NamedTuple):
@@ -70,22 +84,6 @@ def _look(n: int) -> Look:
 def _shared(n: int, others: Sequence[int]) -> tuple[int, ...]:
     """Return how many of ``others`` have the color of ``n``, and how many the shape."""
     return tuple(sum(_look(n)[part] == _look(other)[part] for other in others) for part in range(2))
-
-
-_WIDTH, _HEIGHT = 480, 280
-_ROOM = 0.08
-"""That a marker takes at the end of an axis, as a share of it."""
-_LOG_ROOM = 1.2
-"""The same on a logarithmic axis, as a factor."""
-_GREY = "#888888"
-_FAINT, _HIDDEN = 0.35, 0.06
-_ASIDE = 0.006
-"""Between intervals at the same place, as a share of the axis."""
-_TICKS = 10
-_MANY = 20
-"""Points on a line from which on they are small."""
-_FEW = 8
-"""Charts up to which two stand side by side in a picture; of more, four."""
 
 
 # Altair would hold each part of a chart to Vega-Lite's schema, over and over; tests hold each kind to it, once.

@@ -14,8 +14,7 @@ from gradfree.benchmarks.records.provenance import Provenance, described
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimate_of, fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimate_of, fact, select, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tables.verdict import shift
 from gradfree.benchmarks.training.outcomes import score_in

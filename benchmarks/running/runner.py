@@ -1,21 +1,66 @@
-"""What a run is to do, having its cases run, and keeping their records."""
+"""What a run is to do, where, having its cases run, and keeping their records."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.running.workers import Executor
 from gradfree.benchmarks.tables.experiment import Suite, grouped_cases
+from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
+from gradfree.wording import no_such
+
+RECORDS = "records.jsonl"
+_DEVICES = ("cpu", "cuda")
+Wanted = Callable[[Mapping[str, Record]], Iterable[Case | None]]
+"""Yields all cases, given the records so far by case id; ``None`` for one that waits for more of them."""
+
+
+def loader_in(data: str | None) -> str | None:
+    """Return what loads the data of a model of the user's own; set where those of tasks are, if ``data`` says that."""
+    if data is None or names_a_function(data):
+        return data
+    # The workers inherit it.
+    os.environ[DATA_ROOT] = data
+    return None
+
+
+def devices_in(names: str) -> tuple[str, ...]:
+    """Return the devices.
+
+    Raises:
+        UsageError: one is unknown, or not there.
+    """
+    for name in (devices := tuple(names.split(","))):
+        if name not in _DEVICES:
+            raise UsageError(no_such("device", name, _DEVICES))
+        require(name)
+    return devices
+
+
+def make_folder(folder: Path) -> None:
+    """Make sure that there is such a folder.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}.") from error
 
 
 @dataclass(frozen=True)
@@ -75,10 +120,6 @@ class Plan:
                 number = numbers.setdefault((device, group), len(numbers))
                 if number % self.shard.count == self.shard.number - 1:
                     yield case
-
-
-Wanted = Callable[[Mapping[str, Record]], Iterable[Case | None]]
-"""Yields all cases, given the records so far by case id; ``None`` for one that waits for more of them."""
 
 
 def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool = False) -> None:

@@ -7,20 +7,17 @@ what is set beside ours is the order of methods, partly as others tell it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from gradfree.benchmarks.data.text import PADDING, Sentences, Text
+from gradfree.benchmarks.data.text import Sentences, Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.metrics import perplexity
+from gradfree.benchmarks.tasks.metrics import padded_perplexity, perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask, StagedAdamTask
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.benchmarks.training.comparison import Comparison
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric
 
 _AnyTask = TypeVar("_AnyTask", bound=Task)
 
@@ -29,13 +26,6 @@ def _rows(task: Task) -> tuple[Row, ...]:
     """Return the paper's three, and our feedback where the cell has a gate to take it from."""
     gate = () if task.options["cell"] == "rnn" else (DSF_GATE,)
     return (BACKPROP, DSF, *gate, TRUNCATED)
-
-
-def padded_perplexity() -> Metric:
-    """Return the perplexity of what is no padding."""
-    from torchmetrics.text import Perplexity
-
-    return Perplexity(ignore_index=PADDING)
 
 
 def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()) -> Suite:

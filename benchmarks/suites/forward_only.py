@@ -81,6 +81,7 @@ CIFAR10 = replace(
     steps=400,
 )
 _CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})
+TASKS = (ORTHOGONAL_DIGITS, MNIST, FASHION_MNIST, CIFAR10)
 
 
 def _mlps(*depths: int) -> dict[int, dict[str, int]]:

@@ -8,7 +8,6 @@ abstract says. PEPITA's figure is what its authors' notebook prints.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.suites.forward_only import CIFAR10, COLD, PEPITA, ROWS, WARM
@@ -16,12 +15,10 @@ from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.catalogue import DIGITS
+from gradfree.benchmarks.tasks.metrics import fine_accuracy
 from gradfree.benchmarks.tasks.schedules import ConstantSGDTask
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.depths import DepthSweep
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric
 
 _RATES = (0.03, 0.1, 0.3, 1.0)
 
@@ -43,13 +40,6 @@ _CIFAR = replace(
     options={"in_features": 3072, "num_classes": 10, "width": 256},
     steps=17600,
 )
-
-
-def fine_accuracy() -> Metric:
-    """Return the share of images of a hundred classes that are recognised."""
-    from torchmetrics.classification import MulticlassAccuracy
-
-    return MulticlassAccuracy(num_classes=100, average="micro")
 
 
 _FINE = Score("accuracy", "%", fine_accuracy, factor=100.0)

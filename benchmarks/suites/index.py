@@ -6,16 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, SEGMENTS
 from gradfree.benchmarks.suites.dsf_texts import DSF_PTB, DSF_PTB_SMALL, DSF_WIKITEXT, DSF_WIKITEXT_SMALL
-from gradfree.benchmarks.suites.forward_only import (
-    CONVOLUTIONS,
-    FORWARD_MEMORY,
-    FORWARD_ONLY,
-    ORTHOGONAL_DIGITS,
-    QUICK,
-    TEMPERATURE,
-)
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
@@ -23,16 +16,7 @@ from gradfree.benchmarks.suites.ranks import RANKS
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.suites.watching import WATCHING
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
-from gradfree.benchmarks.tasks.catalogue import (
-    ADDING,
-    COPYING,
-    DIGITS,
-    PARITY,
-    PYDOC,
-    PYDOC_GRU,
-    TINYSHAKESPEARE,
-    WIKITEXT2,
-)
+from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import LayerTimings, RecurrentLayer
@@ -91,10 +75,10 @@ _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
 def _pydoc(cell: str) -> Task:
     """Return a training just long enough to see how the gradients come closer with k."""
-    options = {**PYDOC_GRU.options, "cell": cell}
+    options = {**catalogue.PYDOC_GRU.options, "cell": cell}
     # Validation perplexity with backprop at 1e-2, 2e-2, 4e-2, two seeds each: GRU 4.26, 4.21, 4.45; LSTM 4.78, 4.43,
     # 4.40; RNN 4.61, 4.44, 4.68.
-    return replace(PYDOC_GRU, name=f"pydoc_{cell}", options=options, steps=300, learning_rate=2e-2)
+    return replace(catalogue.PYDOC_GRU, name=f"pydoc_{cell}", options=options, steps=300, learning_rate=2e-2)
 
 
 # γ = 0 throughout. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was the better one:
@@ -103,25 +87,25 @@ SUITES: dict[str, Suite] = {
     # Four minutes on two cores: steps and rows are no more than it takes to see what each engine is like.
     "quick": (
         Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING)),
-        Comparison(replace(PYDOC_GRU, steps=150), (*_BACKPROP, *_DSF, *_highway(0, 1))),
-        Comparison(replace(DIGITS, steps=100), (BACKPROP, *_highway(0, 1, 2, 4))),
-        Comparison(replace(PYDOC, steps=200), (BACKPROP, *_highway(0, 1, 2))),
-        QUICK,
+        Comparison(replace(catalogue.PYDOC_GRU, steps=150), (*_BACKPROP, *_DSF, *_highway(0, 1))),
+        Comparison(replace(catalogue.DIGITS, steps=100), (BACKPROP, *_highway(0, 1, 2, 4))),
+        Comparison(replace(catalogue.PYDOC, steps=200), (BACKPROP, *_highway(0, 1, 2))),
+        forward_only.QUICK,
     ),
     "rnn": (
         LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
         PhaseTimings(_GRUS, (_LAYER_ROWS[0], _LAYER_ROWS[2], _LAYER_ROWS[4]), threads=2),
-        Comparison(PYDOC_GRU, _RECURRENT),
+        Comparison(catalogue.PYDOC_GRU, _RECURRENT),
         Comparison(_pydoc("gru"), _SWEPT_GATED),
         Comparison(_pydoc("lstm"), _SWEPT_GATED),
         Comparison(_pydoc("rnn"), _SWEPT),
-        Comparison(COPYING, _SYNTHETIC),
-        Comparison(ADDING, _SYNTHETIC),
-        Comparison(PARITY, _SYNTHETIC),
+        Comparison(catalogue.COPYING, _SYNTHETIC),
+        Comparison(catalogue.ADDING, _SYNTHETIC),
+        Comparison(catalogue.PARITY, _SYNTHETIC),
     ),
     "text": (
-        Comparison(TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
-        Comparison(WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
+        Comparison(catalogue.TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
+        Comparison(catalogue.WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
     "long-sequences": LONG_SEQUENCES,
     "gpu-time": GPU_TIME,
@@ -129,19 +113,20 @@ SUITES: dict[str, Suite] = {
     "segments": SEGMENTS,
     "depth-training": DEPTH_TRAINING,
     "gpu-depth": GPU_DEPTH,
-    "forward-only": FORWARD_ONLY,
-    "forward-memory": FORWARD_MEMORY,
-    "temperature": TEMPERATURE,
-    "forward-convolutions": CONVOLUTIONS,
+    "forward-only": forward_only.FORWARD_ONLY,
+    "forward-memory": forward_only.FORWARD_MEMORY,
+    "temperature": forward_only.TEMPERATURE,
+    "forward-convolutions": forward_only.CONVOLUTIONS,
     "watching": WATCHING,
     "ranks": RANKS,
     "lightning": (
         StrategyTimings(
-            (DIGITS,), (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2))
+            (catalogue.DIGITS,),
+            (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2)),
         ),
-        StrategyTimings((PYDOC_GRU,), (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
+        StrategyTimings((catalogue.PYDOC_GRU,), (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
         StrategyTimings(
-            (ORTHOGONAL_DIGITS,),
+            (forward_only.ORTHOGONAL_DIGITS,),
             (
                 _AS_STRATEGY,
                 *(Row(name, name, {}) for name in ("orthogonal_backprop", "foton", "dfa", "fa", "pepita")),

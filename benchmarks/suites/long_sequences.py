@@ -19,12 +19,7 @@ from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tasks.catalogue import (
-    ADDING,
-    PARITY,
-    PYDOC_GRU,
-    TINYSHAKESPEARE,
-)
+from gradfree.benchmarks.tasks.catalogue import ADDING, PARITY, PYDOC_GRU, TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.metrics import accuracy, digit_accuracy, last_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
 from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
@@ -141,6 +136,7 @@ def _pixels(name: str, column: str, channels: int, train: int) -> Task:
 
 MNIST_PIXELS = _pixels("mnist", "image", 1, 58000)
 CIFAR10_PIXELS = _pixels("cifar10", "img", 3, 48000)
+LONG_TASKS = (TINYSHAKESPEARE_LONG, MNIST_PIXELS, CIFAR10_PIXELS, ADDING_LONG, PARITY_LONG)
 
 _LAYERS = (
     *(RecurrentLayer("GRU", *size) for size in ((1, 4096, 64), (1, 16384, 64), (8, 4096, 64), (1, 4096, 256))),

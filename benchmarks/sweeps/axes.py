@@ -18,6 +18,7 @@ Paths = list[str] | str | None
 """Module paths: one, several separated by commas, or a list."""
 Numbers = list[float] | float | str | None
 Counts = list[int] | int | str | None
+_FILE = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +67,6 @@ class Sweep:
 def listed(names: Paths) -> list[str]:
     """Return the names one by one."""
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else names or []
-
-
-_FILE = "run.json"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import Trial
 
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.running.places import devices_in, loader_in, make_folder
+from gradfree.benchmarks.running.runner import devices_in, loader_in, make_folder
 from gradfree.benchmarks.running.workers import Workers
 from gradfree.benchmarks.sweeps.axes import Sweep, command_of
 from gradfree.benchmarks.sweeps.study import SharedStudy, joined

@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.running.places import RECORDS
+from gradfree.benchmarks.running.runner import RECORDS
 from gradfree.cli import UsageError
 
 _JOURNAL = "study.journal"

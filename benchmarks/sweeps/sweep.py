@@ -14,30 +14,15 @@ from torch import nn
 
 from gradfree import Engine, list_engines, list_models
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.forward_only import CIFAR10, FASHION_MNIST, MNIST, ORTHOGONAL_DIGITS
+from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.foton_depth import CIFAR100
-from gradfree.benchmarks.suites.long_sequences import (
-    ADDING_LONG,
-    CIFAR10_PIXELS,
-    MNIST_PIXELS,
-    PARITY_LONG,
-    TINYSHAKESPEARE_LONG,
-)
+from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Names, Sweep, listed
 from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tasks.catalogue import (
-    ADDING,
-    COPYING,
-    DIGITS,
-    PARITY,
-    PTB,
-    PYDOC,
-    PYDOC_GRU,
-    TINYSHAKESPEARE,
-    WIKITEXT2,
-)
+from gradfree.benchmarks.tasks import catalogue
+from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.folders import folder_task, is_folder
 from gradfree.benchmarks.tasks.imported import Builder, names_a_function
 from gradfree.benchmarks.tasks.loaded import own_task
@@ -47,30 +32,7 @@ from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError
 from gradfree.wording import no_such
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        DIGITS,
-        ORTHOGONAL_DIGITS,
-        MNIST,
-        FASHION_MNIST,
-        CIFAR10,
-        CIFAR100,
-        PYDOC,
-        PYDOC_GRU,
-        TINYSHAKESPEARE,
-        WIKITEXT2,
-        PTB,
-        COPYING,
-        ADDING,
-        PARITY,
-        TINYSHAKESPEARE_LONG,
-        MNIST_PIXELS,
-        CIFAR10_PIXELS,
-        ADDING_LONG,
-        PARITY_LONG,
-    )
-}
+TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, CIFAR100, *LONG_TASKS)}
 """What can be swept over by name."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isnan
 
-from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.facts import Estimate
 
 SAME = "no difference seen"
 FEW = "too few seeds to tell"

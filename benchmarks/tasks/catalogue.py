@@ -7,13 +7,7 @@ from dataclasses import replace
 import torch.nn.functional as F
 
 from gradfree.benchmarks.data.bundled import CONTEXT, digits, pydoc
-from gradfree.benchmarks.data.synthetic import (
-    COPYING_VOCABULARY,
-    Synthetic,
-    adding_pixels,
-    copying,
-    parity_pixels,
-)
+from gradfree.benchmarks.data.synthetic import COPYING_VOCABULARY, Synthetic, adding_pixels, copying, parity_pixels
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.tasks.metrics import (
     digit_accuracy,
@@ -122,3 +116,6 @@ PARITY = Task(
     batch_size=128,
     steps=1500,
 )
+
+TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, PTB, COPYING, ADDING, PARITY)
+"""What can be named on the command line; suites have more."""

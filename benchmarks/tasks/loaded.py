@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import set_torch_threads
 from torch.utils.data import DataLoader, Dataset
 
 from gradfree.benchmarks.data.bundled import Data, Split
@@ -22,6 +22,7 @@ from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
+from gradfree.trial.intact import random_states_kept
 from gradfree.wording import did_you_mean, one
 
 if TYPE_CHECKING:
@@ -146,27 +147,13 @@ def _load(loader: Imported) -> tuple[Data, str]:
 
 
 def _drawn(loader: Imported) -> dict[str, Split]:
-    with _seeded():
+    """Return the splits that ``loader`` returns by seeded random numbers, on one thread: sums depend on how many."""
+    with torch.random.fork_rng(devices=[]), random_states_kept(), set_torch_threads(1):
+        random.seed(0)
+        # What users' loaders draw from, old as it is.
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
         return {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Seed the global random numbers for a while, on one thread: sums depend on how many there are."""
-    python, threads = random.getstate(), torch.get_num_threads()
-    # What users' loaders draw from, old as it is.
-    arrays = np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
-            torch.manual_seed(0)
-            torch.set_num_threads(1)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-        torch.set_num_threads(threads)
 
 
 def _sources(given: Any, name: str) -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gradfree.benchmarks.data.text import PADDING
+
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
@@ -17,6 +19,13 @@ def perplexity() -> Metric:
     from torchmetrics.text import Perplexity
 
     return Perplexity()
+
+
+def padded_perplexity() -> Metric:
+    """Return the perplexity of what is no padding."""
+    from torchmetrics.text import Perplexity
+
+    return Perplexity(ignore_index=PADDING)
 
 
 def mean_squared_error() -> Metric:
@@ -34,6 +43,11 @@ def digit_accuracy() -> Metric:
 def parity_accuracy() -> Metric:
     """Return the share of parities that are right."""
     return _share_of(2)
+
+
+def fine_accuracy() -> Metric:
+    """Return the share of images of a hundred classes that are recognised."""
+    return _share_of(100)
 
 
 def _share_of(classes: int) -> Metric:

@@ -18,8 +18,7 @@ from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact, select
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Step, Timing, Timings, Turn, now, times
 
@@ -30,6 +29,15 @@ _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "LSTM": nn.LSTMCell,
     "RNN_TANH": nn.RNNCell,
 }
+_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+_SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
+"""A layer's, with names for people."""
+PLAIN = "plain"
+_LOOP = "loop over cells"
+_FAILED = "failed"
+_RATIO = times(PLAIN)
+SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
+"""Figures of engines that solve chains to a tolerance."""
 
 
 class CellLoop(nn.Module):
@@ -58,19 +66,6 @@ def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) ->
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.RNNBase):
             model.set_submodule(path, loop(layer))
-
-
-_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
-_SIZES = {"steps": "steps", "batch": "sequences", "units": "units"}
-"""A layer's, with names for people."""
-
-PLAIN = "plain"
-_LOOP = "loop over cells"
-_FAILED = "failed"
-_RATIO = times(PLAIN)
-
-SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
-"""Figures of engines that solve chains to a tolerance."""
 
 
 @dataclass(frozen=True)

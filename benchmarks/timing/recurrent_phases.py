@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import polars as pl
 import torch
+from torch._C._autograd import DeviceType
+from torch.autograd import profiler
 from torch.profiler import record_function
 
 from gradfree.benchmarks.tables.chart import Axis, Chart, stacks
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.profiles import Range, recorded, seconds_inside
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, LayerPass, RecurrentLayer
 from gradfree.benchmarks.timing.side_by_side import Errors, Timings, Turn, Turns, failures, now, time_of, times
+from gradfree.testing.runs.allocations import profiled
 from gradfree.torchside.phases import PREFIX
 
 _REST = "rest"
@@ -30,10 +34,67 @@ PHASES = ("forward", "local derivatives", "δ step by step", "scan", "pulls", "p
 _SHARES = (_TOTAL, *PHASES, _REST)
 _NAMES = {"forward": "the forward pass", "scan": "the scan", "δ step by step": "computing δ step by step"}
 """What phases are called in a sentence, where it is not the same."""
-
-
 _STEP = "step"
 """The name of the range that is a whole step."""
+
+
+class Range(NamedTuple):
+    """One run of a marked piece of code.
+
+    Attributes:
+        name: its mark.
+        start: in nanoseconds since some moment.
+        end: likewise.
+        on_host: whether it is the time that Python took, and not the time that a GPU took for what was launched in it.
+    """
+
+    name: str
+    start: int
+    end: int
+    on_host: bool
+
+
+@contextmanager
+def recorded(device: str) -> Iterator[list[Range]]:
+    """Record the ranges inside the block, and nothing else.
+
+    torch.profiler also records torch's own operations, which takes longer than many of them do: in a loop over a GRU's
+    steps the profiler is what is measured.
+
+    Args:
+        device: where the time is to be measured, "cpu" or "cuda".
+
+    Yields:
+        A list that is filled when the block ends, in the order of the ranges' starts.
+    """
+    found = list[Range]()
+    with profiled(profiler.profile(use_device=None if device == "cpu" else device)) as events:
+        yield found
+    found += sorted(
+        (
+            Range(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.device_type() == DeviceType.CPU)
+            for e in events
+        ),
+        key=lambda r: r.start,
+    )
+
+
+def seconds_inside(outer: Range, ranges: Sequence[Range], prefix: str) -> defaultdict[str, float]:
+    """Return the seconds of the ranges that begin in ``outer`` and whose names begin with ``prefix``, by the rest.
+
+    Args:
+        outer: a range.
+        ranges: all on the host, or all on the GPU, in the order of their starts. One inside another of its name is
+            part of that.
+        prefix: of the names.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    ends: defaultdict[str, int] = defaultdict(int)
+    for name, start, end, _ in ranges:
+        if name.startswith(prefix) and outer.start <= start < outer.end and start >= ends[name]:
+            seconds[name.removeprefix(prefix)] += 1e-9 * (end - start)
+            ends[name] = end
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,14 +19,28 @@ from torch.utils.benchmark import Timer, set_torch_threads
 
 from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.estimates import Estimate
 from gradfree.benchmarks.tables.experiment import Experiment, outcomes
-from gradfree.benchmarks.tables.facts import Fact, fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, fact, select, table
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.profiles import peak_memory
 from gradfree.cli import UsageError
+from gradfree.testing.runs.allocations import peak_memory
 
 _WARM_UP = 3
+_ROUNDS = 9
+_RUNS = 3
+T = TypeVar("T")
+Step = TypeVar("Step", bound=Callable[[], Any])
+"""What is timed."""
+Turn = Sequence[float]
+"""The seconds of each phase of a step, or of all of it, if it is not taken apart."""
+Turns = Mapping[str, Sequence[Turn]]
+"""Of each step, by label."""
+Errors = Mapping[str, TracebackException]
+"""Of the steps that cannot be taken, by label."""
+STEP, MEMORY = "step time", "peak memory"
+MIB = 2**20
+_ERROR = "error"
+Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
@@ -68,20 +82,6 @@ class Trainee:
         """Return the peak in bytes of one step that starts without gradients."""
         self.optimizer.zero_grad()
         return peak_memory(self, self.inputs.device)
-
-
-_ROUNDS = 9
-_RUNS = 3
-
-T = TypeVar("T")
-Step = TypeVar("Step", bound=Callable[[], Any])
-"""What is timed."""
-Turn = Sequence[float]
-"""The seconds of each phase of a step, or of all of it, if it is not taken apart."""
-Turns = Mapping[str, Sequence[Turn]]
-"""Of each step, by label."""
-Errors = Mapping[str, TracebackException]
-"""Of the steps that cannot be taken, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +224,6 @@ def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, A
         "ratio": median(ratios),
         "ratio_quartiles": quantiles(ratios)[::2],
     }
-
-
-STEP, MEMORY = "step time", "peak memory"
-MIB = 2**20
-_ERROR = "error"
-
-Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)

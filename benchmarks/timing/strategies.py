@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gradfree.benchmarks.data.bundled import Split
@@ -57,10 +56,9 @@ class StrategyTiming(Timing[Callable[[], float]]):
 
     def _fit(self, row: Row | None) -> Callable[[], float]:
         """Return what fits the task's model for some steps with a new strategy, and returns the mean time of one."""
-        from gradfree.benchmarks.tasks.fitted import TaskModule
         from gradfree.lightning import EngineStrategy
 
-        module = TaskModule(self.task, self.seed)
+        module = _module(self.task, self.seed)
 
         def fit() -> float:
             strategy = EngineStrategy(row.create_engine()) if row else _AUTO
@@ -69,10 +67,29 @@ class StrategyTiming(Timing[Callable[[], float]]):
         return fit
 
 
+def _module(task: Task, seed: int) -> LightningModule:
+    """Return a task's model with its loss and optimizer, at one rate."""
+    from lightning.pytorch import LightningModule
+
+    class TaskModule(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = task.create_model(seed)
+
+        def training_step(self, batch: Split, index: int) -> Tensor:
+            return task.loss(self.model(batch.inputs), batch.targets)
+
+        def configure_optimizers(self) -> Optimizer:
+            return task.create_optimizer(self.model)[0]
+
+    return TaskModule()
+
+
 def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split], device: str) -> float:
     """Return the mean time of a step: from the first behind the warm-up to the end of the last."""
-    from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import LambdaCallback
+
+    from gradfree.testing.runs.lightning import quiet, trainer_of
 
     moments = []
 
@@ -83,35 +100,11 @@ def _step_time(module: LightningModule, strategy: Any, batches: Sequence[Split],
     def end(trainer: Trainer, module: LightningModule) -> None:
         moments.append(now(module.device))
 
-    with _quiet():
-        trainer = Trainer(
-            strategy=strategy,
-            accelerator="gpu" if device == "cuda" else device,
-            devices=1,
-            max_epochs=1,
-            callbacks=[LambdaCallback(on_train_batch_start=begin, on_train_end=end)],
-            logger=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-        )
+    with quiet():
+        trainer = trainer_of(strategy, device, callbacks=[LambdaCallback(on_train_batch_start=begin, on_train_end=end)])
         trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     started, ended = moments
     return (ended - started) / _STEPS
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning from saying at every fit what devices and workers it might have."""
-    from lightning.pytorch.utilities.rank_zero import rank_zero_module  # type: ignore[attr-defined]
-
-    log = rank_zero_module.log
-    level = log.level
-    log.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    log.setLevel(level)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import polars as pl
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import difference_to, estimates, select
+from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, scored, setup_words

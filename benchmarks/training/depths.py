@@ -28,6 +28,8 @@ from gradfree.benchmarks.training.outcomes import defaults_facts, run_facts, sco
 from gradfree.orthogonal.weights import drift, is_matrix, weights_of
 
 _DIGITS = 4
+_EVERY = "orthogonalize_every"
+_STEPS = Axis("optimizer steps between retractions (count)", "counts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +162,6 @@ def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) 
             for n, cosine in enumerate(layers, 1):
                 place = {"setting": f"{who['setting']}, step {probe['step']}, layer {n}", "at": float(n)}
                 yield fact(ALIGNMENT, "1", float(cosine), **{**who, **place})
-
-
-_EVERY = "orthogonalize_every"
-_STEPS = Axis("optimizer steps between retractions (count)", "counts")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from gradfree import Engine
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.estimates import pareto_front
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact, run_fact, select, table
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact, pareto_front, run_fact, select, table
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 

@@ -12,8 +12,7 @@ import polars as pl
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import ITERATIONS, NO_ENDS, Axis, Chart, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.estimates import Estimate
-from gradfree.benchmarks.tables.facts import difference_to, estimates, select
+from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates, select
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times

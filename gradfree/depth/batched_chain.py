@@ -35,6 +35,7 @@ class Ran(NamedTuple):
         x: what it was given.
         tensors: its parameters and buffers in the pass.
         residual: what its residual path is known to carry.
+        changed: whether its output has been changed in place behind the chain.
         root: as a :class:`Link` has it, of which there is nothing here.
         aside: likewise.
         in_place: likewise.
@@ -47,6 +48,7 @@ class Ran(NamedTuple):
     x: Tensor
     tensors: Sequence[Tensor] = ()
     residual: float = 0.0
+    changed: bool = False
     root: None = None
     aside: tuple[Tensor, ...] = ()
     in_place: bool = False
@@ -99,7 +101,7 @@ class Group:
         Whatever else the blocks read, a global, a file, another module's attribute, may have changed since the pass
         that showed that they can be batched. A GPU is not waited for: there it is an assertion of the device's.
         """
-        outs, found = torch.stack([link.out for link in self.links]), batch.out.detach()
+        outs, found = self.outputs(), batch.out.detach()[self.as_it_was]
         dtype = self.autocast[1] if self.autocast[2] else outs.dtype
         problem = (
             f"the blocks from {self.links[0].path} to {self.links[-1].path} gave other outputs in the forward pass "
@@ -110,6 +112,16 @@ class Group:
             torch._assert_async(matches(found, outs, dtype), problem)
         except RuntimeError:
             raise ChainError(problem) from None
+
+    @cached_property
+    def as_it_was(self) -> slice | list[int]:
+        """Which of the links' outputs are what they have returned."""
+        return _places([n for n, link in enumerate(self.links) if not link.changed])
+
+    def outputs(self) -> Tensor:
+        """Return those of the links' outputs."""
+        kept = [link.out for link in self.links if not link.changed]
+        return torch.stack(kept) if kept else self.links[0].out.new_empty(0, *self.links[0].out.shape)
 
     def pull(self, delta: Tensor) -> Tensor | None:
         """Return what the links' cotangents, of all of the chain's, bring to the states before them."""

@@ -41,6 +41,7 @@ class PassToBatch(Protocol):
     given: list[Tensor | None]
     numbers: dict[int, int]
     uncut: bool
+    changed: set[int]
 
 
 class Batching:
@@ -154,7 +155,7 @@ class Batching:
                 return chain
             self._settle(setting, recorded)
         columns = setting.columns
-        links = dict(enumerate(chain.links)) if columns else self._batched(setting, recorded, chain.links, ran)
+        links = _marked(recorded, chain.links) if columns else self._batched(setting, recorded, chain.links, ran)
         if not links:
             return chain
         groups = [
@@ -169,17 +170,18 @@ class Batching:
         """Return what goes in batches of a pass block by block, of which ``ran`` have run without a graph."""
         # Also those with graphs, of passes that began before it was known: what a pass gives must not depend on that.
         chosen = [i for i, link in enumerate(links) if i in ran or self._may_be_batched(setting, link)]
-        return {i: self._ran(setting, links[i], _entered(setting, recorded, i)) for i in chosen}
+        return {i: self._ran(setting, recorded, i, links[i]) for i in chosen}
 
     def _may_be_batched(self, setting: Setting, link: Any) -> bool:
         return setting.is_batched(link.path) and link.path not in setting.apart
 
-    def _ran(self, setting: Setting, link: Any, x: Tensor) -> Ran:
+    def _ran(self, setting: Setting, recorded: PassToBatch, index: int, link: Any) -> Ran:
         start, end = self._ranges[link.path]
-        known = setting.plan.residual.get(link.path, 0.0)
+        known, changed = setting.plan.residual.get(link.path, 0.0), index in recorded.changed
         if isinstance(link, Ran):
-            return Ran(link.path, link.block, link.out, link.x, setting.tensors[start:end], known)
-        return Ran(link.path, link.block, link.out.detach(), x.detach(), setting.tensors[start:end], known)
+            return Ran(link.path, link.block, link.out, link.x, setting.tensors[start:end], known, changed)
+        x, out = _entered(setting, recorded, index).detach(), link.out.detach()
+        return Ran(link.path, link.block, out, x, setting.tensors[start:end], known, changed)
 
     def parts(self, setting: Setting) -> list[tuple[Sequence[Tensor], float]]:
         """Return of each block its tensors, and what its residual path carries, where none has a graph."""
@@ -252,7 +254,7 @@ class Batching:
         parameters = sum(p.numel() for p in one.parameters.values())
         if self.batched == "auto" and not pays(one.out.device.type, nodes, parameters, nodes * one.out.numel()):
             return "a batch of such blocks would take longer"
-        ran = {i: self._ran(setting, link, _entered(setting, recorded, i)) for i, link in links.items()}
+        ran = {i: self._ran(setting, recorded, i, link) for i, link in links.items()}
         first = next(iter(ran.values()))
         try:
             if keeps_tensors(first.block, first.x, setting.autocast):
@@ -295,6 +297,10 @@ def _of(links: Mapping[int, Any], paths: Sequence[str]) -> dict[int, Any]:
     return {i: link for i, link in links.items() if link.path in chosen}
 
 
+def _marked(recorded: PassToBatch, links: Sequence[Any]) -> dict[int, Ran]:
+    return {i: link._replace(changed=True) if i in recorded.changed else link for i, link in enumerate(links)}
+
+
 def _entered(setting: Setting, recorded: PassToBatch, index: int) -> Tensor:
     """Return what link ``index`` was given."""
     given = recorded.given[index]
@@ -326,10 +332,10 @@ def _number(link: Link) -> float:
 
 def _agrees(group: Group, links: Sequence[Link], numbers: Mapping[int, int]) -> bool:
     """Tell whether a batch does what the links' own graphs do: states, what is pulled back, parameters' gradients."""
-    batch, outs = group.batch(), torch.stack([link.out.detach() for link in links])
-    count = torch.arange(1.0, outs.numel() + 1, device=outs.device)
+    batch, outs = group.batch(), group.outputs()
+    count = torch.arange(1.0, batch.out.numel() + 1, device=outs.device)
     # Numbers that no symmetry of a block makes vanish; nothing is drawn.
-    cotangents = (count * count).sin().reshape(outs.shape).to(outs.dtype)
+    cotangents = (count * count).sin().reshape(batch.out.shape).to(outs.dtype)
     leaves = {n: p for link in links for n, p in link.parameters.items()}
     states = [link.state for link in links if link.state is not None]
     with without_hooks(list(leaves.values())):
@@ -352,7 +358,7 @@ def _agrees(group: Group, links: Sequence[Link], numbers: Mapping[int, int]) -> 
         *(total.get(n) for n in leaves),
     ]
     dtype = group.autocast[1] if group.autocast[2] else outs.dtype
-    pairs = zip([batch.out.detach(), *found], [outs, *expected], strict=True)
+    pairs = zip([batch.out.detach()[group.as_it_was], *found], [outs, *expected], strict=True)
     return total.keys() == leaves.keys() and all(_alike(a, b, dtype) for a, b in pairs)
 
 

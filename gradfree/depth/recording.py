@@ -73,6 +73,7 @@ class Recording:
         links: the blocks that have run.
         hooked: the links whose states had gradient hooks when the next block was given them.
         views: the links whose states lie in the memory of those before, and the first of these.
+        changed: the links whose outputs the model has changed in place behind the chain.
         uncut: whether the graphs of some links lead to others', or out of the chain.
         solving: whether the engine solves the chain at the moment.
         setting: how its blocks may be batched; ``None``: not at all.
@@ -88,7 +89,7 @@ class Recording:
         self.links: list[Any] = []
         self.given: list[Tensor | None] = []
         self.handed: list[Handed] = []
-        self.hooked, self.views = set[int](), dict[int, int]()
+        self.hooked, self.views, self.changed = set[int](), dict[int, int](), set[int]()
         self.uncut = self.solving = self.freed = False
         self._exits, self._entries, self._to_hand = Outputs(), Outputs(), list[Handed]()
         self._entered: list[Entered] = []
@@ -373,6 +374,7 @@ class Recording:
                 older = self.handed[self.views.get(i, i) : i]
                 increment_version([*handed.apart, *(t for h in older for t in (*h.apart, h.seen))])
                 self.handed[i] = handed._replace(version=seen._version)
+                self.changed.add(i)
 
     def _refuse_change_of_views(self, last: int) -> None:
         """Refuse that state ``last`` was changed where the model uses what may share its memory elsewhere."""

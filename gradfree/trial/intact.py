@@ -33,7 +33,7 @@ def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
         (module, dict(vars(module)), [dict(vars(module)[name]) for name in _INNER]) for module in model.modules()
     ]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind), _python_and_numpy():
+    with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind), random_states_kept():
         try:
             yield
         finally:
@@ -54,7 +54,8 @@ def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def _python_and_numpy() -> Iterator[None]:
+def random_states_kept() -> Iterator[None]:
+    """Restore the random states of Python and numpy."""
     own, of_numpy = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     try:
         yield

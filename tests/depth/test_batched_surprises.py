@@ -341,3 +341,42 @@ def test_hooks_on_all_modules_see_tensors_with_a_graph(container):
         finally:
             hook.remove()
     assert_equal_gradients(found, expected)
+
+
+CHANGES = {"h += 1": lambda h: h.add_(1), "h *= 2": lambda h: h.mul_(2), "h[0] = 0": lambda h: h[0].zero_()}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("name", BATCHED)
+def test_the_output_of_the_chain_may_be_changed_in_place(name, container, change):
+    """A batch computes outputs again, and needs none; what has been changed it does not hold to the pass."""
+    model = Net(container=container)
+
+    def run():
+        h = model(X)
+        change(h)
+        return h
+
+    expected = gradients(model, run)
+    with engine(name).attach(model, ["blocks"], batched=True):
+        for _ in range(3):
+            assert_equal_gradients(gradients(model, run), expected)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_all_other_outputs_are_held_to_the_pass_where_the_last_is_changed(container):
+    factor = [1.0]
+
+    class Scaled(Plain):
+        def forward(self, x):
+            return super().forward(x) * factor[0]
+
+    model = Net(Scaled, container)
+    with engine("fixed_point").attach(model, ["blocks"], batched=True):
+        warm(model)
+        h = model(X)
+        h += 1
+        factor[0] = 2.0
+        with pytest.raises(ChainError, match="gave other outputs in the forward pass"):
+            h.sum().backward()

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from statistics import mean, median
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gradfree.registry import create_engine
-from gradfree.testing.runs.allocations import allocations
+from gradfree.testing.runs.allocations import peak_memory
 
 LENGTH, WIDTH, BATCH, REPEATS = 12, 256, 512, 9
 ENGINES: dict[str, dict[str, Any] | None] = {
@@ -111,11 +110,6 @@ def seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def peak(work: Callable[[], None]) -> int:
-    """Return the bytes of tensors that are alive at the worst moment of ``work``, above those before."""
-    return max(accumulate(allocations(work)))
-
-
 def costs(kind: str) -> dict[str, tuple[float, float]]:
     """Return the shares of autograd's time and memory of each engine."""
     torch.manual_seed(0)
@@ -130,7 +124,7 @@ def costs(kind: str) -> dict[str, tuple[float, float]]:
     for engine in ENGINES:
         with engine_on(model, engine):
             model.zero_grad()
-            bytes_of[engine] = peak(lambda engine=engine: step(model, x, engine))  # type: ignore[misc]
+            bytes_of[engine] = peak_memory(lambda engine=engine: step(model, x, engine), "cpu")  # type: ignore[misc]
     one, least = median(times["autograd"][1:]), bytes_of["autograd"]
     return {e: (median(taken[1:]) / one, bytes_of[e] / least) for e, taken in times.items() if e != "autograd"}
 

@@ -58,7 +58,7 @@ def fit(
 ) -> Updates:
     """Return the updates of the weights by ``Trainer(strategy=...).fit``; options are the Trainer's."""
     specimen = Specimen(case, dtype)
-    with _quiet():
+    with quiet():
         _trainer(engine, case, devices, **options).fit(Module(specimen, manual), _loader(specimen, rank, devices))
     return updates_of(specimen)
 
@@ -67,15 +67,15 @@ def layer_parallel_fit(engine: Engine, case: ModelCase, devices: int) -> Updates
     """Return the updates of this device's weights, where each device has a part of the blocks."""
     specimen = Specimen(case)
     strategy = gradfree.lightning.LayerParallelStrategy(engine, chains=[case.chain])
-    with _quiet():
-        _trainer_of(strategy, case, devices).fit(Module(specimen), _loader(specimen))
+    with quiet():
+        trainer_of(strategy, case.device, devices).fit(Module(specimen), _loader(specimen))
     return updates_of(specimen)
 
 
 def fit_and_resume(engine: Engine, case: ModelCase) -> Updates:
     """Return the updates of two epochs, the second one resumed by another model from the first one's checkpoint."""
     first, second = Specimen(case), Specimen(case)
-    with _quiet(), TemporaryDirectory() as folder:
+    with quiet(), TemporaryDirectory() as folder:
         half = _trainer(engine, case, 1)
         half.fit(Module(first), _loader(first))
         half.save_checkpoint(Path(folder) / "half.ckpt")
@@ -91,8 +91,8 @@ def fabric(engine: Engine, case: ModelCase, rank: int = 0, devices: int = 1, acc
     specimen = Specimen(case)
     base = SingleDeviceStrategy if devices == 1 else DDPStrategy
     strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])
-    with _quiet():
-        runner = lightning.fabric.Fabric(accelerator=_accelerator(case), devices=devices, strategy=strategy)
+    with quiet():
+        runner = lightning.fabric.Fabric(accelerator=_accelerator(case.device), devices=devices, strategy=strategy)
         runner.launch()
         model, optimizer = runner.setup(Module(specimen), optimizer_of(specimen.model))
         for number, x in enumerate(_loader(specimen, rank, devices), 1):
@@ -111,20 +111,21 @@ def _loader(specimen: Specimen, rank: int = 0, devices: int = 1) -> Any:
     return DataLoader([x.chunk(devices)[rank] for x in batches(specimen)], batch_size=None)  # type: ignore[arg-type]
 
 
-def _accelerator(case: ModelCase) -> str:
-    return "cpu" if case.device == "cpu" else "gpu"
+def _accelerator(device: str) -> str:
+    return "cpu" if device == "cpu" else "gpu"
 
 
 def _trainer(engine: Engine, case: ModelCase, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
     kind = gradfree.lightning.EngineStrategy if devices == 1 else gradfree.lightning.EngineDDPStrategy
-    return _trainer_of(kind(engine, chains=[f"net.{case.chain}"]), case, devices, epochs, **options)
+    return trainer_of(kind(engine, chains=[f"net.{case.chain}"]), case.device, devices, epochs, **options)
 
 
-def _trainer_of(strategy: Any, case: ModelCase, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
+def trainer_of(strategy: Any, device: str, devices: int = 1, epochs: int = 1, **options: Any) -> pl.Trainer:
+    """Return a Trainer that only trains: it logs nothing, keeps nothing and shows nothing."""
     return pl.Trainer(
         strategy=strategy,
         devices=devices,
-        accelerator=_accelerator(case),
+        accelerator=_accelerator(device),
         max_epochs=epochs,
         logger=False,
         enable_checkpointing=False,
@@ -136,7 +137,7 @@ def _trainer_of(strategy: Any, case: ModelCase, devices: int, epochs: int = 1, *
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Lightning's advice about workers, devices and loggers to itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -15,11 +15,11 @@ from gradfree.benchmarks.data import stored
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.data.text import PADDING, Sentences, Text
-from gradfree.benchmarks.suites.dsf_texts import padded_perplexity
 from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.published import Beside
 from gradfree.benchmarks.tasks.catalogue import TINYSHAKESPEARE, WIKITEXT2
+from gradfree.benchmarks.tasks.metrics import padded_perplexity
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError, main

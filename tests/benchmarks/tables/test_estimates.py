@@ -4,8 +4,16 @@ from math import inf, isnan, nan
 
 import pytest
 
-from gradfree.benchmarks.tables.estimates import Estimate, pareto_front
-from gradfree.benchmarks.tables.facts import differences, estimates, fact, means, run_fact, table
+from gradfree.benchmarks.tables.facts import (
+    Estimate,
+    differences,
+    estimates,
+    fact,
+    means,
+    pareto_front,
+    run_fact,
+    table,
+)
 from gradfree.benchmarks.timing.side_by_side import statistics
 
 

@@ -5,7 +5,7 @@ from math import nan
 import pytest
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.estimates import Estimate
+from gradfree.benchmarks.tables.facts import Estimate
 
 
 def mean(value, margin, n):
