@@ -19,10 +19,11 @@ class LinkFindings:
 
     Attributes:
         path: of the block; of a chain in time that of the layer.
-        residual: the mean of the diagonal of K, what the residual path is read as; ``None``: nobody asks, or nothing
+        residual: the mean of the diagonal that the residual path is read as; ``None``: nobody asks, or nothing
             is pulled back to the state before.
         uniform: whether all of that diagonal is one number.
-        share: ⟨δK, δF⟩ / ‖δF‖², how much of what the link exactly pulls back K carries; NaN where nothing is pulled.
+        share: ⟨δK, δF⟩ / ‖δF‖², how much of what the link exactly pulls back that diagonal, K, carries; NaN where
+            nothing is pulled.
         batched: whether the block is pulled through in a batch.
         steps: how many links these are.
     """
@@ -36,10 +37,10 @@ class LinkFindings:
 
     @property
     def words(self) -> str:
-        """What K is, in words."""
+        """What the residual path is read as, in words: an engine may take another K, or none."""
         if self.residual is None:
             return ""
-        return f"K = {self.residual:.3g}{'' if self.uniform else ' on average'}"
+        return f"residual path {self.residual:.3g}{'' if self.uniform else ' on average'}"
 
     @classmethod
     def of_link(cls, path: str, factor: Factor, delta: Cotangent, pulled: Cotangent) -> LinkFindings:
@@ -95,7 +96,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def _described(words: str, batched: bool, links: Sequence[LinkFindings]) -> str:
     shares = sorted(link.share for link in links if not isnan(link.share))
     told = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (*shares[:1], *shares[-1:])))
-    told = told and f", residual share {told}"
+    told = told and f", its share {told}"
     steps = f", {links[0].steps} steps" if links[0].steps > 1 else ""
     return f"{_span(links)}{steps}: {words}{told}{', in batches' if batched else ''}"
 

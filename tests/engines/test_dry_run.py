@@ -143,7 +143,7 @@ def test_the_mean_of_a_mask_is_told_as_such():
     for link in links(looked_at(model, torch.randn(64, 4))):
         assert not link.uniform
         assert 0.1 < link.residual < 0.9
-        assert f"K = {link.residual:.3g} on average" in link.words
+        assert f"residual path {link.residual:.3g} on average" in link.words
 
 
 def test_gates_of_a_recurrent_layer_and_their_share_of_the_cotangents():
@@ -210,7 +210,7 @@ def test_what_goes_in_batches_is_told_as_the_first_step_has_it():
         assert str(handle.chains[""]) == str(report.chains[""])
     assert [link.batched for link in links(report, "")] == [True, True, False, True, True]
     assert "4 in batches; 2 not: no other block is like it" in str(report)
-    assert "0 to 1: K = 1, residual share " in str(report)
+    assert "0 to 1: residual path 1, its share " in str(report)
 
 
 class Bypassing(nn.Module):
