@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf, isqrt
@@ -166,19 +166,19 @@ def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[st
     """
     reports = {name: engine_class(name)().examine(model, chains) for name in list_engines()}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
-    found = [(*_promise(name, n), row(name, given)) for name in fit for n, given in enumerate(_settings(name))]
+    found = [
+        (*_promise(name, n), row(name, given))
+        for name in fit
+        for n, given in enumerate(engine_class(name).worth_trying)
+    ]
     ordered = [candidate for _, _, candidate in sorted(found, key=lambda known: known[:2])]
     return reports, [*ordered[:1], *segments_again(model, reports.values()), *ordered[1:]]
-
-
-def _settings(name: str) -> Sequence[Mapping[str, Any]]:
-    return engine_class(name).worth_trying
 
 
 def _promise(name: str, n: int) -> tuple[int, int]:
     """Return what comes first if it is less: of an engine with its ``n``-th settings."""
     exact = bool(engine_class(name).as_exact_as(None))
-    return (0 if exact else 1 if len(_settings(name)) > 1 else 2), n
+    return (0 if exact else 1 if len(engine_class(name).worth_trying) > 1 else 2), n
 
 
 def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say: Say) -> Standings:

@@ -75,12 +75,9 @@ def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]])
     """Return the fastest, or who may be as fast and is nearer: round by round beside it, the baseline's noise aside."""
     fastest = min(as_good, key=lambda c: costs[c.row.label]["ratio"])
     beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
-    rivals = [c for c in as_good if _may_be_as_fast(beside[c.row.label])]
+    near = {label for label, b in beside.items() if b["ratio"] <= _AS_FAST and b["ratio_quartiles"][0] <= 1}
+    rivals = [c for c in as_good if c.row.label in near]
     return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -beside[c.row.label]["ratio"]))
-
-
-def _may_be_as_fast(beside: Mapping[str, Any]) -> bool:
-    return beside["ratio"] <= _AS_FAST and beside["ratio_quartiles"][0] <= 1
 
 
 def _hints(

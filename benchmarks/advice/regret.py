@@ -224,10 +224,6 @@ class Regrets(Timings[str]):
         del where["rows"]  # Which ones there are, advice finds out.
         return AdviceCheck(model=model, budget=self.budget, **where)
 
-    def where(self, case: Case) -> dict[str, Any]:
-        """Return the model."""
-        return {"setting": case.topic}
-
     def told(self, case: Case, record: Record) -> Iterator[Fact]:
         """Yield what each candidate costs, and how much more what is advised does than the fastest."""
         yield from super().told(case, record)

@@ -179,7 +179,7 @@ class DeepStep(PassTiming):
         others: dict[str, Callable[[], Any]] = {}
         if self.compiled:
             others |= {
-                COMPILED: partial(self._passes, compiled=_whole),
+                COMPILED: partial(self._passes, compiled=lambda model: [model]),
                 BY_BLOCK: partial(self._passes, compiled=_blocks),
             }
         if torch.device(self.device).type == "cuda":
@@ -194,10 +194,6 @@ class DeepStep(PassTiming):
         model = self.net.create().to(self.device)
         batch = Split(*(examples.to(self.device) for examples in self.net.examples()))
         return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
-
-
-def _whole(model: nn.Module) -> list[nn.Module]:
-    return [model]
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isqrt
@@ -92,6 +92,9 @@ class MemoryMap(Timings[Network]):
         found = {network: self._front(facts, network) for network in self.subjects}
         fronts = {network: front for network, front in found.items() if front}
         network, device = self.subjects[0], facts["device"][0]
+        listed = [
+            f"Pareto front at {n.depth} layers, the leanest first: {', '.join(front)}." for n, front in fronts.items()
+        ]
         return Section(
             title=f"time against memory, orthogonal_mlp of width {network.width}, batch {network.batch}, device: "
             f"{device}, threads: {self.threads}",
@@ -106,7 +109,7 @@ class MemoryMap(Timings[Network]):
             ],
             legend=self._legend(facts),
             verdicts=[self._verdict(label, fronts) for label in facts["row"].drop_nulls().unique(maintain_order=True)],
-            remarks=[*self._remarks(fronts), *self.failures(facts)],
+            remarks=[*listed, *self.failures(facts)],
             charts=[self._chart(facts, network, front) for network, front in fronts.items()],
         )
 
@@ -137,10 +140,6 @@ class MemoryMap(Timings[Network]):
     def _verdict(self, label: str, fronts: Mapping[Network, Sequence[str]]) -> str:
         on = [str(network.depth) for network, front in fronts.items() if label in front]
         return f"on the Pareto front at {', '.join(on)} layers" if on else "not on the Pareto front"
-
-    def _remarks(self, fronts: Mapping[Network, Sequence[str]]) -> Iterator[str]:
-        for network, front in fronts.items():
-            yield f"Pareto front at {network.depth} layers, the leanest first: {', '.join(front)}."
 
     def _chart(self, facts: pl.DataFrame, network: Network, front: Sequence[str]) -> Chart:
         own = facts.filter(pl.col("at") == float(network.depth))

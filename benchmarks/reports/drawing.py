@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import altair as alt
 import polars as pl
 import vl_convert
+from altair.utils.schemapi import debug_mode
 
 from gradfree.benchmarks.tables.chart import TIPS, Axis, Chart
 
@@ -85,12 +86,15 @@ def _shared(n: int, others: Sequence[int]) -> tuple[int, ...]:
     return tuple(sum(_look(n)[part] == _look(other)[part] for other in others) for part in range(2))
 
 
+# Altair would hold each part of a chart to Vega-Lite's schema, over and over; tests hold each kind to it, once.
+@debug_mode(False)
 def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
     """Return a chart for a page, as wide as its place: points tell what is known of them, the legend filters."""
     shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
-    return _layers(chart, looks, "container", shown).to_dict()
+    return _layers(chart, looks, "container", shown).to_dict(validate=False)
 
 
+@debug_mode(False)
 def picture(charts: Sequence[Chart]) -> bytes:
     """Return all charts in one PNG, two or four side by side."""
     looks = Looks()
@@ -98,7 +102,7 @@ def picture(charts: Sequence[Chart]) -> bytes:
     together = alt.concat(*drawn, columns=2 if len(drawn) <= _FEW else 4).resolve_scale(
         color="independent", shape="independent"
     )
-    return vl_convert.vegalite_to_png(together.to_json(), scale=1)
+    return vl_convert.vegalite_to_png(together.to_json(validate=False), scale=1)
 
 
 def _layers(

@@ -38,15 +38,14 @@ def _every(steps: int, **options: float) -> Row:
     return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps, **options})
 
 
-def _cadences(**options: float) -> tuple[Row, ...]:
-    return (Row("foton as it drifts", "foton", options), *(_every(steps, **options) for steps in (1, 4, 8, 16)))
-
-
 _, _, COLD, WARM = _orthogonal(1.0, 16.0)
 ROWS = (*_orthogonal(1.0, 16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
-_CADENCES = _cadences(temperature=16.0)
+_CADENCES = (
+    Row("foton as it drifts", "foton", {"temperature": 16.0}),
+    *(_every(steps, temperature=16.0) for steps in (1, 4, 8, 16)),
+)
 
 ORTHOGONAL_DIGITS = SGDTask(
     name="digits_orthogonal",

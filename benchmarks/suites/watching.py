@@ -16,7 +16,6 @@ from gradfree.benchmarks.tables.chart import Axis, Chart, runs
 from gradfree.benchmarks.tables.column import Column, column
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.facts import Fact, fact, run_fact, table
-from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.outcomes import COSINE, scored
@@ -40,40 +39,6 @@ class WatchedRow(Row):
     def watch(self) -> GradientWatch:
         """Return a new watch."""
         return GradientWatch(self.every, self.least_cosine)
-
-
-@dataclass(frozen=True)
-class Watching(Comparison):
-    """Engines on one task, watched and not. Steps are not timed: what one takes changes on the way."""
-
-    is_timed = False
-
-    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return the comparison's facts, and what the watches have seen and done."""
-        found = super().facts(records, device)
-        known: list[Fact] = []
-        for row, _, own in self.runs(records, device):
-            if isinstance(row, WatchedRow):
-                who = {"task": self.task.name, "device": device, "row": row.label, "series": row.series}
-                known += _seen([record for record in own if not error_of(record)], who)
-        return pl.concat([found, table(known)])
-
-    def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of scores, and of what watching has done."""
-        return WatchingSummary(self.task, self.learning_rates, facts).section
-
-
-def _seen(found: Sequence[Record], who: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield what the watches of some runs have seen, and what they did."""
-    for record in found:
-        for step, cosine in record["results"]["looks"].items():
-            place = {"setting": f"step {step}", "at": float(step)}
-            yield run_fact(_LOOK, "1", cosine, record["seeds"][0], **who, **place)
-    if found:
-        risen = [record["results"]["risen"] for record in found]
-        yield fact(_ACTED, "count", note=" ".join(map(str, risen)), **who)
-        exact = sum(record["results"]["exact"] for record in found)
-        yield fact(_EXACT, "1", exact, note=f"{exact} of {len(found)}", **who)
 
 
 @dataclass(frozen=True)
@@ -108,6 +73,37 @@ class WatchingSummary(Summary):
         if not looks.is_empty():
             title = f"{self.task.name}: what watching sees, a line a run"
             yield Chart(title, looks, Axis("step (number)"), Axis("cosine with the exact gradient"), "solid")
+
+
+@dataclass(frozen=True)
+class Watching(Comparison):
+    """Engines on one task, watched and not. Steps are not timed: what one takes changes on the way."""
+
+    is_timed = False
+    summary = WatchingSummary
+
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return the comparison's facts, and what the watches have seen and done."""
+        found = super().facts(records, device)
+        known: list[Fact] = []
+        for row, _, own in self.runs(records, device):
+            if isinstance(row, WatchedRow):
+                who = {"task": self.task.name, "device": device, "row": row.label, "series": row.series}
+                known += _seen([record for record in own if not error_of(record)], who)
+        return pl.concat([found, table(known)])
+
+
+def _seen(found: Sequence[Record], who: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield what the watches of some runs have seen, and what they did."""
+    for record in found:
+        for step, cosine in record["results"]["looks"].items():
+            place = {"setting": f"step {step}", "at": float(step)}
+            yield run_fact(_LOOK, "1", cosine, record["seeds"][0], **who, **place)
+    if found:
+        risen = [record["results"]["risen"] for record in found]
+        yield fact(_ACTED, "count", note=" ".join(map(str, risen)), **who)
+        exact = sum(record["results"]["exact"] for record in found)
+        yield fact(_EXACT, "1", exact, note=f"{exact} of {len(found)}", **who)
 
 
 # At a rate and for so long that the blocks leave the neighbourhood of the identity, where k = 0 is nearly exact.

@@ -17,6 +17,8 @@ TIPS = "tips"
 """The column with what else is known of a point: text by heading."""
 NO_ENDS = {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
 """What points without intervals have."""
+TURNED = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
+"""What points across are called where they go up."""
 _POINT = ("task", "setting", "row")
 """What a point is known by."""
 
@@ -120,8 +122,7 @@ def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
 def stacks(facts: pl.DataFrame, place: str, parts: Mapping[str, Figure]) -> pl.DataFrame:
     """Return the points of a stacked chart: a bar for each value of the column ``place``, of ``parts`` by name."""
     found = [points(facts, place, figure).with_columns(label=pl.lit(name)) for name, figure in parts.items()]
-    turned = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
-    return pl.concat(found).rename(turned)
+    return pl.concat(found).rename(TURNED)
 
 
 def _joined(found: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from math import isnan
 import polars as pl
 
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.chart import TURNED, Axis, Chart, points
 from gradfree.benchmarks.tables.column import UNKNOWN, Column
 from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, differences, estimates, fact, select, table
@@ -139,10 +139,8 @@ class Beside(Experiment):
             points(told.with_columns(source=pl.lit(None, pl.String)), "row", figure).with_columns(label=pl.lit(label))
             for label, told in (("ours", _of(column, facts)), ("the paper's", _of(_theirs(column, source), facts)))
         ]
-        both = pl.concat(found).rename(
-            {"x": "y", "y": "x"} | {f"{a}_{end}": f"{b}_{end}" for a, b in ("xy", "yx") for end in ("low", "high")}
-        )
-        both = both.filter(pl.col("row").is_in(_of(_theirs(column, source), facts)["row"].to_list()))
+        known = _of(_theirs(column, source), facts)["row"].to_list()
+        both = pl.concat(found).rename(TURNED).filter(pl.col("row").is_in(known))
         across = f"{self.published.quantity} {column.heading}".strip()
         return Chart(f"{source}: {column.heading}", both, Axis(across), Axis(name, "names"))
 

@@ -52,7 +52,8 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
     images = [name for name, feature in splits["train"].features.items() if isinstance(feature, datasets.Image)]
     texts, numbers = _columns(splits, "string"), _columns(splits, "int")
     if not images and not texts:
-        raise UsageError(f"{path} has neither images nor text, but the columns {_listed(splits)}.")
+        listed = ", ".join(f"{name} ({feature})" for name, feature in splits["train"].features.items())
+        raise UsageError(f"{path} has neither images nor text, but the columns {listed}.")
     known = _IMAGE_OPTIONS if images else ("column", *_TEXT_OPTIONS)
     for option in options:
         if option not in known:
@@ -85,10 +86,6 @@ def _columns(splits: DatasetDict, kind: str) -> list[str]:
     """Return the columns with a number of ``kind``, or text."""
     features = splits["train"].features.items()
     return [name for name, feature in features if kind in str(getattr(feature, "dtype", ""))]
-
-
-def _listed(splits: DatasetDict) -> str:
-    return ", ".join(f"{name} ({feature})" for name, feature in splits["train"].features.items())
 
 
 def _chosen(given: str | None, columns: Sequence[str], option: str, path: str) -> str:

@@ -154,6 +154,7 @@ class Comparison(Experiment):
     learning_rates: tuple[float, ...] = ()
     trained: ClassVar[type[Training]] = Training
     is_timed: ClassVar[bool] = True
+    summary: ClassVar[type[Summary]] = Summary
 
     @property
     def tries(self) -> int:
@@ -218,7 +219,7 @@ class Comparison(Experiment):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of the rows, their verdicts, and charts of scores and gradients."""
-        return Summary(self.task, self.learning_rates, facts).section
+        return self.summary(self.task, self.learning_rates, facts).section
 
     def _trials(self, row: Row, device: str) -> list[Trial]:
         tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]

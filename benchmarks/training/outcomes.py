@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite, nan
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -91,16 +92,11 @@ def scored(task: Task, split: str = "test") -> str:
     return f"{split} {task.score.name}"
 
 
-def whole_cosine(probe: Mapping[str, Any]) -> float:
-    """Return the cosine of the whole gradient at one step."""
-    return float(probe["cosine"])
-
-
 def run_facts(
     task: Task,
     runs: Sequence[Record],
     learning_rate: float,
-    cosine: Callable[[Mapping[str, Any]], float] = whole_cosine,
+    cosine: Callable[[Mapping[str, Any]], float] = itemgetter("cosine"),
     /,
     **who: Any,
 ) -> Iterator[Fact]:

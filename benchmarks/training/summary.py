@@ -51,7 +51,7 @@ class Summary:
     @cached_property
     def rows(self) -> list[str]:
         """The labels of the rows."""
-        return select(self.facts, metric=FAILED)["row"].to_list()
+        return select(self.facts, metric=FAILED)["row"].unique(maintain_order=True).to_list()
 
     @property
     def baseline(self) -> str:

@@ -91,7 +91,8 @@ class TimeToTarget(Experiment):
                 facts.filter(pl.col("metric").is_in([_STEPS, _TIME, _REACHED, way])),
             ]
         )
-        device, seeds = ours["device"][0], max(int(n) for n in _of(ours))
+        device, reached = ours["device"][0], select(ours, metric=_REACHED)["note"]
+        seeds = max(int(note.rpartition(" ")[2]) for note in reached)
         level = f"validation {task.score.name} {self.target:g} {task.score.unit}"
         return Section(
             title=f"{task.name}: time to {level}, seeds: {seeds}, device: {device}",
@@ -150,8 +151,3 @@ class TimeToTarget(Experiment):
         if baseline in found:
             told += f", {found[best].value / found[baseline].value:.2f} of {baseline}'s time"
         return f"{told}: {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."
-
-
-def _of(ours: pl.DataFrame) -> list[str]:
-    """Return of how many runs each row's are."""
-    return [note.rpartition(" ")[2] for note in select(ours, metric=_REACHED)["note"]]

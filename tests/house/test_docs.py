@@ -2,17 +2,15 @@
 
 import re
 import sys
-from functools import cache
 from types import ModuleType
 
 import polars as pl
 import pytest
 import torch
-from places import RESULTS, ROOT
+from places import ROOT
+from report_records import committed
 
 import gradfree
-from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.chains import kinds
 from gradfree.cli import main
@@ -35,13 +33,6 @@ def examples(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@cache
-def made_by_the_demo():
-    """Return the numbers that ``make demo`` leaves, from the committed records."""
-    records = RecordFile(RESULTS / "quick" / "records.jsonl").read()
-    return SuiteReport.of("quick", SUITES["quick"], records).facts
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
@@ -49,7 +40,8 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     if "results/quick" in "".join(examples(page)):
         (tmp_path / "results" / "quick").mkdir(parents=True)
-        made_by_the_demo().write_parquet("results/quick/report.parquet")
+        # What ``make demo`` leaves.
+        committed("quick").facts.write_parquet("results/quick/report.parquet")
     torch.set_default_dtype(torch.float32)
     package = ModuleType("my_package")
     monkeypatch.setitem(sys.modules, package.__name__, package)
@@ -191,7 +183,6 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_page_of_benchmarks_tells_of_every_suite():
-    from gradfree.benchmarks.suites.index import SUITES
 
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert not [name for name in SUITES if f"`{name}`" not in page]

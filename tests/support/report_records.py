@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from places import RESULTS
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
 from gradfree.benchmarks.advice import regret
 from gradfree.benchmarks.records.provenance import Provenance
+from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import findings
@@ -66,6 +70,12 @@ TRAININGS = [
     *trained(HIGHWAY, [90, 91, 92], [80, 90, 100], cosine=0.75),
 ]
 RECORDS = dict([*TRAININGS, timed((1.0, 4), (1.25, 5), (0.5, 10))])
+
+
+@cache
+def committed(name):
+    """The report that the committed records of a suite make now."""
+    return SuiteReport.of(name, PUBLISHED[name], RecordFile(RESULTS / name / "records.jsonl").read())
 
 
 def markdown(*sections):

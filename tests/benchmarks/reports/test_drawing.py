@@ -5,16 +5,17 @@ import re
 from collections import defaultdict
 from itertools import pairwise
 
+import altair as alt
 import pytest
 import vl_convert
+from jsonschema import ValidationError
 from places import RESULTS
-from report_records import PUBLISHED, RECORDS, chart
+from report_records import RECORDS, chart, committed
 from tiny_suite import PLAIN, SUITE
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.drawing import Look, Looks, spec
-from gradfree.benchmarks.reports.report import SuiteReport, sections
+from gradfree.benchmarks.reports.report import sections
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure
 from gradfree.benchmarks.tables.facts import Estimate, fact, table
@@ -35,11 +36,9 @@ def published():
     """Every chart of the committed reports, by suite and title, as a page has it."""
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
-        report, looks = (
-            SuiteReport.of(name, PUBLISHED[name], RecordFile(RESULTS / name / "records.jsonl").read()),
-            Looks(),
-        )
-        found += [(name, chart.title, spec(chart, looks)) for section in report.sections for chart in section.charts]
+        looks = Looks()
+        charts = [chart for section in committed(name).sections for chart in section.charts]
+        found += [(name, chart.title, spec(chart, looks)) for chart in charts]
     return found
 
 
@@ -72,6 +71,20 @@ def test_a_label_looks_the_same_in_all_charts_of_a_report(published):
                 found[name, label].add(color)
     assert {label for _, label in found} > {"backprop", "foton", "highway_bp with k iterations", "truncated w=1"}
     assert {key: seen for key, seen in found.items() if len(seen) > 1} == {}
+
+
+@pytest.mark.slow
+def test_charts_are_what_vega_lite_takes(published):
+    """One of each build: which marks there are, with which channels, and how their axes lie."""
+    built = {}
+    for *_, drawn in published:
+        kinds = [channel.get("scale", {}).get("type") for axis in "xy" for channel in channels(drawn, axis)]
+        built.setdefault(str([[(one["mark"], sorted(one["encoding"])) for one in drawn["layer"]], kinds]), drawn)
+    assert 20 < len(built) < 100
+    for drawn in built.values():
+        alt.LayerChart.validate(drawn)
+    with pytest.raises(ValidationError):
+        alt.LayerChart.validate(drawn | {"layer": [{**drawn["layer"][0], "encoding": {"x": {"field": 1}}}]})
 
 
 @pytest.mark.slow
