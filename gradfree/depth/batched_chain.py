@@ -322,17 +322,17 @@ class BatchedChain(DepthChain):
                 # A view would keep the gradients of all links' inputs.
                 initial = entered[group.indices.index(0)].clone()
             for name, stacked in found.items():
+                # Autograd copies a gradient whose strides are not the parameter's, each by itself.
                 if stacked is not None and name in group.columns:
-                    self._hand_back_rows(group, group.columns[name], stacked, total)
+                    self._hand_back_rows(group, group.columns[name], stacked.contiguous(), total)
                 elif stacked is not None:
-                    self._hand_back(group.tensors[name], stacked, total)
+                    self._hand_back(group.tensors[name], stacked.contiguous(), total)
         own = [i for i in reversed(range(len(self))) if i not in self._ran]
         carried = self._add_local([self.links[i] for i in own], [delta[i] for i in own], total) if own else None
         return total._replace(initial=initial if 0 in self._ran else carried)
 
     def _hand_back_rows(self, group: Group, column: Stack, gradient: Tensor, total: ChainGradients) -> None:
-        # A row of what is not contiguous is copied for each parameter.
-        gradient, known = gradient.contiguous(), total.parameters[column.number]
+        known = total.parameters[column.number]
         if known is None and gradient.shape == column.stacked.shape:
             total.parameters[column.number] = gradient
             return
