@@ -90,9 +90,10 @@ def assert_equal_bits(records):
 KILLED = '''
 import json, multiprocessing, os, select, signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from forking import exit_code, fork
-from tiny_suite import many_cases
+from tiny_suite import TASK, endless, many_cases, training
 from gradfree.benchmarks.records.records import RecordFile, attempt
 from gradfree.benchmarks.running.runner import run_cases
 from gradfree.benchmarks.running.workers import Workers
@@ -124,20 +125,27 @@ class Killed(RecordFile):
 def run(moment):
     file = RecordFile(path) if moment == "never" else Killed(path)
     file.moment = moment
-    run_cases(lambda records: many_cases(), file, Workers(2) if moment == "before writing" else Here())
+    if moment == "before writing":
+        # One of the workers would go on for ever.
+        run_cases(lambda records: [training(task=replace(TASK, data=endless)), *many_cases()], file, Workers(2))
+    else:
+        run_cases(lambda records: many_cases(), file, Here())
 
 def ends(process):
-    """Wait for the end of a process that is not ours, a minute at most."""
+    """Tell whether a process that is not ours ends within a minute; end it otherwise."""
     with suppress(ProcessLookupError):
-        return bool(select.select([os.pidfd_open(process)], [], [], 60)[0])
+        if not select.select([os.pidfd_open(process)], [], [], 60)[0]:
+            os.kill(process, signal.SIGKILL)
+            return False
     return True
 
-# Daemons may not start processes.
-multiprocessing.current_process().daemon = False
-path = Path("records.jsonl")
-told = [(exit_code(fork(run, moment)), len(RecordFile(path).read())) for moment in MOMENTS]
-workers = Path("left behind").read_text().split()
-Path("told").write_text(json.dumps([told, [ends(int(worker)) for worker in workers]]))
+if __name__ == "__main__":
+    # Daemons may not start processes.
+    multiprocessing.current_process().daemon = False
+    path = Path("records.jsonl")
+    told = [(exit_code(fork(run, moment)), len(RecordFile(path).read())) for moment in MOMENTS]
+    workers = Path("left behind").read_text().split()
+    Path("told").write_text(json.dumps([told, [ends(int(worker)) for worker in workers]]))
 '''
 
 
@@ -145,13 +153,14 @@ def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_en
     """None is lost, none is there twice, none is broken; no process is left behind."""
     (tmp_path / "killed.py").write_text(KILLED)
     monkeypatch.chdir(tmp_path)
-    status, said = Script("killed.py").ended()
+    status, said = Script(tmp_path / "killed.py").ended()
     assert status == 0, said
     told, ended = json.loads((tmp_path / "told").read_text())
     assert told == [[-9, 4], [-9, 7], [-9, 10], [0, 30]]
     assert ended == [True]
-    lines = [json.loads(line)["case"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert sorted(lines) == sorted(case.id for case in many_cases())
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert sorted(record["case"] for record in records) == sorted(case.id for case in many_cases())
+    assert not any("error" in record for record in records)
 
 
 def test_a_case_that_fails_has_a_record_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
