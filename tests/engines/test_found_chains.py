@@ -76,6 +76,11 @@ MODELS = {
     "several": (lambda: Rows(first=nn.Sequential(*row()), second=nn.ModuleList(row(2))), ["first", "second"]),
     "an alias": (aliased, ["blocks"]),
     "a block several times": (repeated, ["blocks"]),
+    "one block in all places": (lambda: Rows(blocks=nn.Sequential(*[Plain()] * 4)), ["blocks"]),
+    "a compiled block": (
+        lambda: Rows(blocks=nn.ModuleList([torch.compile(Plain(), backend="eager"), *row()])),
+        ["blocks"],
+    ),
     "stages": (
         lambda: Rows(stages=nn.ModuleList([Stage(6, 4, 2), Stage(4, 8, 3), Stage(8, 5, 2)])),
         ["stages.0.layers", "stages.1.layers", "stages.2.layers"],
