@@ -126,8 +126,17 @@ class EngineOptimizer(Optimizer):
         return self.optimizer.state_dict() | {"gradfree": self.handle.state_dict()} | watched
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a wrapped or a plain optimizer's state."""
-        self.handle.load_state_dict(state_dict.get("gradfree", {}))
+        """Load a wrapped or a plain optimizer's state; one that does not fit changes nothing.
+
+        Raises:
+            ValueError: other groups of parameters, or what an engine has kept of chains that are not here.
+        """
+        before = self.optimizer.state_dict()
+        self.optimizer.load_state_dict(state_dict)
+        try:
+            self.handle.load_state_dict(state_dict.get("gradfree", {}))
+        except ValueError:
+            self.optimizer.load_state_dict(before)
+            raise
         if self.gradient_watch is not None and _WATCH in state_dict:
             self.gradient_watch.load_state_dict(state_dict[_WATCH])
-        self.optimizer.load_state_dict(state_dict)

@@ -15,7 +15,7 @@ def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Itera
     """Yield a problem for each module inside ``module``, at ``path``, that an engine is on in a chain of ``kinds``."""
     for where, inner in module.named_modules(prefix=path):
         if any(kind.holds_engine(inner) for kind in kinds):
-            yield f"{where} has an engine attached already: call detach() on its handle first."
+            yield f"{where or 'the model'} has an engine attached already: call detach() on its handle first."
 
 
 def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:

@@ -33,7 +33,7 @@ class NewtonOptions:
             like: a state, (B, H).
             kind: of the cell: :attr:`Recurrence.kind`.
         """
-        if not len(like):
+        if not length or not len(like):
             return None
         sweeps = self.max_sweeps or sweeps_worth(length, like, kind, self.jacobian)
         # As many as there are steps are exact.

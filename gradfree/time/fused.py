@@ -56,7 +56,7 @@ class Recurrent(Site):
         """Yield what is wrong with the module."""
         module = self._module
         if self.holds_engine(module):
-            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+            yield f"{self.path or 'the model'} has an engine attached already: call detach() on its handle first."
         elif "forward" in vars(module):
             yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."
         elif type(module).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}:

@@ -69,7 +69,7 @@ class Unrolled(Site):
         """Yield what is wrong with the cell."""
         yield from sharded(self.inside)
         if self.holds_engine(self._layer):
-            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+            yield f"{self.path or 'the model'} has an engine attached already: call detach() on its handle first."
         if type(self._layer).unroll is not CellLayer.unroll:
             yield f"{self.path} is a {type(self._layer).__name__} with an unroll of its own, which an engine replaces."
         yield from cell_problems(f"{self.path}.cell".removeprefix("."), self._layer.cell)

@@ -174,3 +174,24 @@ def test_engine_optimizer(call, message):
         call(model)
     assert message in str(error.value)
     assert_unchanged(model, before)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    model, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
+    optimizer = wrapped(model, "dsf", feedback="gate")
+
+    def step():
+        model(x)[0].sum().backward()
+        optimizer.step()
+
+    step()
+    before = copy.deepcopy(optimizer.state_dict())
+    step()
+    now = copy.deepcopy(optimizer.state_dict())
+    for wrong, message in (
+        (before | {"gradfree": {"nowhere": {}}}, "no chains"),
+        (before | {"param_groups": []}, "parameter group"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(wrong)
+        assert str(optimizer.state_dict()) == str(now) != str(before)
