@@ -35,9 +35,9 @@ def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter]
 
 
 def _unsolved(site: Site) -> dict[str, nn.Module]:
-    """Return the blocks that the engine has not solved; one that has several places is recorded under the first."""
-    places = {block: path for path, block in reversed(list(site.blocks.items()))}
-    return {path: block for block, path in places.items() if path not in site.solved}
+    """Return the blocks that the engine has not solved in any of their places."""
+    solved = {site.blocks[path] for path in site.solved if path in site.blocks}
+    return {path: block for path, block in site.blocks.items() if block not in solved}
 
 
 def told(site: Site, paths: Sequence[str]) -> str:
