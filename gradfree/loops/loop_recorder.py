@@ -22,6 +22,7 @@ from gradfree.loops.loop_pass import LoopPass
 from gradfree.time.unrolled_chain import StepsAgain, own_form
 from gradfree.torchside.around import uncompiled
 from gradfree.torchside.guards import Marks, marks_of, refuse_transforms, unchanged
+from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -33,6 +34,7 @@ class _Call(NamedTuple):
     before: Tensor
     state: Sequence[Tensor]
     marks: Marks
+    random: RandomState | None
     without_graph: bool = True
 
 
@@ -113,7 +115,10 @@ class LoopRecorder:
             before = recording.begin()
         assert before is not None
         if before.requires_grad:
-            self.call = _Call(recording, before, parts, self._marks(x, parts))
+            # A cell that draws random numbers does so from the first call on.
+            first = self.mode is None and not recording.length
+            random = RandomState.of(x.device) if first else None
+            self.call = _Call(recording, before, parts, self._marks(x, parts), random)
 
     @uncompiled
     def leave(self, cell: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
@@ -135,7 +140,8 @@ class LoopRecorder:
                 "backward pass, which would change them once more. Compute new tensors instead, and keep statistics "
                 "outside of the cell."
             )
-        handed = call.recording.leave(parts, call.before)
+        drawn = call.random is not None and call.random.moved
+        handed = call.recording.leave(parts, call.before, drawn)
         return tuple(handed) if type(out) is tuple else handed[0]
 
     def _check(self) -> None:
