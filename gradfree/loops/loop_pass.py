@@ -206,7 +206,7 @@ class LoopPass:
         saved(node, cell.path)
         with cell.solving():
             gradients = self._solved(last + 1)
-        cell.attachment.solved.add(cell.path)
+        cell.attachment.solved.add(cell.attachment.path)
         of_inputs = gradients.inputs[0]
         back: list[Cotangent] = [None] * len(self.inputs.given)
         if of_inputs is not None and self.inputs.given:

@@ -104,7 +104,7 @@ class LoopRecorder:
         self._check()
         given = self._given(args, kwargs)
         if isinstance(given, str):
-            self.splits[self.path] = f"{given}: autograd goes through it"
+            self.splits[self.attachment.path] = f"{given}: autograd goes through it"
             return
         x, parts = given
         recording = self._joined(x, parts)
@@ -183,13 +183,13 @@ class LoopRecorder:
         if not isinstance(node, LOOP_EXIT) or node.recording.of() is not self:
             seen = computed_from(parts[0]) if parts[0].requires_grad else None
             if seen is not None and any(other.recording.of() is self for other, _ in seen.states):
-                self.splits[self.path] = (
+                self.splits[self.attachment.path] = (
                     "it was given what the model computes from a state, not the state behind a call"
                 )
             return None
         recording: LoopPass = node.recording
         if problem := self._cannot_go_on(recording, node, x, parts):
-            self.splits[self.path] = problem
+            self.splits[self.attachment.path] = problem
             return None
         return recording
 
