@@ -137,12 +137,14 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
 
     remembered = handle.state_dict()
-    with handle.uncompared():
-        approximate = gradients()
-    handle.load_state_dict(remembered)
-    _refuse_bypassed(model, handle, trained, approximate)
-    with handle.exactly():
-        exact = gradients()
+    try:
+        with handle.uncompared():
+            approximate = gradients()
+        _refuse_bypassed(model, handle, trained, approximate)
+        with handle.exactly():
+            exact = gradients()
+    finally:
+        handle.load_state_dict(remembered)
     return _compare(trained, approximate, exact, handle.chains.values())
 
 

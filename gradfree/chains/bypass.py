@@ -19,7 +19,7 @@ def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter]
         site: the chain.
         has_gradient: tells of a parameter whether it has got one.
     """
-    unsolved = {path: block for path, block in site.blocks.items() if path not in site.solved}
+    unsolved = _unsolved(site)
     found = {}
     for path, block in unsolved.items():
         own = [p for p in block.parameters() if p.requires_grad]
@@ -32,6 +32,12 @@ def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter]
     inside = {module for block in unsolved.values() for module in block.modules()}
     elsewhere = {id(p) for module in model.modules() if module not in inside for p in module._parameters.values()}
     return [path for path, given in found.items() if any(id(p) not in elsewhere for p in given)]
+
+
+def _unsolved(site: Site) -> dict[str, nn.Module]:
+    """Return the blocks that the engine has not solved in any of their places."""
+    solved = {site.blocks[path] for path in site.solved if path in site.blocks}
+    return {path: block for path, block in site.blocks.items() if block not in solved}
 
 
 def told(site: Site, paths: Sequence[str]) -> str:
@@ -66,7 +72,7 @@ class Watch:
 
     def look(self) -> None:
         """Warn if a chain has got gradients past the engine; chains that it has solved are looked at no more."""
-        self._chains = [site for site in self._chains if not site.solved >= site.blocks.keys()]
+        self._chains = [site for site in self._chains if _unsolved(site)]
         for site in self._chains:
             if paths := bypassed(self._model, site, self._has_new):
                 self._chains = []

@@ -123,8 +123,8 @@ class Container(Blocks):
 
         Containers are blocks where no chain can be in them, and where they run one after the other for sure.
         """
-        blocks = list(module.children())
-        classes = Counter(map(own_class, blocks))
+        blocks = list(cls.blocks_of(module).values())
+        classes = Counter(own_class(getattr(block, "_orig_mod", block)) for block in blocks)  # Compiled, or not.
         row = cls.accepts(module) and not isinstance(module, nn.ModuleDict)
         blocky = all(map(_composite, blocks)) or (type(module) is nn.Sequential and _alike_rows(blocks))
         return row and min(classes.values(), default=0) > 1 and blocky

@@ -20,7 +20,15 @@ from gradfree.loops.loop_inputs import LoopInputs
 from gradfree.loops.loop_nodes import LOOP_EXIT, LoopExit, LoopStart
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now
 from gradfree.torchside.graph import asked_for, keeps_graph
-from gradfree.torchside.guards import Marks, check_finite, check_made_finite, held_marks, refuse_batched, saved
+from gradfree.torchside.guards import (
+    Marks,
+    check_finite,
+    check_made_finite,
+    held_marks,
+    refuse_batched,
+    saved,
+    unlike_any,
+)
 from gradfree.torchside.hooks import spare_hooks
 
 
@@ -109,10 +117,21 @@ class LoopPass:
         """Tell whether the state behind call ``index`` is the last one."""
         return index == len(self._steps) - 1
 
-    def leave(self, parts: Sequence[Tensor], before: Tensor) -> list[Tensor]:
-        """Keep a state, and return it for the model; ``before`` is the one that the call was given, or LoopStart's."""
+    @property
+    def length(self) -> int:
+        """How many calls there have been."""
+        return len(self._steps)
+
+    def leave(self, parts: Sequence[Tensor], before: Tensor, drawn: bool) -> list[Tensor]:
+        """Keep a state, and return it for the model.
+
+        Args:
+            parts: of the state.
+            before: the one that the call was given, or LoopStart's.
+            drawn: whether the call has drawn random numbers.
+        """
         if not self._steps:
-            self._held = held_marks(self.cell.again.cell)
+            self._held = unlike_any() if drawn else held_marks(self.cell.again.cell)
         kept = [part.detach() for part in parts]
         guard, *handed = LoopExit.apply(self, len(self._steps), before, *kept)
         # Of all hooks, those on tensors run even where the node itself will not, and this one before the others.
@@ -187,7 +206,7 @@ class LoopPass:
         saved(node, cell.path)
         with cell.solving():
             gradients = self._solved(last + 1)
-        cell.attachment.solved.add(cell.path)
+        cell.attachment.solved.add(cell.attachment.path)
         of_inputs = gradients.inputs[0]
         back: list[Cotangent] = [None] * len(self.inputs.given)
         if of_inputs is not None and self.inputs.given:

@@ -22,6 +22,7 @@ from gradfree.loops.loop_pass import LoopPass
 from gradfree.time.unrolled_chain import StepsAgain, own_form
 from gradfree.torchside.around import uncompiled
 from gradfree.torchside.guards import Marks, marks_of, refuse_transforms, unchanged
+from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -33,6 +34,7 @@ class _Call(NamedTuple):
     before: Tensor
     state: Sequence[Tensor]
     marks: Marks
+    random: RandomState | None
     without_graph: bool = True
 
 
@@ -102,7 +104,7 @@ class LoopRecorder:
         self._check()
         given = self._given(args, kwargs)
         if isinstance(given, str):
-            self.splits[self.path] = f"{given}: autograd goes through it"
+            self.splits[self.attachment.path] = f"{given}: autograd goes through it"
             return
         x, parts = given
         recording = self._joined(x, parts)
@@ -113,7 +115,10 @@ class LoopRecorder:
             before = recording.begin()
         assert before is not None
         if before.requires_grad:
-            self.call = _Call(recording, before, parts, self._marks(x, parts))
+            # A cell that draws random numbers does so from the first call on.
+            first = self.mode is None and not recording.length
+            random = RandomState.of(x.device) if first else None
+            self.call = _Call(recording, before, parts, self._marks(x, parts), random)
 
     @uncompiled
     def leave(self, cell: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
@@ -135,7 +140,8 @@ class LoopRecorder:
                 "backward pass, which would change them once more. Compute new tensors instead, and keep statistics "
                 "outside of the cell."
             )
-        handed = call.recording.leave(parts, call.before)
+        drawn = call.random is not None and call.random.moved
+        handed = call.recording.leave(parts, call.before, drawn)
         return tuple(handed) if type(out) is tuple else handed[0]
 
     def _check(self) -> None:
@@ -177,13 +183,13 @@ class LoopRecorder:
         if not isinstance(node, LOOP_EXIT) or node.recording.of() is not self:
             seen = computed_from(parts[0]) if parts[0].requires_grad else None
             if seen is not None and any(other.recording.of() is self for other, _ in seen.states):
-                self.splits[self.path] = (
+                self.splits[self.attachment.path] = (
                     "it was given what the model computes from a state, not the state behind a call"
                 )
             return None
         recording: LoopPass = node.recording
         if problem := self._cannot_go_on(recording, node, x, parts):
-            self.splits[self.path] = problem
+            self.splits[self.attachment.path] = problem
             return None
         return recording
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from gradfree.chains.memory import Memory
 from gradfree.layers.site import ASKED, LOG_TEMPERATURE
 from gradfree.torchside.around import uncompiled
+from gradfree.torchside.graph import is_reached
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
@@ -33,7 +35,8 @@ class Temperature:
 
     def __init__(self, memory: Memory, given: float | Literal["learnt"]):
         self._memory, self._given = memory, given
-        self._asked: Tensor | None = None
+        # What passes since the last step have asked for: who looks at a pass restores it with the rest.
+        self._pending = memory.of("temperature")
 
     def factor(self, like: Tensor) -> float | Tensor:
         """Return T, for a tensor like ``like``."""
@@ -47,18 +50,22 @@ class Temperature:
         """Multiply the output."""
         scaled = out * self.factor(out)
         if self._given == LEARNT and scaled.requires_grad:
-            scaled.register_hook(partial(self._ask, out.detach()))
+            trained = [p for p in module.parameters() if p.requires_grad]
+            scaled.register_hook(partial(self._ask, out.detach(), trained))
         return scaled
 
-    def _ask(self, out: Tensor, cotangent: Tensor) -> None:
+    def _ask(self, out: Tensor, trained: Sequence[Tensor], cotangent: Tensor) -> None:
+        # A pass for the gradient of the input alone (an adversarial example) trains nothing.
+        if trained and not any(map(is_reached, trained)):
+            return
         asked = (out * cotangent).to(torch.promote_types(out.dtype, torch.float32))
         sums = torch.stack([asked.sum(), asked.abs().sum()])
-        self._asked = sums if self._asked is None else self._asked + sums
+        self._pending["asked"] = self._pending["asked"] + sums if "asked" in self._pending else sums
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Move it as the backward passes since the last step have asked for; those that were no numbers have not."""
-        asked, self._asked = self._asked, None
+        asked = self._pending.pop("asked", None)
         if asked is not None:
             log = self._log()
             self._memory.of("means").update(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, distributed, nn
@@ -33,7 +33,8 @@ from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
 from gradfree.ranks.whole import Whole
 from gradfree.registry import resolve_engine
-from gradfree.torchside.around import recomputed
+from gradfree.torchside.around import checkpointed, recomputed
+from gradfree.torchside.guards import refuse_transforms
 
 
 def layer_parallel(
@@ -168,6 +169,12 @@ class Stage(Whole):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's own forward as far as this rank goes, and return the outputs of the last rank."""
+        refuse_transforms("the model")
+        if checkpointed():
+            raise ChainError(
+                "a checkpoint runs the whole model, and would run it again on each rank at another time. Put "
+                "checkpoints inside of the model, around its blocks."
+            )
         self.messages.settle()
         passes = [self._new_pass()]
         outputs = AllOutputs(self.messages, partial(self._look, passes[0].number))
@@ -186,6 +193,10 @@ class Stage(Whole):
             raise
         finally:
             self._pass = None
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        """Refuse to be copied with the model: ranks would wait for one copy's messages with the other's."""
+        raise ChainError("a model whose blocks lie on ranks cannot be copied. Copy it first, then call layer_parallel.")
 
     def _new_pass(self) -> RankPass:
         self._number += 1

@@ -30,7 +30,9 @@ from gradfree.torchside.guards import (
     refuse_transforms,
     saved,
     unchanged,
+    unlike_any,
 )
+from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -140,7 +142,7 @@ class _UnrollFunction(torch.autograd.Function):
         ctx.recorder, ctx.parts, ctx.mode = recorder, parts, closed_form(cell)
         ctx.autocast = autocast_now(x)
         before = marks_of([x, *rest, *cell.buffers()])
-        at = recorder.attachment
+        at, random = recorder.attachment, RandomState.of(x.device) if ctx.mode is None else None
         recurrence = Recurrence(x, rest[:parts], rest[parts:], ctx.mode, cell, memory=at.memory, paths=[at.path])
         out, finals, others, ctx.told = run(at.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
@@ -149,7 +151,8 @@ class _UnrollFunction(torch.autograd.Function):
                 "the backward pass, which would change them once more. Compute new tensors instead, and keep "
                 "statistics outside of the cell."
             )
-        ctx.held = held_marks(cell)
+        # Of random numbers each pass draws others.
+        ctx.held = unlike_any() if random is not None and random.moved else held_marks(cell)
         # Not by autograd: hooks on what it saves may give others back, and the cell runs again with its own. Aliases:
         # what a parameter's ``data`` is set to between the passes is not what the pass has run with.
         ctx.parameters = [p.detach() for p in rest[parts:]]

@@ -100,6 +100,11 @@ def unchanged(marks: Marks, others: Marks) -> bool:
     return len(marks) == len(others) and all(a is b and m == n for (a, m), (b, n) in zip(marks, others, strict=True))
 
 
+def unlike_any() -> Marks:
+    """Return marks that no others are like."""
+    return [(object(), 0)]
+
+
 def held_marks(cell: nn.Module) -> Marks:
     """Return marks of what the cell's output may depend on besides its arguments and parameters."""
     values = [value for module in cell.modules() for value in vars(module).values()]

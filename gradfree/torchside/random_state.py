@@ -24,6 +24,13 @@ class RandomState:
         own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
         return cls(device, torch.get_rng_state(), own)
 
+    @property
+    def moved(self) -> bool:
+        """Whether numbers have been drawn since."""
+        now = RandomState.of(self.device)
+        same = torch.equal(now.cpu, self.cpu)
+        return not (same and (self.own is None or now.own is None or torch.equal(now.own, self.own)))
+
     def restore(self) -> None:
         """Go back to this state."""
         torch.set_rng_state(self.cpu)

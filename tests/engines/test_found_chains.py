@@ -76,6 +76,7 @@ MODELS = {
     "several": (lambda: Rows(first=nn.Sequential(*row()), second=nn.ModuleList(row(2))), ["first", "second"]),
     "an alias": (aliased, ["blocks"]),
     "a block several times": (repeated, ["blocks"]),
+    "one block in all places": (lambda: Rows(blocks=nn.Sequential(*[Plain()] * 4)), ["blocks"]),
     "stages": (
         lambda: Rows(stages=nn.ModuleList([Stage(6, 4, 2), Stage(4, 8, 3), Stage(8, 5, 2)])),
         ["stages.0.layers", "stages.1.layers", "stages.2.layers"],
@@ -98,6 +99,18 @@ def test_chains_that_are_found(name):
     make, chains = MODELS[name]
     assert list(ENGINE.validate(make()).chains) == chains
     assert_exact(make())
+
+
+def test_nothing_is_said_to_go_past_the_engine_where_a_block_has_several_places(recwarn):
+    assert_exact(repeated())
+    assert not recwarn.list
+
+
+def test_a_compiled_block_is_one_of_its_row():
+    """By the class that it had; its residual path is another matter."""
+    model = Rows(blocks=nn.ModuleList([torch.compile(Plain(), backend="eager"), Plain(), Plain()]))
+    assert list(assert_exact(model, engine=gradfree.create_engine("fixed_point", iterations=2)).chains) == ["blocks"]
+    assert "'blocks.0' is compiled, which hides the residual path" in ENGINE.validate(model).problems[0]
 
 
 def dense(*widths):

@@ -12,6 +12,7 @@ from torch import nn
 import gradfree
 from gradfree.algorithms import FOTON, OrthogonalBackprop
 from gradfree.chains.memory import average_means
+from gradfree.fidelity import loss_fidelity
 
 ENGINES = {"foton": FOTON(), "streaming": FOTON(streaming=True), "orthogonal_backprop": OrthogonalBackprop()}
 
@@ -137,3 +138,25 @@ def test_ranks_have_the_mean_of_their_temperatures(monkeypatch):
         plain = model(x)
         average_means(handle._means, x)
         torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_who_looks_at_the_gradients_of_a_pass_does_not_move_it(engine):
+    """Also where a step takes two passes, of which one is looked at; nor do gradients of the input alone."""
+
+    def found(looks):
+        torch.manual_seed(0)
+        model, x, y = net(), torch.randn(2, 16, 8), torch.arange(16) % 3
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with engine.attach(model) as handle:
+            for part in range(2):
+                loss = F.cross_entropy(model(x[part]), y)
+                if looks and not part:
+                    loss_fidelity(loss, model, handle)
+                    given = x[part].clone().requires_grad_()
+                    torch.autograd.grad(F.cross_entropy(model(given), y), given)
+                loss.backward()
+            optimizer.step()
+            return temperature(handle)
+
+    assert found(looks=True) == found(looks=False) != 1.0

@@ -1,6 +1,7 @@
 """Cells that cannot run on all steps as one batch, or change what they should not, are refused."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,3 +182,26 @@ def test_hooks_on_a_cell_and_layers_with_a_loop_of_their_own_are_refused():
     layer = CellLayer(Leaky())
     layer.cell.network.register_forward_hook(lambda module, args, out: None)
     assert "cell.network has forward hooks" in refusal(lambda: engine.attach(layer))
+
+
+@pytest.mark.parametrize("looped", [True, False])
+def test_random_numbers_that_come_late_by_what_the_cell_does_not_hold_itself_are_refused(looped):
+    class Noisy(Leaky):
+        rates = SimpleNamespace(noise=0.0)
+
+        def forward(self, x, state):
+            return nn.functional.dropout(super().forward(x, state), self.rates.noise)
+
+    def loss():
+        state, x = torch.zeros(2, HIDDEN), torch.randn(5, 2, INPUT)
+        if not looped:
+            return model(x, state)[0].sum()
+        for fed in x:
+            state = model(fed, state)
+        return state.sum()
+
+    model = Noisy() if looped else CellLayer(Noisy())
+    with gradfree.create_engine("backprop").attach(model, [""] if looped else None):
+        loss().backward()
+        Noisy.rates.noise = 0.5
+        assert "gives other states when it runs on all steps as one batch" in refusal(lambda: loss().backward())

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 
 import pytest
 import torch
@@ -241,3 +242,13 @@ def test_threads_that_run_a_loop_at_once_get_its_gradients():
         for thread in threads:
             thread.join()
     assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+
+
+def test_of_a_cell_that_is_the_model_itself_it_is_known_that_the_engine_has_run():
+    cell = nn.GRUCell(INPUT, HIDDEN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gradfree.create_engine("backprop").attach(cell, [""]) as handle:
+            state = cell(torch.randn(BATCH, INPUT), initial("gru"))
+            cell(torch.randn(BATCH, INPUT), torch.tanh(state)).sum().backward()
+    assert handle.chains[""].solved == {""} == handle.chains[""].splits.keys()
