@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
     try:
         yield changed
     finally:
-        changed += ["random numbers"] * (str(_random_states()) != str(drawn))
+        changed += ["random numbers"] * (pickle.dumps(_random_states()) != pickle.dumps(drawn))
         random.setstate(drawn[0])
         np.random.set_state(drawn[1])  # noqa: NPY002
         changed += [name for own, kept in tensors for name in kept if own.get(name) is not kept[name]]

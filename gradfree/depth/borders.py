@@ -91,6 +91,11 @@ class Handed(NamedTuple):
     apart: list[Tensor]
 
     @classmethod
+    def inside(cls, state: Tensor) -> Handed:
+        """Return what there is of a state that the model does not get."""
+        return cls(weakref.ref(state), _no_hooks, state, state._version, [])
+
+    @classmethod
     def of(cls, state: Tensor) -> Handed:
         """Return what there is of an output of Exits."""
         hooks: OrderedDict[int, Any] = OrderedDict()
@@ -107,7 +112,7 @@ class Handed(NamedTuple):
 
 
 _none: OrderedDict[int, Any] = OrderedDict()
-NO_HOOKS = weakref.ref(_none)
+_no_hooks = weakref.ref(_none)
 
 
 class _Context(FunctionCtx):

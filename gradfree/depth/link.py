@@ -106,6 +106,10 @@ def walking(links: Sequence[Pathed], delta: Sequence[Cotangent]) -> Iterator[Non
         raise ChainError(f"the backward pass inside {where} failed: {reason}") from error
 
 
+ASKED = (
+    "torch.autograd.grad was asked for the gradient of a state between {first} and {last}: inside a chain there is its "
+    "direct cotangent only. Detach the engine, or ask for gradients of parameters or of what lies before the chain."
+)
 _FREED = (
     "its graph is freed already. A loss on a tensor that a block or a hook has kept from inside has run it, or an "
     "earlier backward pass: call backward(retain_graph=True), return that tensor from the block beside the state, or "

@@ -26,8 +26,9 @@ from gradfree.depth import link as why
 from gradfree.depth.batched_chain import BatchedChain, Ran
 from gradfree.depth.batching import Batching
 from gradfree.depth.borders import (
+    ASIDE,
+    EXITS,
     INSIDE_ALONE,
-    NO_HOOKS,
     Anchor,
     Aside,
     Entered,
@@ -42,7 +43,7 @@ from gradfree.depth.chain import DepthChain, Trained
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, added, pull_aside, refuse_passed, refuse_touched, shares_memory
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import keeps_graph
+from gradfree.torchside.graph import asked_for, keeps_graph
 from gradfree.torchside.guards import check_finite, refuse_batched
 from gradfree.torchside.hooks import spare_hooks
 
@@ -167,7 +168,7 @@ class Recording:
         """Keep ``link``, whose block was ``given`` a state and whose own, ``state``, the model does not get."""
         self.add(link)
         self.given.append(given)
-        self.handed.append(Handed(weakref.ref(state), NO_HOOKS, state, state._version, []))
+        self.handed.append(Handed.inside(state))
 
     def go_on(self, link: Ran, given: Tensor, before: Tensor) -> Tensor:
         """Do as :meth:`leave` with a link that nothing else is to be known of; return its state, for the model."""
@@ -208,11 +209,7 @@ class Recording:
         assert start is not None  # The graph that is walked leads to it.
         if not torch._C._will_engine_execute_node(start):
             self.begin_backward()
-            raise ChainError(
-                f"torch.autograd.grad was asked for the gradient of a state between {self.links[0].path} and "
-                f"{self.links[-1].path}: inside a chain there is its direct cotangent only. Detach the engine, or ask "
-                "for gradients of parameters or of what lies before the chain."
-            )
+            raise ChainError(why.ASKED.format(first=self.links[0].path, last=self.links[-1].path))
         spare_hooks(handed.hooks() for handed in self.handed[first:end])
 
     def begin_backward(self) -> None:
@@ -314,6 +311,9 @@ class Recording:
         self.links, self.given, self.handed, self._origins, self.freed = [], [], [], [], True
 
     def _refuse(self) -> None:
+        asked = [(n, i) for n, i in asked_for() if isinstance(n, EXITS | ASIDE) and n.recording is self]
+        if any(self.uncut if isinstance(n, ASIDE) else n.index + i < len(self.links) for n, i in asked):
+            raise ChainError(why.ASKED.format(first=self.links[0].path, last=self.links[-1].path))
         for link, handed in zip(self.links, self.handed, strict=True):
             state = handed.state()
             if not handed.hooks() and (state is None or not state.retains_grad):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -78,17 +79,24 @@ def is_reached(leaf: Tensor) -> bool:
 
 
 def asked_for() -> Iterator[tuple[Any, int]]:
-    """Yield node and number of what the running ``torch.autograd.grad`` was asked for, if this thread has called it.
+    """Yield node and number of what a running ``torch.autograd.grad`` was asked for, but for leaf tensors.
 
-    Autograd's own threads, which run nodes of other devices, do not tell, and no node does.
+    No node tells, but the call does. Nodes of other devices are run by autograd's own threads: there any thread's call
+    may be the one.
     """
-    frame = sys._getframe()
+    own = _running_backward(sys._getframe())
+    for call in [own] if own else map(_running_backward, sys._current_frames().values()):
+        for asked in call.f_locals["args"][3] if call else ():
+            if isinstance(asked, GradientEdge):
+                yield asked.node, asked.output_nr
+            elif asked.grad_fn is not None:
+                yield asked.grad_fn, asked.output_nr
+
+
+def _running_backward(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code is not _engine_run_backward.__code__:
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is not None:
-        for asked in frame.f_locals["args"][3]:
-            edge = asked if isinstance(asked, GradientEdge) else get_gradient_edge(asked)
-            yield edge.node, edge.output_nr
+        frame = frame.f_back
+    return frame
 
 
 def keeps_graph() -> bool:

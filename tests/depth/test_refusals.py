@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from unchanged import assert_unchanged, snapshot
 
 import gradfree
@@ -247,3 +248,29 @@ def test_parameters_that_are_converted_between_the_passes():
             loss.backward()
         model.double()
         model(x).sum().backward()
+
+
+@pytest.mark.parametrize("asked", ["alone", "with what lies before the chain", "with parameters"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_gradient_of_a_state_inside_the_chain(batched, asked):
+    """There is its direct cotangent only. That of the last state is whole."""
+    model = Model([Plain() for _ in range(5)])
+    x = torch.randn(4, 6, requires_grad=True)
+    others = {"alone": [], "with what lies before the chain": [x], "with parameters": [*model.parameters()]}[asked]
+
+    def ask(index):
+        states = [model.stem(x)]
+        for block in model.blocks:
+            states.append(block(states[-1]))
+        return torch.autograd.grad(
+            sum(state.pow(2).sum() for state in states), [states[index], *others], allow_unused=True
+        )
+
+    expected = ask(5)
+    engine = gradfree.create_engine("highway_bp", iterations=5)
+    with engine.attach(model, ["blocks"], batched=batched):
+        model(x).sum().backward()
+        with pytest.raises(ChainError, match=r"asked for the gradient of a state between blocks\.0 and blocks\.4"):
+            ask(2)
+        if others:
+            assert_close(ask(5), expected)
