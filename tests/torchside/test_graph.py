@@ -1,0 +1,36 @@
+"""What is read off autograd while it runs."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from gradfree.torchside.graph import asked_for
+
+
+class Asking(torch.autograd.Function):
+    elsewhere = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        if Asking.elsewhere:
+            with ThreadPoolExecutor(1) as pool:
+                Asking.found = pool.submit(lambda: [*asked_for()]).result()
+        else:
+            Asking.found = [*asked_for()]
+        return cotangent
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the thread of the call", "in another, as on a GPU"])
+def test_a_node_is_told_what_its_backward_pass_was_asked_for(elsewhere, monkeypatch):
+    monkeypatch.setattr(Asking, "elsewhere", elsewhere)
+    x = torch.randn(3, requires_grad=True)
+    first, second = Asking.apply(x).unbind(0)[:2]
+    torch.autograd.grad(first + second, [second, x], retain_graph=True)
+    assert Asking.found == [(second.grad_fn, 1)]
+    (first + second).backward()
+    assert Asking.found == []
