@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import ceil, lcm
 from typing import Any, Literal, NamedTuple
 
@@ -123,7 +123,10 @@ class _Drawing:
         levels = chart.points.sort(pl.col("x").is_null(), maintain_order=True)
         self.labels = levels["label"].unique(maintain_order=True).to_list()
         told, self.tooltips = _told(chart.points)
-        self.x_scale, self.y_scale = _Scale(chart.x, chart.points, "x"), _Scale(chart.y, chart.points, "y")
+        self.x_scale, self.y_scale = (
+            _Scale(chart.x, chart.points, "x"),
+            _Scale(chart.y, chart.points, "y", chart.rules.values()),
+        )
         self.points = self._aside(self.y_scale.fitted(self.x_scale.fitted(told)))
         legend = alt.Legend(title=None, labelLimit=260, symbolOpacity=1) if len(self.labels) > 1 else None
         found = self._looks(looks)
@@ -253,19 +256,21 @@ class _Drawing:
 
 
 class _Scale:
-    """How values lie along an axis."""
+    """How values lie along an axis, and lines ``across``."""
 
-    def __init__(self, axis: Axis, points: pl.DataFrame, name: str):
+    def __init__(self, axis: Axis, points: pl.DataFrame, name: str, across: Iterable[float] = ()):
         self.axis, self.name, self.ends = axis, name, [f"{name}_low", f"{name}_high"]
-        self.values = points[name].drop_nulls().to_list()
+        self.values, self._across = points[name].drop_nulls().to_list(), list(across)
         intervals = [end for column in self.ends for end in points[column].drop_nulls()]
-        self.domain = self._domain([*self.values, *intervals]) if axis.kind not in ("names", "counts") else None
+        self.domain = (
+            self._domain([*self.values, *intervals, *self._across]) if axis.kind not in ("names", "counts") else None
+        )
 
     def _domain(self, known: list[float]) -> tuple[float, float]:
         """Return the ends of the axis, with room for markers beyond what is known."""
         low, high = min(known, default=0.0), max(known, default=1.0)
         if self.axis.kind == "log":
-            return max(low / _LOG_ROOM, min(self.values) / 2), high * _LOG_ROOM
+            return max(low / _LOG_ROOM, min([*self.values, *self._across]) / 2), high * _LOG_ROOM
         if self.axis.bounds:
             low, high = max(low, self.axis.bounds[0]), min(high, self.axis.bounds[1])
         room = _ROOM * (high - low) or 0.1 * abs(high) or 1.0

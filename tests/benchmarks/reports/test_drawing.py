@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import altair as alt
@@ -175,6 +176,14 @@ def test_intervals_that_go_below_0_end_with_a_logarithmic_axis():
     assert (y["type"], y["domain"][0]) == ("log", pytest.approx(0.1))
     lows = [row["y_low"] for rows in drawn["datasets"].values() for row in rows if "y_low" in row]
     assert min(lows) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("across", [0.5, 5000.0])
+def test_a_line_across_the_chart_is_within_it(across):
+    """Also where all points lie on one side of it: outside of the frame nobody could read it."""
+    drawn = spec(replace(errors(200.0, 300.0), rules={"the border": across}), Looks())
+    low, high = channels(drawn, "y")[0]["scale"]["domain"]
+    assert low < across < high
 
 
 def test_counts_have_a_tick_each_and_equal_ratios_equal_distances():
