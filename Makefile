@@ -22,6 +22,7 @@ help:  ## Say what there is
 demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on real data, with table and plot
 	$(BIN)/gradfree bench run
 
+# Sources are compiled once, not in every process that a test starts, whatever the environment says.
 test: $(READY)  ## Set up and run all tests but the installations
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging $(ENDLESS)
 
