@@ -74,8 +74,6 @@ def _loaded(entry: EntryPoint) -> Any:
         command = load(entry)
         if not callable(command) and not isinstance(command, dict):
             raise ImportError(f"{entry.name!r} in {COMMANDS} is no function nor a dict of them: {entry.value}.")
-    except MissingExtra:
-        raise
     except ImportError as error:
         told = plain(str(error))
         print(f"gradfree: warning: {told}", file=sys.stderr)

@@ -77,8 +77,8 @@ class Setting:
         return path in self.plan.residual and self.has_its_tensors(path)
 
     def has_lost(self, path: str) -> bool:
-        """Tell, while it is not settled which blocks are batched, whether the one at ``path`` has other tensors now."""
-        return not self.plan.settled and not self.has_its_tensors(path)
+        """Tell whether the block at ``path``, which has just run, has other tensors than when the pass began."""
+        return not self.has_its_tensors(path)
 
     def has_its_tensors(self, path: str) -> bool:
         """Tell whether the block at ``path`` has the tensors of the pass: functional_call gives it others."""

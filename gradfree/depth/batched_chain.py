@@ -102,16 +102,7 @@ class Group:
         that showed that they can be batched. A GPU is not waited for: there it is an assertion of the device's.
         """
         outs, found = self.outputs(), batch.out.detach()[self.as_it_was]
-        dtype = self.autocast[1] if self.autocast[2] else outs.dtype
-        problem = (
-            f"the blocks from {self.links[0].path} to {self.links[-1].path} gave other outputs in the forward pass "
-            "than they do in a batch: they have changed since the first pass, are no longer alike, or what they "
-            "returned has been changed in place (h += x: use h = h + x). Attach with batched=False."
-        )
-        try:
-            torch._assert_async(matches(found, outs, dtype), problem)
-        except RuntimeError:
-            raise ChainError(problem) from None
+        _hold(found, outs, self.autocast, f"the blocks from {self.links[0].path} to {self.links[-1].path}")
 
     @cached_property
     def as_it_was(self) -> slice | list[int]:
@@ -192,6 +183,8 @@ class BatchedChain(DepthChain):
             given = x.view_as(x)
             tensors = {f"module.{name}": tensor for name, tensor in group.tensors_of(index).items()}
             out = functional_call(Bare(ran.block), tensors, (given,))
+        if not ran.changed:
+            _hold(out.detach(), ran.out, group.autocast, ran.path)
         entry = edge(given) if x.requires_grad else None
         graph = walk([out], () if entry is None else (entry.node,))
         parameters = {numbers[id(leaf)]: leaf for leaf in graph.leaves if id(leaf) in numbers}
@@ -378,6 +371,18 @@ class _Unstacked(DepthChain):
     def _stacked(self, found: ChainGradients) -> ChainGradients:
         given = {id(p): g for p, g in zip(self.parameters, found.parameters, strict=True)}
         return found._replace(parameters=self._columns.gradients(given))
+
+
+def _hold(found: Tensor, outs: Tensor, autocast: Autocast, where: str) -> None:
+    """Refuse that ``where`` has other outputs, run again, than in the pass; a GPU is not waited for."""
+    problem = (
+        f"{where} gave other outputs in the forward pass than run again, in a batch or one by one: something that they "
+        "read has changed since, or they are no longer alike. Attach with batched=False."
+    )
+    try:
+        torch._assert_async(matches(found, outs, autocast[1] if autocast[2] else outs.dtype), problem)
+    except RuntimeError:
+        raise ChainError(problem) from None
 
 
 def _places(indices: Sequence[int]) -> slice | list[int]:

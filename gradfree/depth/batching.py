@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import torch
@@ -97,6 +98,8 @@ class Batching:
         if self._held.layers != self._layers:
             self._look()
         tensors = [own[key] for own, key in self._flat]
+        if not all(map(_is_leaf, tensors)):  # functional_call's, of weights that were computed.
+            return None
         kind = state.device.type
         autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         first = [(t.dtype, t.device) for t in tensors[:1]]
@@ -273,6 +276,7 @@ class Batching:
         return None
 
 
+_is_leaf = attrgetter("is_leaf")
 _CHANGES = "it changes what it holds each time it runs"
 _MODELESS = (nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.Identity, nn.Conv1d, nn.Conv2d)
 """Layers that do the same in training and in evaluation."""

@@ -29,7 +29,7 @@ class Recorder(Protocol):
     """What records the calls of a module."""
 
     call: Any
-    """The one that is running, if it is recorded; its ``without_graph`` tells whether the module has none."""
+    """What is known of the one that is running, or its pass; what ``enter`` leaves tells whether it has no graph."""
 
     def enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -120,8 +120,8 @@ class RecordedForward(InPlaceOfForward):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Quicker than torch.no_grad(), which this is.
-        torch._C._set_grad_enabled(False)
         try:
+            torch._C._set_grad_enabled(False)
             return self.own(*args, **kwargs)
         finally:
             torch._C._set_grad_enabled(True)
@@ -149,9 +149,10 @@ class RecordedBlock(RecordedForward):
         recording = self._gone_on_with(args, kwargs)
         if recording is None:
             return super().forward(*args, **kwargs)
-        state, self.recorder.call = args[0], recording
-        torch._C._set_grad_enabled(False)
+        state = args[0]
         try:
+            self.recorder.call = recording
+            torch._C._set_grad_enabled(False)
             out = _step(self._path, self.own, state)
         finally:
             torch._C._set_grad_enabled(True)

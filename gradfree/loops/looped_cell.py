@@ -65,12 +65,18 @@ class LoopedCell(Site):
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the cell."""
         yield from sharded({self.path: self._cell, **self.inside})
+        where = self.path or "the model"
         if self.holds_engine(self._cell):
-            yield f"{self.path} has an engine attached already: call detach() on its handle first."
+            yield f"{where} has an engine attached already: call detach() on its handle first."
             return
+        if "forward" in vars(self._cell):
+            yield (
+                f"{where} has a forward of its own on the instance, which an engine's would replace. Remove it while "
+                "an engine is attached, or put the cell into a module with that forward."
+            )
         yield from cell_problems(self.path, self._cell)
         if self._cell._forward_pre_hooks:
-            yield f"{self.path} has forward pre-hooks, which may change what an engine sees. Remove them."
+            yield f"{where} has forward pre-hooks, which may change what an engine sees. Remove them."
 
     def record(self, attachment: Attachment) -> Sequence[Removable]:
         """Record the calls of the cell."""

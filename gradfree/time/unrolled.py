@@ -169,7 +169,7 @@ class _UnrollFunction(torch.autograd.Function):
         path = recorder.attachment.path
         where = path or "the cell layer"
         refuse_batched((cotangent, *finals), where)
-        check_finite((cotangent, *finals), path)
+        check_finite((cotangent, *finals), where)
         x, *rest = saved(ctx, where)
         first, states, parameters = rest[:parts], rest[parts:], ctx.parameters
         if [p._version for p in parameters] != list(ctx.versions):

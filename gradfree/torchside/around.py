@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -26,9 +27,20 @@ def checkpointed() -> bool:
     return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
 
 
+def _callback_is_owned() -> bool:
+    before = sys.getrefcount(None)
+    for _ in range(100):
+        get_eval_frame_callback()
+    return sys.getrefcount(None) > before - 50
+
+
+_MAY_ASK = _callback_is_owned()
+"""Some versions of torch return ``None`` without owning it: asked often enough, Python ends."""
+
+
 def is_compiled_around() -> bool:
-    """Tell whether the caller's frame is compiled, or lies in what is."""
-    return torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None
+    """Tell whether the caller's frame is compiled, or lies in what is; or may be, where torch must not be asked."""
+    return torch.compiler.is_dynamo_compiling() or not _MAY_ASK or get_eval_frame_callback() is not None
 
 
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:

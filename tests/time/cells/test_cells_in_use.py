@@ -252,3 +252,13 @@ def test_of_a_cell_that_is_the_model_itself_it_is_known_that_the_engine_has_run(
             state = cell(torch.randn(BATCH, INPUT), initial("gru"))
             cell(torch.randn(BATCH, INPUT), torch.tanh(state)).sum().backward()
     assert handle.chains[""].solved == {""} == handle.chains[""].splits.keys()
+
+
+def test_a_forward_on_the_instance_of_a_looped_cell_is_refused_and_left_there():
+    """Hooks of other libraries put one there: the cell is not what its class says, and an engine would replace it."""
+    model = Loop(nn.GRUCell(INPUT, HIDDEN))
+    own = model.cell.forward
+    model.cell.forward = halved = lambda x, h: 0.5 * own(x, h)
+    with pytest.raises(gradfree.ChainError, match="cell has a forward of its own on the instance"):
+        attached(model)
+    assert vars(model.cell)["forward"] is halved
