@@ -126,7 +126,7 @@ class EngineOptimizer(Optimizer):
         return self.optimizer.state_dict() | {"gradfree": self.handle.state_dict()} | watched
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a wrapped or a plain optimizer's state; one that does not fit changes nothing.
+        """Load a wrapped or a plain optimizer's state; where groups or chains do not fit, nothing changes.
 
         Raises:
             ValueError: other groups of parameters, or what an engine has kept of chains that are not here.

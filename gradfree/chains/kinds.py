@@ -53,7 +53,7 @@ def _declared() -> list[tuple[str, type[Site]]]:
 
 
 def _loaded(entry: EntryPoint) -> type[Site] | None:
-    """Return the kind that a package declares; ``None``, and a warning, if it is none: it stands in nobody's way."""
+    """Return the kind that an entry declares; ``None``, and a warning, if there is none: others work all the same."""
     try:
         kind: type[Site] = load(entry)
         _check(entry.name, kind)

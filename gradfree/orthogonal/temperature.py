@@ -29,7 +29,7 @@ class Temperature:
     Ranks average both sums before they are used: T is then that of one process with the batches of all.
 
     Args:
-        memory: of the chain; keeps log T before the last step, and the sums of that.
+        memory: of the chain; keeps log T before the last step, the sums of that, and those since.
         given: T; "learnt" for one that is learnt.
     """
 

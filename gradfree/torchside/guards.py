@@ -1,4 +1,4 @@
-"""What a backward pass through an engine refuses: changed tensors, second derivatives and, where asked, NaN."""
+"""What a pass through an engine refuses, and marks that tell whether values are still what they were."""
 
 from __future__ import annotations
 
