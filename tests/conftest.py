@@ -1,6 +1,6 @@
 import gc
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -45,12 +45,6 @@ def without_gradfree(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "gradfree":
             monkeypatch.setitem(sys.modules, name, None)
-
-
-@pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """Start a worker more than there are cores: tests that start processes wait for them."""
-    return (yield) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
