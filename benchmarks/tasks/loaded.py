@@ -22,7 +22,7 @@ from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
-from gradfree.trial.intact import random_states_kept
+from gradfree.torchside.random_state import random_states_kept
 from gradfree.wording import did_you_mean, one
 
 if TYPE_CHECKING:

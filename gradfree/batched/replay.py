@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -18,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradfree.batched.alike import likeness
 from gradfree.batched.batch import Autocast, Bare
+from gradfree.torchside.random_state import random_states_kept
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -76,26 +74,20 @@ def left_as_it_was(module: nn.Module) -> Iterator[list[str]]:
     dictionaries: list[dict[str, Any]] = [own for m in before for own in (m._parameters, m._buffers)]
     tensors = [(own, dict(own)) for own in dictionaries]
     held, changed = likeness(module), list[str]()
-    drawn = _random_states()
-    try:
-        yield changed
-    finally:
-        changed += ["random numbers"] * (pickle.dumps(_random_states()) != pickle.dumps(drawn))
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])  # noqa: NPY002
-        changed += [name for own, kept in tensors for name in kept if own.get(name) is not kept[name]]
-        for own, kept in tensors:
-            own.update(kept)
-        if likeness(module) != held:
-            changed += [name for inner, own in before.items() for name in own if vars(inner).get(name) is not own[name]]
-            changed += [""] * (not changed)
-            for inner, own in before.items():
-                vars(inner).clear()
-                vars(inner).update(own)
-
-
-def _random_states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()  # noqa: NPY002
+    with random_states_kept() as drawn:
+        try:
+            yield changed
+        finally:
+            changed += ["random numbers"] * drawn()
+            changed += [name for own, kept in tensors for name in kept if own.get(name) is not kept[name]]
+            for own, kept in tensors:
+                own.update(kept)
+            if likeness(module) != held:
+                changed += [n for inner, own in before.items() for n in own if vars(inner).get(n) is not own[n]]
+                changed += [""] * (not changed)
+                for inner, own in before.items():
+                    vars(inner).clear()
+                    vars(inner).update(own)
 
 
 class _Made(TorchFunctionMode):

@@ -28,7 +28,7 @@ from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, has_hooks, shares_memory
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.depth.recording import Recording
-from gradfree.depth.without_graph import RecordedBlock
+from gradfree.depth.without_graph import CallsByThread, RecordedBlock
 from gradfree.errors import ChainError, refuse
 from gradfree.torchside.around import checkpointed, recomputed, uncompiled
 from gradfree.torchside.graph import Reached, may_write, older, walk
@@ -152,16 +152,12 @@ class RecordedChain:
         self.splits[path] = reason
 
 
-class BlockRecorder:
+class BlockRecorder(CallsByThread):
     """The hooks of one block."""
 
     def __init__(self, chain: RecordedChain, path: str, port: Port):
+        super().__init__()
         self.chain, self.path, self.port = chain, path, port
-        self.call: _Call | _BareCall | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out a call that an exception has cut short: its tensors cannot be copied."""
-        return {**self.__dict__, "call": None}
 
     # Compiled into one region with what lies around them, blocks would share a graph; and this imports no compiler.
     @uncompiled

@@ -7,6 +7,7 @@ ours: what these cost is as much as small blocks take to run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +39,29 @@ class Recorder(Protocol):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Return what its caller gets instead of ``out``, if anything."""
+
+
+class CallsByThread:
+    """What is going on in calls of a module: several threads may run the model."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a call that an exception has cut short: its tensors cannot be copied."""
+        return {**self.__dict__, "_calls": {}}
+
+    @property
+    def call(self) -> Any:
+        """What is known of the call that is running in this thread, if it is recorded."""
+        return self._calls.get(get_ident())
+
+    @call.setter
+    def call(self, call: Any) -> None:
+        if call is None:
+            self._calls.pop(get_ident(), None)
+        else:
+            self._calls[get_ident()] = call
 
 
 class LinkRecorder(Recorder, Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.depth.without_graph import RecordedForward
+from gradfree.depth.without_graph import CallsByThread, RecordedForward
 from gradfree.errors import ChainError, refuse
 from gradfree.loops.loop_inputs import computed_from
 from gradfree.loops.loop_nodes import LOOP_EXIT
@@ -38,7 +38,7 @@ class _Call(NamedTuple):
     without_graph: bool = True
 
 
-class LoopRecorder:
+class LoopRecorder(CallsByThread):
     """Records the calls of a cell: those that follow each other through the state make one chain.
 
     Args:
@@ -48,33 +48,20 @@ class LoopRecorder:
     """
 
     def __init__(self, attachment: Attachment, site: Site, cell: nn.Module):
+        super().__init__()
         self.attachment, self.cell, self.inside, self.splits = attachment, cell, site.inside, site.splits
         self.path = site.path or "the cell"
         self.names = list(inspect.signature(cell.forward).parameters)[:2]
         self.again = StepsAgain(attachment, cell, self.path)
-        # By thread: several may run the model.
-        self._calls: dict[int, _Call] = {}
         self._solving: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out a call that an exception has cut short: its tensors cannot be copied."""
-        return {**self.__dict__, "_calls": {}, "_solving": set()}
+        """Leave out what is going on."""
+        return {**super().__getstate__(), "_solving": set()}
 
     def record(self) -> list[Removable]:
         """Record the calls of the cell; return what to take off again."""
         return [RecordedForward(self, self.cell, self.path), Unsaved(self.cell, {*RecordedForward.KEYS})]
-
-    @property
-    def call(self) -> _Call | None:
-        """The call of the cell that is running, in this thread."""
-        return self._calls.get(threading.get_ident())
-
-    @call.setter
-    def call(self, call: _Call | None) -> None:
-        if call is None:
-            self._calls.pop(threading.get_ident(), None)
-        else:
-            self._calls[threading.get_ident()] = call
 
     @property
     def mode(self) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -44,3 +47,19 @@ class RandomState:
         with torch.random.fork_rng(devices, device_type="cuda" if self.own is None else self.device.type):
             self.restore()
             yield
+
+
+@contextmanager
+def random_states_kept() -> Iterator[Callable[[], bool]]:
+    """Restore the random states of Python and numpy behind the block; yield what tells whether it has drawn numbers."""
+    before = random.getstate(), numpy.random.get_state()  # noqa: NPY002
+
+    def drawn() -> bool:
+        now = random.getstate(), numpy.random.get_state()  # noqa: NPY002
+        return pickle.dumps(now) != pickle.dumps(before)
+
+    try:
+        yield drawn
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])  # noqa: NPY002

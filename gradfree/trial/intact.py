@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
+
+from gradfree.torchside.random_state import random_states_kept
 
 _INNER = "_parameters", "_buffers", "_modules"
 
@@ -51,14 +51,3 @@ def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return a.keys() == b.keys() and all(a[name] is b[name] for name in a)
-
-
-@contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Restore the random states of Python and numpy."""
-    own, of_numpy = random.getstate(), numpy.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(own)
-        numpy.random.set_state(of_numpy)  # noqa: NPY002
