@@ -1,0 +1,99 @@
+"""Passes that a recorder of blocks may get wrong: gradients are autograd's, or an error names a path.
+
+Without iterations ``highway_bp`` has an oracle, too: autograd through blocks of which only the skip connection goes
+backwards.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.testing import assert_close
+from unusual_passes import PASSES, SAMPLES, WIDTH, Net
+
+import gradfree
+from gradfree import ChainError
+
+pytestmark = pytest.mark.filterwarnings("ignore:the engine on")
+
+EXACT = {
+    "highway_bp": lambda calls: ("highway_bp", {"iterations": calls - 1}),
+    "fixed_point": lambda calls: ("fixed_point", {"iterations": calls - 1}),
+    "truncated": lambda calls: ("truncated", {"window": calls}),
+    "backprop": lambda calls: ("backprop", {"plain": False}),
+}
+
+
+def outcome(net, x, run):
+    """Return all gradients that ``run`` leaves behind, by name, or the error in their place."""
+    try:
+        found = run(net, x)
+    except RuntimeError as error:
+        return error
+    by_name = {name: p.grad for name, p in [("x", x), *net.named_parameters()]}
+    return by_name | {f"returned {i}": g for i, g in enumerate(found or [])}
+
+
+def fresh(block):
+    """Return a net and its input, the same at every call."""
+    torch.manual_seed(0)
+    return Net(block), torch.randn(SAMPLES, WIDTH, requires_grad=True)
+
+
+def check(actual, expected):
+    """Assert that gradients are the same, or that an error says where; what torch refuses must not pass."""
+    if isinstance(expected, RuntimeError):
+        assert isinstance(actual, RuntimeError), f"no error, but without an engine: {expected}"
+        return
+    if isinstance(actual, ChainError):
+        assert "blocks" in str(actual)
+        return
+    assert not isinstance(actual, RuntimeError), f"torch's error, which is none without an engine: {actual}"
+    assert set(actual) <= set(expected)
+    for name, gradient in actual.items():
+        assert (gradient is None) == (expected[name] is None), name
+        if gradient is not None:
+            assert_close(
+                gradient, expected[name], rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("engine", EXACT)
+@pytest.mark.parametrize("name", PASSES)
+def test_gradients_are_exact_or_refused(name, engine):
+    run, block, calls, _ = PASSES[name]
+    expected = outcome(*fresh(block), run)
+    net, x = fresh(block)
+    engine, options = EXACT[engine](calls)
+    with gradfree.create_engine(engine, **options).attach(net, ["blocks"]):
+        check(outcome(net, x, run), expected)
+
+
+@contextmanager
+def skip_connections_alone(blocks) -> Iterator[None]:
+    """Leave to autograd, of the gradient that goes through a block but the first, what its skip connection carries."""
+
+    def enter(block, given):
+        block.skipped = given[0] - given[0].detach()
+        return (given[0].detach(), *given[1:])
+
+    def leave(block, given, out):
+        return out + block.skipped
+
+    handles = [h for b in blocks[1:] for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, whole) in PASSES.items() if whole])
+def test_without_iterations_gradients_are_those_of_the_skip_connections(name):
+    run, block, *_ = PASSES[name]
+    net, x = fresh(block)
+    with skip_connections_alone(net.blocks):
+        expected = outcome(net, x, run)
+    net, x = fresh(block)
+    with gradfree.create_engine("highway_bp", iterations=0).attach(net, ["blocks"]):
+        actual = outcome(net, x, run)
+    check(actual, expected)
