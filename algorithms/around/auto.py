@@ -98,9 +98,10 @@ class Auto(Engine):
 
 
 def _joined(reports: dict[Engine, Report]) -> Report:
-    fit = _distinct(reports)
-    if not fit:
-        return next(iter(reports.values()))
+    fit, first = _distinct(reports), next(iter(reports.values()))
+    # An engine that attaches to nothing always fits: that it does is no answer to what stands in the others' way.
+    if not any(reports[engine].chains for engine in fit) and not first.ok:
+        return first
     chains = {path: site for engine in reversed(fit) for path, site in reports[engine].chains.items()}
     findings = {path: found for engine in reversed(fit) for path, found in reports[engine].findings.items()}
     return Report(chains, (), [f"these take turns over the first steps: {', '.join(map(_short, fit))}"], findings)

@@ -13,6 +13,7 @@ from gradfree.batched.replay import is_compiled
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
+from gradfree.engines.looped_cells import looped_cells
 
 Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]
@@ -38,7 +39,10 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     if chains is None:
         named = [""]
         sites = {path: kind(path, modules[path]) for path, kind in _find(model, kinds, seen=set())}
-        problems = _choice_problems(modules, sites, kinds) if sites or not left else []
+        if sites or not left:
+            problems = _choice_problems(modules, sites, kinds)
+        else:
+            problems = [] if any(_find(model, left, seen=set())) else [*looped_cells(modules, kinds)]
     else:
         paths = [path for path in chains if isinstance(path, str)]
         rows = [row for row in chains if not isinstance(row, str)]
@@ -134,6 +138,8 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
         ]
         if nameable:
             return [f"{what} What can be named, chains=[...]: {nameable}."]
+        if cells := [*looped_cells(modules, kinds)]:
+            return cells
         if any(kind.dimension == "depth" and not kind.of_layers for kind in kinds):
             return [f"{what} Put its blocks into one, or name them, in their order: chains=[['block1', 'block2']]."]
         return [what]
@@ -156,6 +162,8 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
             close = difflib.get_close_matches(str(path), candidates, n=1) or candidates
             hint = f" Did you mean {close[0]!r}?" if len(close) == 1 else f" What can be a chain: {close}."
             yield f"the model has no module {path!r}.{hint if close else ''}"
+        elif path not in candidates and (cell := [*looped_cells({path: modules[path]}, kinds)]):
+            yield from cell
         elif path not in candidates:
             yield (
                 f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "

@@ -54,15 +54,6 @@ def test_modules_in_place_of_paths_are_called_by_their_paths():
     assert "not modules: this Plain is not the model's." in refused(HIGHWAY, model, [Plain()])
 
 
-def test_what_makes_a_module_a_cell_is_said_where_it_is_none():
-    class NoSize(nn.Module):
-        def forward(self, x, state):
-            return x + state
-
-    message = refused(gradfree.create_engine("backprop"), nn.ModuleDict({"cell": NoSize()}), ["cell"])
-    assert "torch's, or a module with a hidden_size and forward(x, state)" in message
-
-
 def test_an_empty_container():
     model = plain_model()
     model.extra = nn.ModuleList()

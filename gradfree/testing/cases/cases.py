@@ -16,7 +16,6 @@ from gradfree.engines.engine import Engine
 from gradfree.testing.cases.models import (
     BLOCKS,
     LayeredModel,
-    LoopedModel,
     Model,
     NormAndDropout,
     OwnCell,
@@ -81,8 +80,6 @@ CASES = (
     _recurrent("GRU, packed sequences", lambda: nn.GRU(6, 4, batch_first=True), packed=True),
     _recurrent("CellLayer of a GRUCell", lambda: CellLayer(nn.GRUCell(6, 4), batch_first=True)),
     _recurrent("CellLayer of any cell", lambda: CellLayer(OwnCell(6), batch_first=True), outputs=6),
-    ModelCase("GRUCell called in a loop", RECURRENT, lambda: LoopedModel(nn.GRUCell(6, 4)), (8, 5, 6), "cell"),
-    ModelCase("any cell called in a loop", RECURRENT, lambda: LoopedModel(OwnCell(6), 6), (8, 5, 6), "cell"),
     ModelCase("linear layers", LAYERS, layered_model, (8, 6)),
     _layers("linear layers, dropout", (8, 6), 6, _LINEAR, nn.ReLU, nn.Dropout, _LINEAR, nn.ReLU, _LINEAR),
     _layers("linear layers on sequences", (8, 3, 6), 6, _LINEAR, nn.Tanh, _LINEAR, nn.Tanh, _LINEAR),

@@ -185,34 +185,6 @@ class RecurrentModel(nn.Module):
         return (self.head * out).flatten(1).sum(1) + torch.stack(of_states).sum(0)
 
 
-class LoopedModel(nn.Module):
-    """Stem, a cell that is called in a loop, and a head behind its outputs and last state.
-
-    Args:
-        cell: as torch's; takes rows of ``width``.
-        units: of its states.
-        width: of the input.
-    """
-
-    def __init__(self, cell: nn.Module, units: int = 4, width: int = 6):
-        super().__init__()
-        self.stem = nn.Linear(width, width)
-        self.cell = cell
-        self.units = units
-        self.head = nn.Parameter(torch.randn(units))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (N,) for ``x`` (N, T, width)."""
-        state = torch.zeros(len(x), self.units, dtype=x.dtype, device=x.device)
-        total: Tensor | None = None
-        for row in self.stem(x).unbind(1):
-            state = self.cell(row, state)
-            part = (self.head * state).sum(1)
-            total = part if total is None else total + part
-        assert total is not None
-        return total + state.sum(1)
-
-
 def gradients(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor | None]:
     """Return the gradients of the scalar or vector that ``run`` computes (squared and summed), by name."""
     model.zero_grad()

@@ -1,14 +1,11 @@
 """What a user may do to a cell while an engine is on it: gradients stay autograd's, or the pass is refused."""
 
 import copy
-import threading
-import warnings
 
 import pytest
 import torch
-from cell_tasks import CELLS, HIDDEN, INPUT, refusal
+from cell_tasks import CELLS, INPUT, refusal
 from oracles import assert_close
-from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import gradfree
@@ -23,25 +20,9 @@ ENGINES = {
 }
 
 
-class Loop(nn.Module):
-    """A cell in a loop, with the states that it has returned."""
-
-    def __init__(self, cell):
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x, state):
-        states = []
-        for fed in x:
-            state = self.cell(fed, state)
-            states.append(state)
-        return states
-
-
-def made(cell, looped):
-    """Return a cell in a loop of the model's own, or in a layer, and its path."""
+def made(cell):
     make, _ = CELLS[cell]
-    return Loop(make()) if looped else CellLayer(make())
+    return CellLayer(make())
 
 
 def initial(cell, batch=BATCH):
@@ -50,9 +31,7 @@ def initial(cell, batch=BATCH):
 
 
 def attached(model, engine="backprop"):
-    return gradfree.create_engine(engine, **ENGINES[engine]).attach(
-        model, ["cell"] if isinstance(model, Loop) else None
-    )
+    return gradfree.create_engine(engine, **ENGINES[engine]).attach(model)
 
 
 def tensors(found):
@@ -79,19 +58,7 @@ def assert_autograds(model, run, engine="backprop"):
     assert_close(*([g for g in found if g is not None] for found in (actual, expected)))
 
 
-def test_parameters_frozen_or_trained_in_the_middle_of_a_loop_get_autograds_gradients():
-    def run(model, x, cell):
-        model.cell.weight_hh.requires_grad_(False)
-        first = model(x[:3], initial(cell))
-        model.cell.weight_hh.requires_grad_(True)
-        loss_of([first, model(x[3:], first[-1])]).backward()
-
-    for cell in ("gru", "rnn_tanh"):
-        assert_autograds(made(cell, True), lambda model, x, cell=cell: run(model, x, cell))
-
-
-@pytest.mark.parametrize("looped", [True, False])
-def test_a_cell_that_is_changed_behind_attach_is_the_one_that_the_engine_goes_by(looped):
+def test_a_cell_that_is_changed_behind_attach_is_the_one_that_the_engine_goes_by():
     def rectified(model, x):
         model.cell.nonlinearity = "relu"
         loss_of(model(x, initial("rnn_tanh"))).backward()
@@ -104,9 +71,9 @@ def test_a_cell_that_is_changed_behind_attach_is_the_one_that_the_engine_goes_by
         torch.nn.utils.parametrizations.weight_norm(model.cell, "weight_hh")
         loss_of(model(x, initial("gru"))).backward()
 
-    assert_autograds(made("rnn_tanh", looped), rectified)
-    assert_autograds(made("gru", looped), tied)
-    assert_autograds(made("gru", looped), normed)
+    assert_autograds(made("rnn_tanh"), rectified)
+    assert_autograds(made("gru"), tied)
+    assert_autograds(made("gru"), normed)
 
 
 def test_data_that_is_replaced_between_the_passes_is_not_what_the_gradients_are_taken_at():
@@ -115,18 +82,17 @@ def test_data_that_is_replaced_between_the_passes_is_not_what_the_gradients_are_
         model.cell.weight_hh.data = 2 * model.cell.weight_hh.data
         loss.backward()
 
-    for looped in (True, False):
-        assert_autograds(made("gru", looped), run)
-        model = made("leaky", looped)
-        with attached(model):
-            loss = loss_of(model(torch.randn(STEPS, BATCH, INPUT), initial("leaky")))
-            model.cell.leak.data = 2 * model.cell.leak.data
-            assert "cell has other parameters in the backward pass" in refusal(loss.backward)
+    assert_autograds(made("gru"), run)
+    model = made("leaky")
+    with attached(model):
+        loss = loss_of(model(torch.randn(STEPS, BATCH, INPUT), initial("leaky")))
+        model.cell.leak.data = 2 * model.cell.leak.data
+        assert "cell has other parameters in the backward pass" in refusal(loss.backward)
 
 
 @pytest.mark.parametrize("cell", ["gru", "leaky"])
 def test_taps_on_a_cell_of_a_layer_are_refused_and_pre_hooks_that_change_its_input_are_seen(cell):
-    model, x, rows = made(cell, False), torch.randn(STEPS, BATCH, INPUT), []
+    model, x, rows = made(cell), torch.randn(STEPS, BATCH, INPUT), []
     with attached(model):
         hook = model.cell.register_forward_hook(lambda module, args, out: rows.append(out))
         assert "cell has forward hooks" in refusal(lambda: model(x, initial(cell)))
@@ -147,35 +113,20 @@ def test_taps_on_a_cell_of_a_layer_are_refused_and_pre_hooks_that_change_its_inp
         hook.remove()
 
 
-def test_taps_inside_the_cell_of_a_loop_are_refused():
-    model = made("leaky", True)
-    with attached(model):
-        model.cell.network.register_forward_hook(lambda module, args, out: None)
-        message = refusal(lambda: model(torch.randn(STEPS, BATCH, INPUT), initial("leaky")))
-        assert "cell.network has forward hooks" in message
-
-
 def test_gradients_of_states_are_whole_or_refused_whatever_else_is_asked_for():
     def final(model, x):
         out, state = model(x, initial("gru"))
         return torch.autograd.grad(loss_of([out, state]), [state, x])
 
-    assert_autograds(made("gru", False), final)
+    assert_autograds(made("gru"), final)
     for cell in ("lstm", "two parts"):
-        model = made(cell, False)
+        model = made(cell)
         with attached(model):
             out, (h, c) = model(torch.randn(STEPS, BATCH, INPUT), initial(cell))
             asked = [c, *model.parameters()]
             assert "was asked for its gradient" in refusal(
                 lambda a=asked, of=(out, h, c): torch.autograd.grad(loss_of(of), a)
             )
-    model = made("gru", True)
-    with attached(model):
-        states = model(torch.randn(STEPS, BATCH, INPUT), initial("gru"))
-        asked = [states[2], *model.parameters()]
-        message = refusal(lambda: torch.autograd.grad(loss_of(states), asked, retain_graph=True))
-        assert "asked for the gradient of a state of cell" in message
-        torch.autograd.grad(loss_of(states), [states[-1], *model.parameters()])
 
 
 def test_final_states_are_the_models_to_change_in_place():
@@ -186,7 +137,7 @@ def test_final_states_are_the_models_to_change_in_place():
         return out, state
 
     for engine in ENGINES:
-        assert_autograds(made("gru", False), run, engine)
+        assert_autograds(made("gru"), run, engine)
 
 
 def test_what_hooks_on_saved_tensors_give_back_is_as_good():
@@ -194,13 +145,11 @@ def test_what_hooks_on_saved_tensors_give_back_is_as_good():
         with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):
             loss_of(model(x, initial("leaky"))).backward()
 
-    for looped in (True, False):
-        assert_autograds(made("leaky", looped), run)
+    assert_autograds(made("leaky"), run)
 
 
-@pytest.mark.parametrize("looped", [True, False])
-def test_transforms_and_many_cotangents_at_once_are_refused(looped):
-    model, x = made("gru", looped), torch.randn(STEPS, BATCH, INPUT, requires_grad=True)
+def test_transforms_and_many_cotangents_at_once_are_refused():
+    model, x = made("gru"), torch.randn(STEPS, BATCH, INPUT, requires_grad=True)
     with attached(model):
         message = refusal(lambda: torch.func.grad(lambda x: loss_of(model(x, initial("gru"))))(x.detach()))
         assert "cell runs inside a transform of torch.func" in message
@@ -212,53 +161,8 @@ def test_transforms_and_many_cotangents_at_once_are_refused(looped):
 
 def test_a_batch_without_samples_passes():
     for cell in ("gru", "leaky"):
-        for looped in (True, False):
-            for engine in ENGINES:
-                model = made(cell, looped)
-                with attached(model, engine):
-                    loss_of(model(torch.randn(STEPS, 0, INPUT), initial(cell, 0))).backward()
-                assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-
-
-def test_threads_that_run_a_loop_at_once_get_its_gradients():
-    class InStep(nn.GRUCell):
-        def forward(self, x, state):
-            if not torch.is_grad_enabled():  # In a recorded pass: call by call in turns.
-                barrier.wait(10)
-            return super().forward(x, state)
-
-    def run(n):
-        loss_of(model(x[n::2], initial("gru"))).backward()
-
-    barrier, x = threading.Barrier(2), torch.randn(STEPS, BATCH, INPUT)
-    model, plain = Loop(InStep(INPUT, HIDDEN)), Loop(nn.GRUCell(INPUT, HIDDEN))
-    plain.load_state_dict(model.state_dict())
-    for n in range(2):
-        loss_of(plain(x[n::2], initial("gru"))).backward()
-    with attached(model):
-        threads = [threading.Thread(target=run, args=[n]) for n in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
-
-
-def test_of_a_cell_that_is_the_model_itself_it_is_known_that_the_engine_has_run():
-    cell = nn.GRUCell(INPUT, HIDDEN)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with gradfree.create_engine("backprop").attach(cell, [""]) as handle:
-            state = cell(torch.randn(BATCH, INPUT), initial("gru"))
-            cell(torch.randn(BATCH, INPUT), torch.tanh(state)).sum().backward()
-    assert handle.chains[""].solved == {""} == handle.chains[""].splits.keys()
-
-
-def test_a_forward_on_the_instance_of_a_looped_cell_is_refused_and_left_there():
-    """Hooks of other libraries put one there: the cell is not what its class says, and an engine would replace it."""
-    model = Loop(nn.GRUCell(INPUT, HIDDEN))
-    own = model.cell.forward
-    model.cell.forward = halved = lambda x, h: 0.5 * own(x, h)
-    with pytest.raises(gradfree.ChainError, match="cell has a forward of its own on the instance"):
-        attached(model)
-    assert vars(model.cell)["forward"] is halved
+        for engine in ENGINES:
+            model = made(cell)
+            with attached(model, engine):
+                loss_of(model(torch.randn(STEPS, 0, INPUT), initial(cell, 0))).backward()
+            assert all(p.grad is not None and not p.grad.any() for p in model.parameters())

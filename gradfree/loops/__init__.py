@@ -1,1 +1,0 @@
-"""Chains in time of cells that a model calls in a loop of its own."""
