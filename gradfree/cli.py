@@ -18,6 +18,14 @@ from gradfree.extras import MissingExtra, needs_extra
 from gradfree.wording import plain
 
 COMMANDS = "gradfree.commands"
+_REMOVED = {
+    "bench search": "call Optuna on training runs, as docs/search.md shows",
+    "plan-ranks": "docs/ranks.md has its formulas and a table",
+    "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
+    "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
+    "advise --train": "`gradfree bench run --model ... --data ... --engines ... --seconds 60` trains on held-out data",
+}
+"""What to use instead of commands and options that versions before 0.3 had."""
 
 
 class UsageError(Exception):
@@ -50,6 +58,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"gradfree {__version__}")
         return
     try:
+        _refuse_removed(given)
         if given and _reads_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
@@ -66,6 +75,14 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse_removed(given: Sequence[str]) -> None:
+    words = [word.partition("=")[0] for word in given]
+    for removed, instead in _REMOVED.items():
+        command, *rest = removed.split()
+        if words[:1] == [command] and set(rest) <= set(words):
+            raise UsageError(f"there is no `gradfree {removed}` any more: {instead}.")
 
 
 def _loaded(entry: EntryPoint) -> Any:

@@ -15,9 +15,8 @@ from torch import nn
 
 from gradfree.benchmarks.advice.compiled import compiled_cost
 from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
-from gradfree.benchmarks.advice.findings import advice_record, contest_section, race_section
+from gradfree.benchmarks.advice.findings import advice_record, contest_section
 from gradfree.benchmarks.advice.job import Job
-from gradfree.benchmarks.advice.race import race
 from gradfree.benchmarks.advice.recommendation import advise
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.environment import require
@@ -25,7 +24,6 @@ from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
-from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Paths, listed
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.chains.report import Report
@@ -33,8 +31,6 @@ from gradfree.cli import UsageError
 
 _COMPILING = 0.3
 """Share of the budget that is kept for compiling, and for timing what is compiled."""
-_RACERS = 2
-"""Engines that train beside plain backprop."""
 
 
 def run(
@@ -44,7 +40,6 @@ def run(
     chains: Paths,
     device: str,
     budget: float,
-    train: float,
     out: Path | None,
 ) -> None:
     """Print every engine's report, time those that can be attached, and recommend one, or plain backprop.
@@ -69,12 +64,11 @@ def run(
         return
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
-    with _progress(budget + train) as say:
+    with _progress(budget) as say:
         standings, compiled = measured(job, net, rows, budget, say)
-        runners = race(job, net, [BACKPROP, *_racers(standings)], train, say) if train else []
     _print_reports({"On the first batch": _dry_run(rows, net, job)}, console)
     advice = advise(standings, compiled, paths)
-    sections = [contest_section(job, standings, compiled, advice), *([race_section(job, runners)] if runners else [])]
+    sections = [contest_section(job, standings, compiled, advice)]
     record = advice_record(job, standings, compiled, advice)
     report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
     report.print(console)
@@ -124,12 +118,6 @@ def _loader_beside(model: str) -> str | None:
         return Imported.to(name).name
     except UsageError:
         return None
-
-
-def _racers(standings: Standings) -> list[Row]:
-    """Return the rows to train beside plain backprop: the fastest."""
-    _, *others = (c for c in standings.contestants if len(c.times) > 1)
-    return [c.row for c in sorted(others, key=lambda c: standings.cost(c)["ratio"])[:_RACERS]]
 
 
 @contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import nan
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradfree.benchmarks.advice.compiled import LABEL
 from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.advice.job import Job
-from gradfree.benchmarks.advice.race import LEARNING_RATE, Runner
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
 from gradfree.benchmarks.records.records import Record, record_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
@@ -22,7 +20,6 @@ from gradfree.wording import count
 _BESIDE = {"label": "plain backprop"}
 _PLAIN = times(_BESIDE["label"])
 _COSINE, _NORM, _NOTE = "cosine", "norm ratio", "note"
-_LOSS, _STEPS, _REACHED = "training loss", "steps", "time to backprop's loss"
 
 
 def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Section:
@@ -86,48 +83,6 @@ def _told_of_compiled(compiled: Mapping[str, Any] | str, where: Mapping[str, Any
         return
     yield from cost_facts(compiled, _BESIDE, **who)
     yield fact(_COSINE, "1", 1.0, **who)
-
-
-def race_section(job: Job, runners: Sequence[Runner]) -> Section:
-    """Return what the race came to: the target is the loss that plain backprop, the first, ends with."""
-    target = runners[0].losses[-1]
-    where = {"task": job.model, "device": job.device}
-    facts = table(f for runner in runners for f in _run(runner, target, where))
-    times = {runner.row.label: runner.reached(target) for runner in runners}
-    first = min((label for label in times if times[label] is not None), key=lambda label: times[label] or 0.0)
-    return Section(
-        title=f"{job.model} on {job.data}: {runners[0].seconds[-1]:.0f} s of training for each",
-        facts=facts,
-        columns=[
-            column("steps", _STEPS, "{value:.0f}"),
-            column("last loss", _LOSS, "{value:.4g}"),
-            column("to backprop's last loss (s)", _REACHED, "{value:.1f}", "s"),
-        ],
-        legend=(
-            f"AdamW at {LEARNING_RATE:g}, one seed; losses are means over a twentieth of the time. Backprop's last "
-            f"loss: {target:.4g}."
-        ),
-        remarks=[f"First at plain backprop's last loss: {first}, after {times[first]:.1f} s. One seed proves nothing."],
-        charts=[
-            Chart(
-                "Training loss over time",
-                points(facts, "at", Figure(_LOSS, unit="on the way"), "row"),
-                Axis("time (s)"),
-                Axis("training loss (mean)", "log"),
-                "solid",
-            )
-        ],
-    )
-
-
-def _run(runner: Runner, target: float, where: Mapping[str, Any]) -> Iterator[Fact]:
-    who = {"row": runner.row.label, "series": runner.row.label, **where}
-    yield fact(_STEPS, "count", runner.steps, **who)
-    yield fact(_LOSS, "at the end", runner.losses[-1], **who)
-    reached = runner.reached(target)
-    yield fact(_REACHED, "s", nan if reached is None else reached, note="never" if reached is None else None, **who)
-    for n, (seconds, loss) in enumerate(zip(runner.seconds, runner.losses, strict=True)):
-        yield fact(_LOSS, "on the way", loss, at=seconds, setting=f"leg {n + 1}", **who)
 
 
 def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:

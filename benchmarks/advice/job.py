@@ -52,15 +52,6 @@ class Job:
         """Return a new model in training mode."""
         return Builder.to(self.model).build().to(self.device).train()
 
-    def stream(self) -> Iterator[Batch]:
-        """Yield the batches, over and over.
-
-        Raises:
-            UsageError: there are none, or they are of another kind.
-        """
-        while True:
-            yield from self.once()
-
     def once(self) -> Iterator[Batch]:
         """Yield the batches, once."""
         batch = None

@@ -95,7 +95,7 @@ def _hints(
         nearest = max(rough, key=_cosine)
         words += (
             f" {nearest.row.label} is faster ({costs[nearest.row.label]['ratio']:.2f}), but its gradient only akin "
-            f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains, --train 2m."
+            f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains by gradfree bench run."
         )
     plain, *others = standings.contestants
     lean = [c for c in others if plain.memory and c.memory and c.memory < _LEANER * plain.memory]

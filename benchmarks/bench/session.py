@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from string import ascii_lowercase
 
 from rich.console import Console
 from rich.text import Text
@@ -46,8 +45,8 @@ from gradfree.wording import no_such
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How a run goes about its cases.
+class RunOptions:
+    """How a run treats its cases.
 
     Attributes:
         executor: "local" or "ray".
@@ -73,8 +72,7 @@ def run(
     device: str,
     shard: str,
     data: str | None,
-    tracker: str | None,
-    manner: Manner,
+    options: RunOptions,
 ) -> None:
     """Run the cases that have no record yet, then report."""
     loader, sweep = loader_in(data), asked.sweep
@@ -99,20 +97,20 @@ def run(
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
             checked(experiment.task)
     plan = Plan(comparisons, seeds, devices, share)
-    _run(plan, RecordFile(folder / RECORDS, str(share)), manner, kept, tracker)
+    _run(plan, RecordFile(folder / RECORDS, str(share)), options, kept)
 
 
-def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptRun, tracker: str | None) -> None:
+def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> None:
     listed = list(plan.cases(known := file.read()))
-    if manner.listing:
+    if options.listing:
         print("\n".join(_states(listed, known)))
         return
-    if known and not manner.resume:
+    if known and not options.resume:
         raise UsageError(f"{file.path.parent} has {len(known)} records; name another --out, or leave out --no-resume.")
-    finished = finished_in(known, manner.retry)
+    finished = finished_in(known, options.retry)
     if skipped := count_finished(listed, finished):
         print(f"{skipped} of {len(listed)} cases are in {file.path} already: skipped.")
-    if manner.dry:
+    if options.dry:
         print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
         print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
         return
@@ -120,19 +118,19 @@ def _run(plan: Plan, file: RecordFile, manner: Manner, kept: KeptRun, tracker: s
     make_folder(file.path.parent)
     kept.keep(file.path.parent)
     try:
-        run_cases(plan.cases, file, _executor(manner), manner.retry)
+        run_cases(plan.cases, file, _executor(options), options.retry)
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
     known = file.read()
     if (found := _reported(plan.suite, known, file, kept)).sections:
-        _show(found, file, tracker)
+        _show(found, file)
     _refuse_failures(list(plan.cases(known)), known)
 
 
-def _executor(manner: Manner) -> Executor:
-    if manner.executor == "local":
-        return Workers(manner.jobs)
+def _executor(options: RunOptions) -> Executor:
+    if options.executor == "local":
+        return Workers(options.jobs)
     with needs_extra("ray"):
         from gradfree.benchmarks.running.ray_workers import RayWorkers
     return RayWorkers()
@@ -166,7 +164,7 @@ def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]
         raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
 
 
-def report(suite: str | None, out: Path | None, tracker: str | None) -> None:
+def report(suite: str | None, out: Path | None) -> None:
     """Print the tables and write the report's files."""
     kept = KeptRun.of(out) if out and not suite else None
     asked = kept or KeptRun(Sweep(), suite=suite or "quick")
@@ -177,7 +175,7 @@ def report(suite: str | None, out: Path | None, tracker: str | None) -> None:
         raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
     if not found.sections:
         raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
-    _show(found, file, tracker)
+    _show(found, file)
 
 
 def _comparisons(asked: KeptRun) -> Suite:
@@ -191,23 +189,20 @@ def _comparisons(asked: KeptRun) -> Suite:
     return SUITES[asked.suite]
 
 
-def compare(paths: Sequence[Path], out: Path | None) -> None:
-    """Print what sets of records have in common and in what they differ."""
-    if not 2 <= len(paths) <= len(ascii_lowercase):
-        raise UsageError(f"name 2 to {len(ascii_lowercase)} sets of records to compare, not {len(paths)}.")
-    console, sets = Console(), [read_records(path) for path in paths]
-    named = [f"{name}: {path}" for name, path in zip(ascii_lowercase, paths, strict=False)]
-    console.print(Text("\n".join([*named, ""])))
+def compare(before: Path, after: Path, out: Path | None) -> None:
+    """Print what two sets of records have in common and in what they differ."""
+    console, sets = Console(), [read_records(path) for path in (before, after)]
+    console.print(Text(f"before: {before}\nafter: {after}\n"))
     found = compare_records(*sets)
     if all(section.title == UNMATCHED for section in found):
-        console.print(Text("Nothing can be compared: no case has results in several.\n", "bold yellow"))
+        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
     for section in found:
         print_section(section, console)
     for change in environment_changes(*sets):
         console.print(Text(change, "bold yellow"))
     if out:
         make_folder(out)
-        title = f"gradfree bench compare: {', '.join(named)}"
+        title = f"gradfree bench compare: {before}, {after}"
         report = SuiteReport(title, found, Provenance([record for records in sets for record in records]))
         console.print(Text(f"Report: {' '.join(map(str, publish(report, out)))}"))
 
@@ -217,14 +212,9 @@ def _reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFil
     return replace(SuiteReport.of(title, comparisons, records), command=asked.command)
 
 
-def _show(report: SuiteReport, file: RecordFile, tracker: str | None) -> None:
+def _show(report: SuiteReport, file: RecordFile) -> None:
     console, folder = Console(), file.path.parent
     # First: a reader that closes the output early, head say, has a report all the same.
     files = publish(report, folder)
     report.print(console)
     console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))
-    if tracker:
-        # Brings Lightning, whose import takes longer than most reports.
-        from gradfree.benchmarks.reports.tracking import track
-
-        console.print(Text(f"Tracked: {track(report.provenance.records, tracker, folder)}"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
-from gradfree import Engine, GradientWatch, create_engine
+from gradfree import Engine, create_engine
 from gradfree.benchmarks.records.names import recorded_class, recorded_name
 
 ADDED = {"omit_default": True}
@@ -34,10 +34,6 @@ class Row:
     def create_engine(self) -> Engine:
         """Return the engine."""
         return create_engine(self.engine, **self.options)
-
-    def watch(self) -> GradientWatch | None:
-        """Return what watches the engine's gradient in training, if anything does."""
-        return None
 
     @property
     def iterations(self) -> int | None:

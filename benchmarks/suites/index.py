@@ -14,7 +14,6 @@ from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.ranks import RANKS
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
-from gradfree.benchmarks.suites.watching import WATCHING
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.imported import Imported
@@ -117,7 +116,6 @@ SUITES: dict[str, Suite] = {
     "forward-memory": forward_only.FORWARD_MEMORY,
     "temperature": forward_only.TEMPERATURE,
     "forward-convolutions": forward_only.CONVOLUTIONS,
-    "watching": WATCHING,
     "ranks": RANKS,
     "lightning": (
         StrategyTimings(

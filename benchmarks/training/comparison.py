@@ -62,11 +62,9 @@ class Training(Case):
         model = task.create_model(self.seed).to(self.device)
         optimizer, schedule = task.create_optimizer(model)
         about = {"sizes": sizes(model, data), "defaults": defaults(engine, self.row.options)}
-        losses, fidelity, curve, watch = [], [], [], self.row.watch()
+        losses, fidelity, curve = [], [], []
         # From the first step to the last: engines keep running means, feedback and the count of steps.
         with task.attach(engine, model) as handle:
-            if watch:
-                watch.start(handle)
             for step, batch in enumerate(task.batches(data.train, self.seed)):
                 optimizer.zero_grad()
                 loss = task.loss(model(batch.inputs), batch.targets)
@@ -75,15 +73,12 @@ class Training(Case):
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-                if watch:
-                    watch.after_step()
                 if step in _spread(_LOSSES, task.steps):
                     losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
                 if step in _spread(task.evaluations, task.steps):
                     curve.append({"step": step, "validation": task.score.of(model, data.validation)})
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
-        seen = {"looks": watch.cosines, "risen": watch.risen, "exact": watch.exact} if watch else {}
-        return {"losses": losses, "fidelity": fidelity, **scores, **about, **seen} | ({"curve": curve} if curve else {})
+        return {"losses": losses, "fidelity": fidelity, **scores, **about} | ({"curve": curve} if curve else {})
 
     def probed(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return what to keep of the gradients' fidelity at one step."""

@@ -87,9 +87,8 @@ def test_modules_of_the_current_folder_are_found(command, tmp_path, monkeypatch)
         (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
         (["bench", "run"], ["--tasks", "--engines", "--batch-size", "--learning-rates", "--config", "--executor"]),
         (["bench", "report"], ["--suite", "--out"]),
-        (["bench", "search"], ["--space", "--trials", "--seed", "--tasks", "--engines", "--model", "results/search"]),
         (["check"], ["model", "--data", "--loss", "--chains", "--device {cpu,cuda}"]),
-        (["advise"], ["model", "--data", "--budget", "--train", "--out"]),
+        (["advise"], ["model", "--data", "--budget", "--out"]),
         (["fit"], ["--engine", "highway_bp", "digits_highway_bp", "PyDoc", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
 )
@@ -129,7 +128,7 @@ def test_bad_options_are_refused_in_a_line(args, message, capsys, monkeypatch):
     [
         (["advize", "mine:build"], "no command is called 'advize'; there are: engines, models, advise, bench, check,"),
         (["advize", "mine:build"], "Did you mean 'advise'?"),
-        (["bench", "rum"], "no command is called 'rum'; there are: run, search, report, compare. Did you mean 'run'?"),
+        (["bench", "rum"], "no command is called 'rum'; there are: run, report, compare. Did you mean 'run'?"),
         (["advise"], "the following arguments are required: model"),
         (["advise", "mine:build", "--device", "tpu"], "--device takes cpu or cuda, not tpu."),
         (["advise", "nowhere:build"], "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
@@ -139,6 +138,22 @@ def test_wrong_words_are_met_with_those_there_are(args, message, capsys):
     code, out, err = outcome(capsys, *args)
     assert (code, out) == (2, "")
     assert f"error: {message}" in err or message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "instead"),
+    [
+        (["bench", "search", "--trials", "3"], "docs/search.md"),
+        (["plan-ranks"], "docs/ranks.md"),
+        (["bench", "run", "--tracker=csv"], "report.parquet"),
+        (["bench", "report", "--tracker", "csv"], "report.parquet"),
+        (["advise", "mine:build", "--train", "2m"], "gradfree bench run"),
+    ],
+)
+def test_what_was_removed_is_met_with_what_to_use_instead(args, instead, capsys):
+    code, out, err = outcome(capsys, *args)
+    assert (code, out) == (2, "")
+    assert instead in err
 
 
 def test_no_cuda_is_said_before_anything_starts(capsys, monkeypatch, tmp_path):

@@ -7,16 +7,12 @@ from functools import cache
 from places import RESULTS
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
-from gradfree.benchmarks.advice import regret
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import findings
 from gradfree.benchmarks.tables.facts import select
-
-PUBLISHED = SUITES | {"advice": regret.suite()}
-"""The suites that may have committed records, by the names of their folders."""
 
 MIB = 2**20
 ENVIRONMENT = {
@@ -75,7 +71,7 @@ RECORDS = dict([*TRAININGS, timed((1.0, 4), (1.25, 5), (0.5, 10))])
 @cache
 def committed(name):
     """The report that the committed records of a suite make now."""
-    return SuiteReport.of(name, PUBLISHED[name], RecordFile(RESULTS / name / "records.jsonl").read())
+    return SuiteReport.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read())
 
 
 def markdown(*sections):

@@ -39,14 +39,6 @@ def test_every_engine_is_told_of_and_those_that_work_are_measured(capsys, tmp_pa
     assert all(row["cosine"] > 1 - 1e-6 for row in exact)
 
 
-@pytest.mark.slow
-def test_a_race_says_who_was_first_at_backprops_loss(capsys, uncompiled):
-    main(["advise", MODEL, "--budget", "20s", "--train", "1s"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "last loss" in out
-    assert "First at plain backprop's last loss: " in out
-
-
 def test_without_data_nothing_is_measured(capsys, tmp_path, monkeypatch):
     (tmp_path / "lone_module.py").write_text("from user_module import Model\ndef build():\n    return Model(2, 3)\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -24,12 +24,6 @@ def test_batches_are_those_of_the_loader():
     assert torch.equal(job("user_module:named").batches[0][0], user_module.pair()[0][:20])
 
 
-def test_a_stream_begins_again():
-    stream = job().stream()
-    first, *_, again = (next(stream)[0] for _ in range(4))
-    assert torch.equal(first, again)
-
-
 def test_losses_are_the_outputs_own_or_what_is_usual_for_the_targets(monkeypatch):
     x, y = user_module.pair()
     model = job().build()

@@ -36,7 +36,7 @@ def compiled(ratio):
             "shooting",
             r"Take shooting: a step takes 0.70 .*0.9950\). dsf is faster \(0.50\), but its gradient only akin",
         ),
-        ([contestant("dsf", 0.8, FASTER)], "", None, "Stay with backprop: .* dsf is faster .*--train"),
+        ([contestant("dsf", 0.8, FASTER)], "", None, "Stay with backprop: .* dsf is faster .*gradfree bench run"),
         ([contestant("shooting", 1.0, FAST)], compiled(0.8), "shooting", "Take shooting"),
         ([contestant("shooting", 1.0, FAST)], compiled(0.6), None, "Stay with backprop, and compile: .* 0.60 .*0.70"),
         ([contestant("backprop", 1.0, FAST), contestant("shooting", 0.9998, FAST)], "", "backprop (default)", "Take"),
