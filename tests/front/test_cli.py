@@ -89,7 +89,7 @@ def test_modules_of_the_current_folder_are_found(command, tmp_path, monkeypatch)
         (["bench", "report"], ["--suite", "--out"]),
         (["check"], ["model", "--data", "--loss", "--chains", "--device {cpu,cuda}"]),
         (["advise"], ["model", "--data", "--budget", "--out"]),
-        (["fit"], ["--engine", "highway_bp", "digits_highway_bp", "PyDoc", "--ckpt_path", "--checkpoint.dirpath"]),
+        (["fit"], ["--trainer.strategy", "highway_bp", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
 )
 def test_help(args, words, capsys):
@@ -148,6 +148,7 @@ def test_wrong_words_are_met_with_those_there_are(args, message, capsys):
         (["bench", "run", "--tracker=csv"], "report.parquet"),
         (["bench", "report", "--tracker", "csv"], "report.parquet"),
         (["advise", "mine:build", "--train", "2m"], "gradfree bench run"),
+        (["fit", "--engine", "dsf"], "--trainer.strategy"),
     ],
 )
 def test_what_was_removed_is_met_with_what_to_use_instead(args, instead, capsys):
