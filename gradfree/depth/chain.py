@@ -42,7 +42,7 @@ class Trained(NamedTuple):
 NO_RESIDUAL = (
     "no residual path from {first!r} to {last!r}: no block's output is x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) "
     "or another sum with its input x that autograd can see (a compiled block hides it). If there is one all the same, "
-    "declare it: {declare}(..., residual=1.0)."
+    "declare it: residual=1.0, where the engine is attached. The engines 'fixed_point' and 'truncated' need none."
 )
 
 
@@ -113,17 +113,8 @@ class DepthChain(Chain):
         # Where every block changes the shape, there is none to see.
         kept = any(before == link.out.shape for before, link in self._shapes())
         if self.alone and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
-            first, last = self.links[0].path, self.links[-1].path
-            where = NO_RESIDUAL.format(first=first, last=last, declare="attach")
-            raise ChainError(f"{where} The engines 'fixed_point' and 'truncated' need none.")
+            raise ChainError(NO_RESIDUAL.format(first=self.links[0].path, last=self.links[-1].path))
         return factors if weight == 1.0 else [f * weight for f in factors]
-
-    @property
-    def has_residual(self) -> bool | None:
-        """Whether any block has a residual path; ``None`` where every one changes the shape: there is none to see."""
-        if not any(before == link.out.shape for before, link in self._shapes()):
-            return None
-        return not all(is_number(f, 0.0) for f in self._residuals())
 
     def _residuals(self) -> list[Factor]:
         with walking(self.links[::-1], ()):

@@ -62,6 +62,12 @@ class Attached(Protocol):
         """Return the parameters of its blocks that need a gradient."""
 
 
+def recorded_links(state: Tensor) -> Sequence[Any]:
+    """Return the links of the pass whose last state is ``state``, so far; none if it is no state of a chain."""
+    node: Any = state.grad_fn
+    return node.recording.links if isinstance(node, EXITS) else ()
+
+
 class Recording:
     """What one forward pass through a chain leaves behind for its backward pass.
 

@@ -56,8 +56,7 @@ class OnRank(Engine):
         """Return what the engine has to say of the rank's chain, which has a name of its own."""
         report = self.engine.judge(model, report)
         (site,) = report.chains.values()
-        # Blocks of other ranks may have a residual path where these have none.
-        site.path, site.alone = self.name, False
+        site.path = self.name
         return replace(report, chains={self.name: site})
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.site import Site
-from gradfree.depth.borders import EXITS
-from gradfree.depth.chain import NO_RESIDUAL
 from gradfree.depth.ports import Port, replaced, tensors_in
-from gradfree.depth.recording import Recording
+from gradfree.depth.recording import recorded_links
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, nowhere
 from gradfree.ranks.crossings import Arrived
@@ -40,9 +38,6 @@ class Staged(Protocol):
 
     def is_new(self, what: object) -> bool:
         """Tell whether ``what`` has not been asked for before."""
-
-    def has_residual(self, recording: Recording, before: torch.Size | None) -> bool | None:
-        """Tell whether any of the rank's blocks has a residual path; ``None`` if that is not asked, or not seen."""
 
     def keep(self, first: Tensor, of: RankPass) -> None:
         """Keep a pass for its backward pass, as that whose first block has returned ``first``."""
@@ -86,7 +81,6 @@ class RankPass:
         self._leaving: _Like | None = None
         self.wanted = False
         self._state: Tensor | None = None
-        self._residual: bool | None = None
         self._noted = False
         self._forget()
 
@@ -189,7 +183,7 @@ class RankPass:
         """Send the last state to the next rank."""
         state, to = self._state, self.position + 1
         assert state is not None
-        note = (tuple(state.shape), state.dtype, self._grad and state.requires_grad, self._rests, self._residual)
+        note = (tuple(state.shape), state.dtype, self._grad and state.requires_grad, self._rests)
         self._noted = True
         self._messages.send_note(note, to, self.number, NOTE, self._exit)
         self._messages.send(state, to, self.number, STATE, self._exit)
@@ -201,9 +195,6 @@ class RankPass:
         tensors = tensors_in(out)
         if self._stage.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
             self._refuse_absent(tensors, "what the model returns")
-        if self._residual is False:
-            where = NO_RESIDUAL.format(first=self._blocks[0], last=self._blocks[-1], declare="layer_parallel")
-            raise ChainError(f"{where} The engine 'fixed_point' needs none.")
         return out
 
     def left(self) -> list[tuple[Tensor, Callable[[], Tensor] | None]]:
@@ -253,9 +244,7 @@ class RankPass:
 
     def _receive(self) -> None:
         source = self.position - 1
-        shape, dtype, needed, self._rests, self._residual = self._messages.receive_note(
-            source, self.number, NOTE, self._entry
-        )
+        shape, dtype, needed, self._rests = self._messages.receive_note(source, self.number, NOTE, self._entry)
         self._arriving, self.wanted = _Like(torch.Size(shape), dtype, self._stage.device), needed
         self._state = self._messages.receive(self._arriving.empty(), source, self.number, STATE, self._entry)
 
@@ -304,14 +293,10 @@ class RankPass:
         if splits:
             path, reason = next(iter(splits.items()))
             raise ChainError(f"across ranks the blocks must be one chain, but {path} is not part of it: {reason}.")
-        node: Any = state.grad_fn
-        if not isinstance(node, EXITS):
+        links = recorded_links(state)
+        if not links:
             raise ChainError(_BETWEEN.format(path=f"what comes after {self._blocks[self._run.stop - 1]}"))
-        recording: Recording = node.recording
-        if self._stage.is_new("the residual path"):
-            own = self._stage.has_residual(recording, self.before)
-            self._residual = own if self._residual is None else self._residual or bool(own)
-        first: Tensor = recording.links[0].out
+        first: Tensor = links[0].out
         return first
 
     def _refuse_absent(self, tensors: Sequence[Tensor], what: str) -> None:

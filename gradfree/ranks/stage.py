@@ -16,12 +16,9 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
 from gradfree.depth.chain import DepthChain
-from gradfree.depth.link import Link
 from gradfree.depth.ports import port_of
-from gradfree.depth.recording import Recording
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import Left, stand_in, vacate
 from gradfree.ranks.messages import Messages, check_tags, group_of
@@ -156,9 +153,6 @@ class Stage(Whole):
                 block.register_forward_hook(partial(self._ends, index))
             else:
                 stand_in(block, partial(self._absent, index))
-        exact = messages.count - 1
-        self._asks = residual is None and isinstance(engine, SweepEngine) and engine.sweeps < exact
-        self._asks &= engine.needs_residual
         self._forward = model.forward
         model.forward = self.forward
 
@@ -221,15 +215,6 @@ class Stage(Whole):
         new = what not in self._new
         self._new.add(what)
         return new
-
-    def has_residual(self, recording: Recording, before: torch.Size | None) -> bool | None:
-        """Tell whether any of the rank's blocks has a residual path; ``None`` if that is not asked, or not seen."""
-        if not self._asks or not all(isinstance(link, Link) for link in recording.links):
-            return None
-        its = recording.chain
-        chain = DepthChain(recording.links, [], 0, True, its.attachment.memory, its.mixing)
-        chain.before = before
-        return chain.has_residual
 
     def keep(self, first: Tensor, of: RankPass) -> None:
         """Keep a pass for its backward pass."""
