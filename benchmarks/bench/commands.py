@@ -13,21 +13,8 @@ from gradfree.benchmarks.sweeps.axes import Paths, Sweep
 from gradfree.cli import UsageError
 from gradfree.extras import needs_extra, require
 
-BROUGHT: tuple[str, ...] = (
-    "altair",
-    "datasets",
-    "filelock",
-    "jinja2",
-    "joblib",
-    "lightning",
-    "PIL",
-    "polars",
-    "rich",
-    "scipy",
-    "sklearn",
-)
-BROUGHT += ("tokenizers", "torchmetrics", "vl_convert")
-"""What the extra "bench" brings for these commands, some of it imported only where it is used."""
+DRAWING = ("altair", "jinja2", "polars", "rich", "scipy", "vl_convert")
+"""What the extra "bench" brings for reports. A run without it leaves its records, for a report to be made later."""
 
 
 def run(
@@ -49,7 +36,8 @@ def run(
     """Train with the engines of a suite, or with those that are named, time the steps, and report.
 
     Records are kept as they come. Started again, the command does only what is missing. A case that fails has a record
-    with its error, and the run goes on.
+    with its error, and the run goes on. Where the packages that draw are not installed, `gradfree bench report` makes
+    the report later, or elsewhere.
 
     Args:
         suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
@@ -76,7 +64,7 @@ def run(
     for option, value in ("seeds", seeds), ("jobs", jobs):
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
-    session = _extra("bench.session")
+    session = _extra("bench.session", needed=())
     options = session.RunOptions(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
     session.run(session.KeptRun(Sweep(**axes), suite=suite, name=name), out, seeds, device, shard, data, options)
 
@@ -89,7 +77,7 @@ def report(suite: str | None = None, out: Path | None = None) -> None:
             folder has, or "quick".
         out: folder of the records, and for the report; results/<suite> if not given.
     """
-    _extra("bench.session").report(suite, out)
+    _extra("bench.reporting").report(suite, out)
 
 
 def advise(
@@ -136,7 +124,7 @@ def compare(before: Path, after: Path, out: Path | None = None) -> None:
         after: the same, of the other set.
         out: folder for a report; none if not given.
     """
-    _extra("bench.session").compare(before, after, out)
+    _extra("bench.reporting").compare(before, after, out)
 
 
 COMMANDS: dict[str, Any] = {
@@ -147,8 +135,8 @@ COMMANDS: dict[str, Any] = {
 }
 
 
-def _extra(name: str) -> ModuleType:
-    """Import a module that needs the extra's packages."""
-    require("bench", *BROUGHT)
+def _extra(name: str, needed: tuple[str, ...] = DRAWING) -> ModuleType:
+    """Import a module that needs the extra's packages, those of ``needed`` after hours of work."""
+    require("bench", *needed)
     with needs_extra("bench"):
         return importlib.import_module(f"gradfree.benchmarks.{name}")

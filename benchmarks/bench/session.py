@@ -1,4 +1,4 @@
-"""What the commands of ``gradfree bench`` do."""
+"""What ``gradfree bench run`` does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
+from gradfree.benchmarks.bench.commands import DRAWING
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
-from gradfree.benchmarks.reports.publication import publish
-from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
-from gradfree.benchmarks.reports.record_diff import compare as compare_records
-from gradfree.benchmarks.reports.report import SuiteReport, print_section
 from gradfree.benchmarks.running.runner import (
     RECORDS,
     Plan,
@@ -33,14 +26,14 @@ from gradfree.benchmarks.running.runner import (
 )
 from gradfree.benchmarks.running.workers import Executor, Workers
 from gradfree.benchmarks.suites.index import SUITES, suite_by
-from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep, command_of
+from gradfree.benchmarks.sweeps.axes import KeptRun, command_of
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
-from gradfree.extras import needs_extra
+from gradfree.extras import MissingExtra, needs_extra, require
 from gradfree.wording import no_such
 
 
@@ -86,7 +79,7 @@ def run(
     flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data, "name": kept.name}
     folder = out or kept.folder
     kept = replace(kept, command=command_of({**flags, "out": str(folder)}))
-    comparisons = _comparisons(kept)
+    comparisons = comparisons_of(kept)
     there = tuple(
         experiment for experiment in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not experiment.optional
     )
@@ -123,8 +116,7 @@ def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> No
         print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
         raise
     known = file.read()
-    if (found := _reported(plan.suite, known, file, kept)).sections:
-        _show(found, file)
+    _report(plan.suite, known, file, kept)
     _refuse_failures(list(plan.cases(known)), known)
 
 
@@ -164,21 +156,22 @@ def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]
         raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
 
 
-def report(suite: str | None, out: Path | None) -> None:
-    """Print the tables and write the report's files."""
-    kept = KeptRun.of(out) if out and not suite else None
-    asked = kept or KeptRun(Sweep(), suite=suite or "quick")
-    file = RecordFile((out or asked.folder) / RECORDS)
-    records, folder = file.read(), file.path.parent
-    found = _reported(_comparisons(asked), records, file, asked)
-    if not records:
-        raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
-    if not found.sections:
-        raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
-    _show(found, file)
+def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept: KeptRun) -> None:
+    """Print and write the report, if what draws it is installed."""
+    try:
+        require("bench", *DRAWING)
+    except MissingExtra as missing:
+        folder = file.path.parent
+        print(f"{file.path} has the records, but there is no report: {missing}", file=sys.stderr)
+        print(f"Later, or where it is installed: gradfree bench report --out {folder}", file=sys.stderr)
+        return
+    from gradfree.benchmarks.bench.reporting import reported, show
+
+    if (found := reported(suite, records, file, kept)).sections:
+        show(found, file)
 
 
-def _comparisons(asked: KeptRun) -> Suite:
+def comparisons_of(asked: KeptRun) -> Suite:
     """Return what is compared."""
     if asked.sweep.named or not asked.suite:
         return suite_of(asked.sweep, asked.loader)
@@ -187,34 +180,3 @@ def _comparisons(asked: KeptRun) -> Suite:
     if asked.suite not in SUITES:
         raise UsageError(no_such("suite", asked.suite, SUITES))
     return SUITES[asked.suite]
-
-
-def compare(before: Path, after: Path, out: Path | None) -> None:
-    """Print what two sets of records have in common and in what they differ."""
-    console, sets = Console(), [read_records(path) for path in (before, after)]
-    console.print(Text(f"before: {before}\nafter: {after}\n"))
-    found = compare_records(*sets)
-    if all(section.title == UNMATCHED for section in found):
-        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
-    for section in found:
-        print_section(section, console)
-    for change in environment_changes(*sets):
-        console.print(Text(change, "bold yellow"))
-    if out:
-        make_folder(out)
-        title = f"gradfree bench compare: {before}, {after}"
-        report = SuiteReport(title, found, Provenance([record for records in sets for record in records]))
-        console.print(Text(f"Report: {' '.join(map(str, publish(report, out)))}"))
-
-
-def _reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, asked: KeptRun) -> SuiteReport:
-    title = f"gradfree bench: {asked.name or file.path.parent.resolve().name}"
-    return replace(SuiteReport.of(title, comparisons, records), command=asked.command)
-
-
-def _show(report: SuiteReport, file: RecordFile) -> None:
-    console, folder = Console(), file.path.parent
-    # First: a reader that closes the output early, head say, has a report all the same.
-    files = publish(report, folder)
-    report.print(console)
-    console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import ImageOps, UnidentifiedImageError
-from PIL.Image import Image
 
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits, with_all_splits
@@ -18,6 +16,7 @@ from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class LabelledImages(Stored):
         Raises:
             UsageError: a column is not there, a file is no image, or the images differ in size.
         """
+        from PIL import UnidentifiedImageError
+
         check_columns(self.name, splits, self.column, self.label)
         parts = self.parts(splits)
         try:
@@ -98,6 +99,8 @@ class Images(LabelledImages):
 
 def _pixels(image: Image, coloured: bool, side: int) -> np.ndarray:
     """Return an image as (channels, height, width)."""
+    from PIL import ImageOps
+
     image = image.convert("RGB") if coloured else image
     pixels = np.asarray(ImageOps.fit(image, (side, side)) if side else image)
     # Grey images have no dimension of channels.

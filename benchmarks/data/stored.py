@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import tokenizers
-from joblib import Memory
 
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.data.digests import folder_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
+from gradfree.extras import require
 from gradfree.wording import no_such
 
 if TYPE_CHECKING:
@@ -75,7 +74,9 @@ class Stored(ABC):
 
         Raises:
             UsageError: it is not there; the message says how to get it.
+            MissingExtra: a package that reads it is not.
         """
+        require("bench", "datasets", "joblib", "tokenizers", "PIL")
         if self.files:
             return Path(self.name)
         root = os.environ.get(DATA_ROOT)
@@ -95,6 +96,7 @@ class Stored(ABC):
 @cache
 def _load(stored: Stored, folder: Path) -> Data:
     import datasets
+    from joblib import Memory
 
     read = Memory(Path(datasets.config.HF_CACHE_HOME, "gradfree"), verbose=0).cache(_read, ignore=["folder"])
     return stored.arrange(read(stored, folder, _state(stored, folder)))
@@ -160,6 +162,7 @@ def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
 def _state(stored: Stored, folder: Path) -> object:
     """Return what the arrays depend on besides ``stored``: files, code and the packages that read."""
     import datasets
+    import tokenizers
 
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
     code = [Path(file).read_text(encoding="utf-8") for file in (inspect.getfile(type(stored)), __file__)]

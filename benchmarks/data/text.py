@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
-from tokenizers.pre_tokenizers import Split as SplitAt
-from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits, with_all_splits
@@ -22,6 +17,7 @@ from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
+    from tokenizers import Tokenizer
 
 
 UNKNOWN = "<unk>"
@@ -91,21 +87,25 @@ def _end_lines(rows: Sequence[str]) -> list[str]:
 
 
 def _tokenizer(text: Text, rows: Sequence[str]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
     if text.unit == "piece":
         return _pieces(text.vocabulary, rows)
-    tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = SplitAt(Regex(_PATTERNS[text.unit]), "removed", invert=True)
-    trainer = WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[UNKNOWN], show_progress=False)
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PATTERNS[text.unit]), "removed", invert=True)
+    trainer = trainers.WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(rows, trainer)
     return tokenizer
 
 
 def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    alphabet = ByteLevel.alphabet()
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        rows, BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+        rows, trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
     )
     return tokenizer
 
@@ -134,11 +134,15 @@ class Sentences(Stored):
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the inputs and targets of each split."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
         check_splits(self.name, splits, "train", "validation", "test")
         check_columns(self.name, splits, self.column)
-        tokenizer = Tokenizer(WordLevel(unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = WhitespaceSplit()
-        trainer = WordLevelTrainer(vocab_size=self.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False)
+        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        trainer = trainers.WordLevelTrainer(
+            vocab_size=self.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False
+        )
         tokenizer.train_from_iterator(splits["train"][self.column], trainer)
         return {name: _arrays(tokenizer, list(split[self.column]), self.length) for name, split in splits.items()}
 

@@ -9,7 +9,6 @@ from itertools import takewhile
 from math import log
 from typing import Any, ClassVar
 
-import polars as pl
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +20,7 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turns, times

@@ -9,7 +9,6 @@ from math import isqrt
 from time import process_time
 from typing import Any, ClassVar
 
-import polars as pl
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
@@ -17,6 +16,7 @@ from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import estimates, pareto_front
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.layer_steps import Network, in_training
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, Timing, Timings, Trainee, Turn, clocked, times

@@ -10,7 +10,6 @@ from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
-import polars as pl
 import torch
 from torch import Tensor, distributed, nn
 
@@ -19,6 +18,7 @@ from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timing, Timings, Turn, times
 from gradfree.testing.runs.allocations import peak_memory

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tqdm import tqdm
 
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
@@ -136,23 +135,22 @@ def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool 
     """
     records = file.read()
     finished = finished_in(records, retry)
-    with file.reserved(), _progress() as progress:
-        bar = progress.add_task("", word="left")
+    with file.reserved(), _progress(count_finished(wanted(records), finished)) as progress:
         while True:
             cases = list(wanted(records))
-            progress.update(bar, total=len(cases), completed=count_finished(cases, finished))
+            progress.total, progress.n = len(cases), count_finished(cases, finished)
             running = {case.id: case for case in _next_batch(cases, finished)}
             if not running:
-                progress.update(bar, word="in")
                 break
-            progress.update(bar, description=_describe(running, executor.jobs))
+            progress.set_postfix_str(_describe(running, executor.jobs))
             with closing(executor.run(list(running.values()))) as outcomes:
                 for record in outcomes:
                     file.append(record)
                     records[record["case"]] = record
                     finished.add(record["case"])
                     del running[record["case"]]
-                    progress.update(bar, advance=1, description=_describe(running, executor.jobs))
+                    progress.update()
+                    progress.set_postfix_str(_describe(running, executor.jobs))
 
 
 def finished_in(records: Mapping[str, Record], retry: bool) -> set[str]:
@@ -176,14 +174,7 @@ def _describe(running: Mapping[str, Case], jobs: int) -> str:
     return ", ".join(f"{case.topic} {case.subject}" for case in islice(running.values(), jobs))
 
 
-def _progress() -> Progress:
-    return Progress(
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[word]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        # Cases differ in length: estimate from all of them.
-        speed_estimate_period=3600,
-    )
+def _progress(done: int) -> tqdm[None]:
+    """Return a bar on the terminal; ``done`` cases took no time."""
+    # Cases differ in length: estimate from all of them.
+    return tqdm(initial=done, unit="case", smoothing=0, dynamic_ncols=True)

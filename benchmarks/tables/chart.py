@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import polars as pl
-
 from gradfree.benchmarks.tables.column import Figure
 from gradfree.benchmarks.tables.facts import select
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Score
 
 TIPS = "tips"
 """The column with what else is known of a point: text by heading."""
-NO_ENDS = {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
-"""What points without intervals have."""
 TURNED = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
 """What points across are called where they go up."""
 _POINT = ("task", "setting", "row")
@@ -77,6 +74,11 @@ class Chart:
     stacked: bool = False
 
 
+def no_ends() -> dict[str, pl.Expr]:
+    """Return the columns that points without intervals have."""
+    return {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
+
+
 def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series") -> pl.DataFrame:
     """Return the points of a chart, in the order of the facts, with all that is known of each.
 
@@ -92,7 +94,7 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
     if isinstance(x, Figure):
         found = _joined(found, _values(ours, x, "x"))
     else:
-        found = found.with_columns(x=pl.col(x), x_low=NO_ENDS["x_low"], x_high=NO_ENDS["x_high"])
+        found = found.with_columns(x=pl.col(x), x_low=(ends := no_ends())["x_low"], x_high=ends["x_high"])
     return _joined(found, _tips(ours)).with_columns(label=pl.col(label))
 
 
@@ -115,7 +117,7 @@ def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
         label="row",
         x="at",
         y="value",
-        **NO_ENDS,
+        **no_ends(),
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
-
-import polars as pl
+from typing import TypeAlias
 
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 
 
@@ -54,7 +54,7 @@ class Experiment(ABC):
 
 
 Suite = tuple[Experiment, ...]
-Finding = tuple[Experiment, pl.DataFrame]
+Finding: TypeAlias = "tuple[Experiment, pl.DataFrame]"
 """An experiment and its facts of one device."""
 
 

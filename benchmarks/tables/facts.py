@@ -8,33 +8,31 @@ from math import inf, isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-import polars as pl
-from scipy.special import stdtrit
-
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.wording import plain
 
 _CONFIDENCE = 0.95
 _ALIKE = 1e-4
 """Share of a difference by which several may differ, by rounding, and be the same."""
-SCHEMA: dict[str, pl.DataType] = {
-    "task": pl.String(),
-    "device": pl.String(),
-    "threads": pl.Int64(),
-    "setting": pl.String(),
-    "at": pl.Float64(),
-    "row": pl.String(),
-    "series": pl.String(),
-    "k": pl.Int64(),
-    "seed": pl.Int64(),
-    "metric": pl.String(),
-    "unit": pl.String(),
-    "value": pl.Float64(),
-    "low": pl.Float64(),
-    "high": pl.Float64(),
-    "interval": pl.String(),
-    "n": pl.Int64(),
-    "source": pl.String(),
-    "note": pl.String(),
+SCHEMA: dict[str, type] = {
+    "task": str,
+    "device": str,
+    "threads": int,
+    "setting": str,
+    "at": float,
+    "row": str,
+    "series": str,
+    "k": int,
+    "seed": int,
+    "metric": str,
+    "unit": str,
+    "value": float,
+    "low": float,
+    "high": float,
+    "interval": str,
+    "n": int,
+    "source": str,
+    "note": str,
 }
 """Columns of the table.
 
@@ -81,6 +79,8 @@ class Estimate:
             return cls(n=n)
         if n == 1:
             return cls(values[0], n=n)
+        from scipy.special import stdtrit
+
         quantile = float(stdtrit(n - 1, (1 + _CONFIDENCE) / 2))
         mean, margin = fmean(values), quantile * stdev(values) / sqrt(n)
         return cls(mean, mean - margin, mean + margin, n)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isnan
 
-import polars as pl
-
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import TURNED, Axis, Chart, points
 from gradfree.benchmarks.tables.column import UNKNOWN, Column
 from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, differences, estimates, fact, select, table
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tables.verdict import SAME, shift, signed
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import polars as pl
-
 from gradfree.benchmarks.tables.chart import Chart
 from gradfree.benchmarks.tables.column import Cell, Column
+from gradfree.benchmarks.tables.frames import pl
 
 ENGINE = {"engine": "row"}
 """Rows of tables that are one engine's each."""

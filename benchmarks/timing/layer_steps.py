@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from statistics import fmean, median
 from typing import Any, ClassVar, NamedTuple
 
-import polars as pl
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,6 +19,7 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, stacks
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timing, Timings, Trainee, Turn, now, time_of, times
 from gradfree.orthogonal.engine import OrthogonalEngine

@@ -8,7 +8,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
-import polars as pl
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, select
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MEMORY, Step, Timing, Timings, Turn, now, times
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import polars as pl
 import torch
 from torch import nn
 
@@ -19,6 +18,7 @@ from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.recurrent_layers import COMPILED, CellLoop, replace_layers

@@ -10,7 +10,6 @@ from functools import partial
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-import polars as pl
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd import profiler
@@ -19,6 +18,7 @@ from torch.profiler import record_function
 from gradfree.benchmarks.tables.chart import Axis, Chart, stacks
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, LayerPass, RecurrentLayer
 from gradfree.benchmarks.timing.side_by_side import Errors, Timings, Turn, Turns, failures, now, time_of, times

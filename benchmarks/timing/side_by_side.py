@@ -12,7 +12,6 @@ from time import perf_counter
 from traceback import TracebackException
 from typing import Any, ClassVar, Generic, TypeVar
 
-import polars as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer, set_torch_threads
@@ -21,6 +20,7 @@ from gradfree.benchmarks.records.case import ADDED, Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.experiment import Experiment, outcomes
 from gradfree.benchmarks.tables.facts import Estimate, Fact, fact, select, table
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.cli import UsageError
 from gradfree.testing.runs.allocations import peak_memory

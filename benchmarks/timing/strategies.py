@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import polars as pl
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -19,6 +18,7 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import estimates
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, Timing, Timings, Turn, now, times

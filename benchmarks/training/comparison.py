@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, ClassVar
 
-import polars as pl
 from torch import nn
 
 from gradfree import Fidelity
-from gradfree.benchmarks.data.bundled import Data
+from gradfree.benchmarks.data.bundled import Data, digits
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.experiment import Experiment, matching, outcomes
 from gradfree.benchmarks.tables.facts import differences, means, table
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import Speed, Trainee, cost_facts
@@ -34,6 +34,7 @@ from gradfree.benchmarks.training.outcomes import (
 )
 from gradfree.benchmarks.training.summary import Summary
 from gradfree.cli import UsageError
+from gradfree.extras import require
 from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
@@ -166,6 +167,8 @@ class Comparison(Experiment):
         label, times = Counter(row.label for row in self.rows).most_common(1)[0]
         if times > 1:
             raise UsageError(f"{self.task.name}: {times} rows are called {label!r}; labels tell rows apart.")
+        if self.task.data is digits:
+            require("bench", "sklearn")
         if isinstance(self.task.data, Stored):
             self.task.data.folder()
 

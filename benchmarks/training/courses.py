@@ -9,13 +9,13 @@ from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar
 
-import polars as pl
 from torch import Tensor
 
 from gradfree import engine_figures
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import FORWARD_SWEEPS, SEQUENTIAL, SWEEPS

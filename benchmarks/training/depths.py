@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
-import polars as pl
 from torch import nn
 
 from gradfree import Fidelity
@@ -33,6 +32,7 @@ from gradfree.benchmarks.tables.facts import (
     select,
     table,
 )
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison, Training

@@ -9,7 +9,6 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-import polars as pl
 from torch import nn
 
 from gradfree import Engine
@@ -17,6 +16,7 @@ from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact, pareto_front, run_fact, select, table
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 

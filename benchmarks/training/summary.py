@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
 
-import polars as pl
-
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import ITERATIONS, NO_ENDS, Axis, Chart, points, runs, score_axis
+from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, no_ends, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates, select
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
@@ -241,4 +240,4 @@ class Summary:
     def _inexact(self) -> pl.DataFrame:
         """The rows whose gradients are not exact: others have no place on the logarithmic axis."""
         found = points(self.facts, "row", Figure(COSINE))
-        return found.with_columns(y=1 - pl.col("y"), **NO_ENDS).filter(pl.col("y") >= _ROUNDING)
+        return found.with_columns(y=1 - pl.col("y"), **no_ends()).filter(pl.col("y") >= _ROUNDING)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import polars as pl
-
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, run_fact, select, table
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 from gradfree.benchmarks.training.comparison import Comparison

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
-
-import polars as pl
+from typing import Any, TypeAlias
 
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.experiment import Finding
+from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP
@@ -27,8 +26,7 @@ _FOLLOWERS = {"data.length": "options.context"}
 
 _TIME = Figure(STEP, "{value:.1f}", "s", 1e3)
 _PEAK = Figure(MEMORY, "{value:.1f}", "MiB")
-_COSTS = pl.col("metric").is_in([STEP, MEMORY]) & pl.col("unit").is_in(["s", "MiB"])
-Timed = tuple[Task, pl.DataFrame]
+Timed: TypeAlias = "tuple[Task, pl.DataFrame]"
 """A task and what its steps cost."""
 
 
@@ -36,7 +34,7 @@ def trends(found: Sequence[Finding]) -> Iterator[Section]:
     """Yield a section for each setting with several timed values, and on each device, in the most comparisons."""
     groups: defaultdict[tuple[str, str, Hashable], dict[int, Timed]] = defaultdict(dict)
     for experiment, facts in found:
-        costs = facts.filter(_COSTS)
+        costs = facts.filter(pl.col("metric").is_in([STEP, MEMORY]), pl.col("unit").is_in(["s", "MiB"]))
         if not isinstance(experiment, Comparison) or costs.is_empty():
             continue
         settings = dict(_settings(experiment.task))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradfree
-from gradfree.benchmarks.bench.commands import BROUGHT
+from gradfree.benchmarks.bench.commands import DRAWING
 from gradfree.cli import main
 
 
@@ -187,15 +187,25 @@ def test_a_damaged_record_file_is_an_error(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_lists_need_no_extra():
-    code = f"import sys; sys.modules.update(dict.fromkeys({BROUGHT})); from gradfree.cli import main; main(['engines'])"
+    code = f"import sys; sys.modules.update(dict.fromkeys({DRAWING})); from gradfree.cli import main; main(['engines'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == gradfree.list_engines(), done.stderr
 
 
-@pytest.mark.parametrize("missing", BROUGHT)
-def test_what_a_run_needs_at_its_end_is_missed_before_it_begins(missing, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("missing", DRAWING)
+def test_packages_for_reports_are_missed_before_records_are_read(missing, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    code, _, err = outcome(capsys, "bench", "run", "--dry-run", "--out", str(tmp_path))
+    code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
+    assert code == 2
+    assert err.startswith(f"gradfree: error: {missing}")
+    assert err.endswith("Do, in a checkout of it: pip install '.[bench]'\n")
+
+
+@pytest.mark.parametrize(("suite", "missing"), [("quick", "sklearn"), ("text", "datasets"), ("text", "tokenizers")])
+def test_packages_that_read_data_are_missed_before_the_first_case(suite, missing, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setenv("GRADFREE_DATA", str(tmp_path))
+    code, _, err = outcome(capsys, "bench", "run", "--suite", suite, "--dry-run", "--out", str(tmp_path))
     assert code == 2
     assert err.startswith(f"gradfree: error: {missing}")
     assert err.endswith("Do, in a checkout of it: pip install '.[bench]'\n")

@@ -73,6 +73,10 @@ SUITE = (Comparison(TASK, (PLAIN, CHAIN, HIGHWAY)),)
 TUNED = Comparison(TASK, (PLAIN, HIGHWAY), learning_rates=(0.001, 0.01, 0.1))
 
 
+def suite():
+    return SUITE
+
+
 def training(row=PLAIN, task=TASK, seed=0, device="cpu"):
     return Training(task=task, row=row, seed=seed, device=device)
 

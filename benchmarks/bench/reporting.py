@@ -1,0 +1,69 @@
+"""The reports of ``gradfree bench``: tables on the terminal, a page, charts; imports what draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from gradfree.benchmarks.bench.session import comparisons_of
+from gradfree.benchmarks.records.provenance import Provenance
+from gradfree.benchmarks.records.records import Record, RecordFile
+from gradfree.benchmarks.reports.publication import publish
+from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
+from gradfree.benchmarks.reports.record_diff import compare as compare_records
+from gradfree.benchmarks.reports.report import SuiteReport, print_section
+from gradfree.benchmarks.running.runner import RECORDS, make_folder
+from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.cli import UsageError
+
+
+def report(suite: str | None, out: Path | None) -> None:
+    """Print the tables and write the report's files."""
+    kept = KeptRun.of(out) if out and not suite else None
+    asked = kept or KeptRun(Sweep(), suite=suite or "quick")
+    file = RecordFile((out or asked.folder) / RECORDS)
+    records, folder = file.read(), file.path.parent
+    found = reported(comparisons_of(asked), records, file, asked)
+    if not records:
+        raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
+    if not found.sections:
+        raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
+    show(found, file)
+
+
+def compare(before: Path, after: Path, out: Path | None) -> None:
+    """Print what two sets of records have in common and in what they differ."""
+    console, sets = Console(), [read_records(path) for path in (before, after)]
+    console.print(Text(f"before: {before}\nafter: {after}\n"))
+    found = compare_records(*sets)
+    if all(section.title == UNMATCHED for section in found):
+        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
+    for section in found:
+        print_section(section, console)
+    for change in environment_changes(*sets):
+        console.print(Text(change, "bold yellow"))
+    if out:
+        make_folder(out)
+        title = f"gradfree bench compare: {before}, {after}"
+        report = SuiteReport(title, found, Provenance([record for records in sets for record in records]))
+        console.print(Text(f"Report: {' '.join(map(str, publish(report, out)))}"))
+
+
+def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, asked: KeptRun) -> SuiteReport:
+    """Return the report of the records that belong to ``comparisons``."""
+    title = f"gradfree bench: {asked.name or file.path.parent.resolve().name}"
+    return replace(SuiteReport.of(title, comparisons, records), command=asked.command)
+
+
+def show(report: SuiteReport, file: RecordFile) -> None:
+    """Write the report's files, and print its tables."""
+    console, folder = Console(), file.path.parent
+    # First: a reader that closes the output early, head say, has a report all the same.
+    files = publish(report, folder)
+    report.print(console)
+    console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))
