@@ -18,7 +18,7 @@ from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.huggingface.retained import retain
 from gradfree.registry import engine_class, list_engines, resolve_engine
-from gradfree.torchside.around import uncompiled
+from gradfree.torchside.private import uncompiled
 from gradfree.torchside.unsaved import unsaved_hooks
 
 

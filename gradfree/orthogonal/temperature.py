@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.memory import Memory
 from gradfree.layers.site import ASKED, LOG_TEMPERATURE
-from gradfree.torchside.around import uncompiled
-from gradfree.torchside.graph import is_reached
+from gradfree.torchside.private import is_reached, uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05

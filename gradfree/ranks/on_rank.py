@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
@@ -15,6 +14,7 @@ from gradfree.depth.chain import DepthChain
 from gradfree.engines.engine import Engine
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.rank_pass import RankPass
+from gradfree.torchside.private import after_backward
 
 
 class Host(Protocol):
@@ -70,5 +70,5 @@ class OnRank(Engine):
             self.host.messages.tell(error)
             raise
         # Not now: a rank may have to get something else from this one first.
-        torch.autograd.Variable._execution_engine.queue_callback(self.host.messages.settle)
+        after_backward(self.host.messages.settle)
         return found

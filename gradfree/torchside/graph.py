@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterable, Iterator
-from types import FrameType
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
-LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
-"""The class of nodes that stand for leaf tensors."""
+from gradfree.torchside.private import LEAF, sequence_number
+from gradfree.torchside.private import asked_for as asked_for
+from gradfree.torchside.private import is_reached as is_reached
+from gradfree.torchside.private import keeps_graph as keeps_graph
 
 
 class Reached(NamedTuple):
@@ -62,44 +61,9 @@ def has_left(output: Tensor, leaf: Tensor) -> bool:
 
 def older(nodes: Iterable[Node], number: int) -> bool:
     """Tell whether some of ``nodes`` were there when autograd was about to give a node that ``number``."""
-    return any(node._sequence_nr() < number for node in nodes)
+    return any(sequence_number(node) < number for node in nodes)
 
 
 def may_write(kinds: Iterable[type]) -> bool:
     """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)
-
-
-def is_reached(leaf: Tensor) -> bool:
-    """Tell whether the running backward pass computes the gradient of a leaf tensor."""
-    try:
-        return torch._C._will_engine_execute_node(get_gradient_edge(leaf).node)
-    except RuntimeError:  # Which says that torch.autograd.grad is asked for it.
-        return True
-
-
-def asked_for() -> Iterator[tuple[Any, int]]:
-    """Yield node and number of what a running ``torch.autograd.grad`` was asked for, but for leaf tensors.
-
-    No node tells, but the call does. Nodes of other devices are run by autograd's own threads: there any thread's call
-    may be the one.
-    """
-    own = _running_backward(sys._getframe())
-    for call in [own] if own else map(_running_backward, sys._current_frames().values()):
-        for asked in call.f_locals["args"][3] if call else ():
-            if isinstance(asked, GradientEdge):
-                yield asked.node, asked.output_nr
-            elif asked.grad_fn is not None:
-                yield asked.grad_fn, asked.output_nr
-
-
-def _running_backward(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
-        frame = frame.f_back
-    return frame
-
-
-def keeps_graph() -> bool:
-    """Tell whether the running backward pass was called with ``retain_graph=True``."""
-    query = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if query is None else query()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from gradfree.errors import ChainError
+from gradfree.torchside.private import is_one_of_many, transforms_active, version
 
 
 def refuse_second_derivatives() -> None:
@@ -23,7 +24,7 @@ def refuse_second_derivatives() -> None:
 
 def refuse_transforms(where: str) -> None:
     """Raise if ``where`` runs inside a transform of ``torch.func``, whose passes an engine has no part in."""
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         raise ChainError(
             f"{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which an engine's passes do not go "
             "through. Detach the engine for it, or call loss.backward() or torch.autograd.grad."
@@ -32,7 +33,7 @@ def refuse_transforms(where: str) -> None:
 
 def refuse_batched(cotangents: Iterable[Tensor | None], where: str) -> None:
     """Raise if a backward pass is run for many cotangents at once, ``is_grads_batched=True``."""
-    if any(e is not None and torch._C._functorch.is_legacy_batchedtensor(e) for e in cotangents):
+    if any(e is not None and is_one_of_many(e) for e in cotangents):
         raise ChainError(
             f"the backward pass through {where} is run for many cotangents at once (is_grads_batched=True, "
             "vectorize=True), which an engine does not do. Run it for one after the other, or detach the engine."
@@ -90,9 +91,7 @@ Marks = list[tuple[object, int]]
 
 def marks_of(values: Iterable[object]) -> Marks:
     """Return marks of what ``values`` are now."""
-    return [
-        (weakref.ref(v), 0 if v.is_inference() else v._version) if isinstance(v, Tensor) else (v, 0) for v in values
-    ]
+    return [(weakref.ref(v), version(v)) if isinstance(v, Tensor) else (v, 0) for v in values]
 
 
 def unchanged(marks: Marks, others: Marks) -> bool:

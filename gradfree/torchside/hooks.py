@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from gradfree.torchside.private import after_backward, hooks_of
 
 
 @contextmanager
 def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Keep tensor hooks on parameters from running here: autograd runs them when the gradient arrives."""
-    hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := hooks_of(leaf))]
     try:
         for hooks, _ in hooked:
             hooks.clear()
@@ -38,7 +39,7 @@ def spare_hooks(hooks: Iterable[dict[int, Any] | None]) -> None:
     for own, saved in hooked:
         own.update({key: partial(_unless_none, hook) for key, hook in saved.items()})
     if hooked:
-        torch.autograd.Variable._execution_engine.queue_callback(restore)
+        after_backward(restore)
 
 
 def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -> Tensor | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
+
+from gradfree.torchside.private import profiler_enabled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +27,7 @@ def phase(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(work)
         def ranged(*args: P.args, **kwargs: P.kwargs) -> R:
             # A range costs some 15 µs whether or not anybody looks, this question 0.3 µs.
-            if not _profiler_enabled():
+            if not profiler_enabled():
                 return work(*args, **kwargs)
             with record_function(PREFIX + name):
                 return work(*args, **kwargs)

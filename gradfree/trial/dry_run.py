@@ -26,7 +26,8 @@ from gradfree.trial.intact import left_intact
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a model's ``forward``: the only one, those by position, or those by keyword."""
 
-_REENTRANT: type = CheckpointFunction._backward_cls
+_REENTRANT = f"{CheckpointFunction.__name__}Backward"
+"""The class of nodes of reentrant checkpoints."""
 
 
 def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes: Sequence[str] = ()) -> Report:
@@ -82,7 +83,7 @@ def _reached(trained: Sequence[Tensor], out: Any) -> set[int]:
     if not roots:
         raise ChainError("the model returned no tensor that needs a gradient: there is nothing to go backward from.")
     probes = [_probe(root) for root in roots]
-    if _REENTRANT not in walk(roots).kinds:
+    if all(kind.__name__ != _REENTRANT for kind in walk(roots).kinds):
         grads = torch.autograd.grad(roots, trained, probes, allow_unused=True)
         return {id(p) for p, grad in zip(trained, grads, strict=True) if grad is not None}
     with _without_gradients(trained):

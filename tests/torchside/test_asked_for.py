@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gradfree.torchside.graph import asked_for
+from gradfree.torchside.private import asked_for
 
 
 class Asking(torch.autograd.Function):

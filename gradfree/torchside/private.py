@@ -1,0 +1,242 @@
+"""All that gradfree takes from torch without a promise that it stays: what for, and what happens without it.
+
+Each name is looked up once, when gradfree is imported. Where torch does not have it, either something slower or with
+fewer words takes its place, or whoever calls it gets a :class:`~gradfree.ChainError` that names it: never a gradient
+that may be wrong. ``tests/torchside/test_private.py`` takes away each of :data:`NAMES` and trains.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial, wraps
+from operator import attrgetter
+from pkgutil import resolve_name
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from gradfree.errors import ChainError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+NAMES: dict[str, str] = {}
+"""What is lost without each private function of torch's."""
+
+LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+"""The class of nodes that stand for leaf tensors; torch has no name for it."""
+
+
+def _private(name: str, lost: str) -> Any:
+    """Return a function of torch's; ``None`` where there is no such."""
+    NAMES[name] = lost
+    with suppress(AttributeError, ImportError):
+        return resolve_name(name)
+    return None
+
+
+def _needed(name: str, purpose: str) -> Any:
+    """Return a function of torch's; where there is no such, one that raises when it is called."""
+    return _private(name, f"backward passes raise: nothing else {purpose}") or partial(_missing, name, purpose)
+
+
+def _read(name: str, purpose: str) -> Any:
+    """Return what reads an attribute of a class of torch's; where it has no such, what raises when it is called."""
+    has = _private(name, f"backward passes raise: nothing else {purpose}") is not None
+    return attrgetter(name.rpartition(".")[2]) if has else partial(_missing, name, purpose)
+
+
+def _missing(name: str, purpose: str, *_: Any) -> Any:
+    raise ChainError(
+        f"torch {torch.__version__} has no {name}, by which an engine {purpose}. Use a version of torch that gradfree "
+        "is tested with, or train without an engine."
+    )
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+# The backward pass that is running.
+
+backward_id: Callable[[], int] = _needed(
+    "torch._C._current_graph_task_id", "tells one backward pass through a kept graph from the next"
+)
+"""Return the number of the backward pass that runs in this thread; -1 if none does."""
+
+will_run: Callable[[Node], bool] = _needed(
+    "torch._C._will_engine_execute_node", "tells whether a backward pass goes on to where the chain is solved"
+)
+"""Tell whether the running backward pass comes, or came, to ``node``; a ``RuntimeError`` if it was asked for a leaf."""
+
+_keeps_graph = _private(
+    "torch._C._autograd._get_current_graph_task_keep_graph", "what a pass has kept is freed with its graph, not before"
+)
+
+_code_of_call = _read(
+    "torch.autograd.graph._engine_run_backward.__code__", "finds out what torch.autograd.grad was asked for"
+)
+
+_queue = _needed(
+    "torch.autograd.Variable._execution_engine.queue_callback", "puts back hooks when a backward pass has ended"
+)
+
+
+def keeps_graph() -> bool:
+    """Tell whether the running backward pass was called with ``retain_graph=True``, or torch cannot tell."""
+    return True if _keeps_graph is None else bool(_keeps_graph())
+
+
+def is_reached(leaf: Tensor) -> bool:
+    """Tell whether the running backward pass computes the gradient of a leaf tensor."""
+    try:
+        return will_run(get_gradient_edge(leaf).node)
+    except ChainError:
+        raise
+    except RuntimeError:  # Which says that torch.autograd.grad is asked for it.
+        return True
+
+
+def asked_for() -> Iterator[tuple[Any, int]]:
+    """Yield node and number of what a running ``torch.autograd.grad`` was asked for, but for leaf tensors.
+
+    No node tells, but the frame of the call does. Nodes of other devices are run by autograd's own threads: there any
+    thread's call may be the one.
+    """
+    code = _code_of_call(torch.autograd.graph._engine_run_backward)
+    own = _frame_of(code, sys._getframe())
+    for call in [own] if own else [_frame_of(code, frame) for frame in sys._current_frames().values()]:
+        for asked in call.f_locals["args"][3] if call else ():
+            if isinstance(asked, GradientEdge):
+                yield asked.node, asked.output_nr
+            elif asked.grad_fn is not None:
+                yield asked.grad_fn, asked.output_nr
+
+
+def _frame_of(code: Any, frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Have ``callback`` called when the running backward pass ends."""
+    _queue(callback)
+
+
+# The graph, and what is on tensors.
+
+next_sequence_number: Callable[[], int] = _needed(
+    "torch._C._autograd._get_sequence_nr", "tells what a block has computed from what was there before it"
+)
+"""Return the number that autograd gives the next node that it makes in this thread."""
+
+
+def sequence_number(node: Node) -> int:
+    """Return the number that autograd gave a node: larger than those of the nodes made before it in its thread."""
+    return node._sequence_nr()
+
+
+node_class: Callable[[type[torch.autograd.Function]], Any] = _read(
+    "torch.autograd.Function._backward_cls", "knows the nodes that it has put into a graph"
+)
+"""Return the class of the nodes of an autograd function."""
+
+_version = _read("torch.Tensor._version", "notices that a state was changed in place")
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else _version(tensor)
+
+
+hooks_of: Callable[[Tensor], dict[int, Any] | None] = _read(
+    "torch.Tensor._backward_hooks", "notices gradient hooks on states"
+)
+"""Return the gradient hooks that are on a tensor."""
+
+
+def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
+    """Return the dictionary that gradient hooks on ``state`` are going to be in; its node has it as long as itself.
+
+    As ``Tensor.register_hook`` does for the first hook.
+    """
+    hooks: OrderedDict[int, Any] = OrderedDict()
+    state._backward_hooks = hooks
+    state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
+    return hooks
+
+
+# What lies around a call.
+
+_saved_hooks = _needed(
+    "torch._C._autograd._top_saved_tensors_default_hooks", "tells a checkpoint's second run from a pass"
+)
+
+
+def recomputed() -> bool:
+    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function again in a backward pass."""
+    top = _saved_hooks(False)
+    return top is not None and "_recomputation_hook" in getattr(top[0], "__qualname__", "")
+
+
+def checkpointed() -> bool:
+    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
+    top = _saved_hooks(False)
+    return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
+
+
+transforms_active: Callable[[], bool] = (
+    _private("torch._C._are_functorch_transforms_active", "transforms of torch.func end in torch's own errors")
+    or _never
+)
+"""Tell whether a transform of ``torch.func`` is running."""
+
+is_one_of_many: Callable[[Tensor], bool] = (
+    _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
+    or _never
+)
+"""Tell whether a cotangent stands for many at once, ``is_grads_batched=True``."""
+
+profiler_enabled: Callable[[], bool] = (
+    _private("torch._C._autograd._profiler_enabled", "torch.profiler shows no ranges of gradfree") or _never
+)
+"""Tell whether torch's profiler is looking."""
+
+_frame_callback = _private("torch._C._dynamo.eval_frame.get_eval_frame_callback", "each call costs 20 µs more")
+_disable = _private("torch._compile._disable_dynamo", "attaching imports torch's compiler")
+
+
+def _callback_is_owned() -> bool:
+    if _frame_callback is None:
+        return False
+    before = sys.getrefcount(None)
+    for _ in range(100):
+        _frame_callback()
+    return sys.getrefcount(None) > before - 50
+
+
+_MAY_ASK = _callback_is_owned()
+"""Some versions of torch return ``None`` without owning it: asked often enough, Python ends."""
+
+
+def is_compiled_around() -> bool:
+    """Tell whether the caller's frame is compiled, or lies in what is; or may be, where torch must not be asked."""
+    return torch.compiler.is_dynamo_compiling() or not _MAY_ASK or _frame_callback() is not None
+
+
+def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Do as ``torch.compiler.disable``, which imports the compiler, and takes as long as a small layer each time."""
+    disabled = (_disable or torch.compiler.disable)(function)
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return disabled(*args, **kwargs) if is_compiled_around() else function(*args, **kwargs)
+
+    return called

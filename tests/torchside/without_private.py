@@ -1,0 +1,96 @@
+"""Train a step of several models without one of torch's private functions; print "exact" or the error of each.
+
+Takes the names of functions; each is tried in a process that is forked before gradfree is imported.
+"""
+
+import os
+import pkgutil
+import sys
+import traceback
+
+import torch
+from torch import nn
+
+
+def block(_):
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(map(block, range(4)))
+
+    def forward(self, x):
+        total = 0.0
+        for block in self.blocks:
+            x = x + block(x)
+            total = total + x.pow(2).mean()
+        return total
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 1)
+
+    def forward(self, x):
+        out, state = self.layer(x.unsqueeze(1).expand(-1, 3, -1))
+        return self.head(out).sin().sum() + state.pow(2).sum()
+
+
+def take_away(name):
+    """Let the lookup not find ``name``: torch itself may need it, and what is built in cannot be deleted."""
+    find = pkgutil.resolve_name
+
+    def found(asked):
+        if asked == name:
+            raise AttributeError(asked)
+        return find(asked)
+
+    pkgutil.resolve_name = found
+
+
+def trained():
+    """Yield a name and what came of a step for each model and engine."""
+    import gradfree
+
+    cases = {
+        "blocks": (Blocks, ["blocks"], "highway_bp", {"iterations": 3}),
+        "a row": (lambda: nn.Sequential(*map(block, range(4))), None, "fixed_point", {"iterations": 3}),
+        "GRU": (lambda: Recurrent(nn.GRU(4, 4)), None, "backprop", {}),
+        "a cell": (lambda: Recurrent(gradfree.CellLayer(nn.GRUCell(4, 4))), None, "truncated", {"window": 9}),
+        "layers": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), None, "fa", {}),
+    }
+    for name, (make, chains, engine, options) in cases.items():
+        torch.manual_seed(0)
+        model, x = make().double(), torch.randn(5, 4, dtype=torch.float64)
+        params = [*model.parameters()]
+        expected = torch.autograd.grad(model(x).sum(), params)
+        try:
+            with gradfree.create_engine(engine, **options).attach(model, chains):
+                loss = model(x).sum()
+                for _ in range(2):
+                    loss.backward(retain_graph=True)
+                found = torch.autograd.grad(model(x).sum(), params)
+            if engine == "fa":  # Which is not exact: the last layer's gradients are.
+                params, expected, found = params[-2:], expected[-2:], found[-2:]
+            torch.testing.assert_close([p.grad for p in params], [2 * g for g in expected])
+            torch.testing.assert_close(found, expected)
+            yield name, "exact"
+        except gradfree.ChainError as error:
+            yield name, f"refused: {error}"
+        except Exception:
+            yield name, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for missing in sys.argv[1:]:
+        sys.stdout.flush()
+        if os.fork() == 0:
+            take_away(missing)
+            for case, result in trained():
+                print(missing, case, result, sep="\x1f", end="\x1e", flush=True)
+            os._exit(0)
+        os.wait()
