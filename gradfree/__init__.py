@@ -21,6 +21,7 @@ from gradfree.orthogonal.weights import orthogonalize
 from gradfree.pipelines.forward_pipeline import ForwardPipeline, forward_pipeline
 from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models
+from gradfree.resets.with_resets import run_with_resets
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 checkout.map_subpackages()
@@ -67,4 +68,5 @@ __all__ = [
     "register_chain",
     "register_layer",
     "register_port",
+    "run_with_resets",
 ]

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from gradfree.algebra.block_scan import Blocks
 
 
+Ends = Callable[[Tensor], Tensor]
+
+
 class CellLayer(nn.Module):
     """Run a cell over a sequence; an engine finds the layer as a chain in time.
 
@@ -42,17 +45,29 @@ class CellLayer(nn.Module):
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
-        parts = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
+        parts = self.initial(x, state)
         single = len(parts) == 1 and not isinstance(state, tuple)
         out, *final = self.unroll(x, parts)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
-    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs (T, B, H) and the parts of the final state, from those of the initial one."""
-        steps = steps_of(self.cell, x, parts)
-        return [torch.stack([step[0] for step in steps]), *steps[-1]]
+    def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
+        """Return the outputs (T, B, H) and the parts of the final state, from those of the initial one.
 
-    def _zeros(self, x: Tensor) -> tuple[Tensor, ...]:
+        Args:
+            x: (T, B, I).
+            parts: of the initial state.
+            ends: takes of (T, B, ·) what is behind the last step of each sequence; ``None``: behind the last of all.
+        """
+        steps = steps_of(self.cell, x, parts)
+        out = torch.stack([step[0] for step in steps])
+        if ends is None:
+            return [out, *steps[-1]]
+        return [out, *(ends(torch.stack(part)) for part in zip(*steps, strict=True))]
+
+    def initial(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
+        """Return the parts of the initial state that :meth:`forward` is given, for ``x`` (T, B, I)."""
+        if state is not None:
+            return state if isinstance(state, tuple) else (state,)
         size = getattr(self.cell, "hidden_size", None)
         if size is None:
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")

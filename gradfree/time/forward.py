@@ -124,20 +124,29 @@ class Fused(Forward):
 
     def run(self, recurrence: Recurrence) -> Trajectory:
         """Return the module's own outputs to the last bit."""
-        x, first, weights, directions = recurrence.x, recurrence.first, recurrence.weights, recurrence.directions
-        kernel = _KERNELS[recurrence.mode]
-        hx = first if len(first) > 1 else first[0]
-        options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
-        if recurrence.packing is not None:
-            out, *finals = kernel(x, recurrence.packing.batch_sizes, hx, weights, *options)
-        elif recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
+        x, first, weights = recurrence.x, recurrence.first, recurrence.weights
+        if recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
             # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
-            given = [tensor.detach() for tensor in (x, *hx, *weights)]
+            given = [[part.detach() for part in parts] for parts in ([x], first, weights)]
             with torch.enable_grad():
-                out, *finals = kernel(given[0], given[1:3], given[3:], *options, False)
+                out, *finals = run_kernel(replace(recurrence, x=given[0][0], first=given[1], weights=given[2]))
         else:
-            out, *finals = kernel(x, hx, weights, *options, False)
+            out, *finals = run_kernel(recurrence)
         return Trajectory(out, finals)
+
+
+def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
+    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states."""
+    x, weights, directions = recurrence.x, recurrence.weights, recurrence.directions
+    assert recurrence.mode is not None
+    hx = recurrence.first if len(recurrence.first) > 1 else recurrence.first[0]
+    options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
+    found: Sequence[Tensor]
+    if recurrence.packing is None:
+        found = _KERNELS[recurrence.mode](x, hx, weights, *options, False)
+    else:
+        found = _KERNELS[recurrence.mode](x, recurrence.packing.batch_sizes, hx, weights, *options)
+    return found
 
 
 class StepByStep(Forward):

@@ -14,7 +14,7 @@ from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
 from gradfree.time.forward import Recurrence, run
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
 from gradfree.torchside.graph import asked_for
@@ -102,10 +102,15 @@ class CellRecorder:
         """Give the layer its own loop back."""
         del self.layer.unroll
 
-    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
         """Return what the layer's own loop returns."""
         if not torch.is_grad_enabled():
-            return type(self.layer).unroll(self.layer, x, parts)
+            return type(self.layer).unroll(self.layer, x, parts, ends)
+        if ends is not None and len(parts) > 1:
+            raise ChainError(
+                f"{self.where} has a state of several tensors, of which an engine knows the last step's alone: "
+                "run_with_resets takes it without an engine, or nn.LSTM in place of nn.LSTMCell."
+            )
         refuse_transforms(self.where)
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))
@@ -117,7 +122,7 @@ class CellRecorder:
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         if out.requires_grad:
             out.grad_fn.finals = list(map(weakref.ref, finals))
-        return [_Join.apply(out, finals[0]), *finals]
+        return [out, ends(out)] if ends is not None else [_Join.apply(out, finals[0]), *finals]
 
 
 class _Context(FunctionCtx):

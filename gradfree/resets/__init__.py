@@ -1,0 +1,1 @@
+"""Sequences that begin anew in the middle, such as episodes."""

@@ -1,0 +1,176 @@
+"""Recurrent layers over such sequences, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gradfree.errors import ChainError
+from gradfree.time.cell_layer import CellLayer
+from gradfree.time.forward import Recurrence, run_kernel
+from gradfree.time.fused import Recurrent
+from gradfree.resets.pieces import Pieces, Rows, final, gathered
+
+_CLOSED = 1e4
+"""A pre-activation at which a gate is closed, or open, exactly."""
+
+
+def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor) -> tuple[Tensor, Any]:
+    """Run a recurrent layer over sequences that begin anew in the middle, in one call.
+
+    Outputs, final states and gradients are those of a loop with one call a step, whose state is set to zero before each
+    step with a reset. The pieces between resets run side by side. With an engine on the layer, the engine solves them.
+
+    Args:
+        layer: an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM`` in one direction, or a :class:`CellLayer`.
+        input: (T, B, I), or (B, T, I) if the layer is ``batch_first``.
+        state: the initial state, as the layer takes it. ``None``: zeros.
+        resets: bool, (T, B), or (B, T) if the layer is ``batch_first``: where the state is zero before that step.
+
+    Returns:
+        The outputs and the final state, as the layer returns them.
+
+    Raises:
+        TypeError: another layer, packed sequences, resets that are no bool tensor.
+        ValueError: resets or a state of another shape or device.
+        ChainError: a layer in both directions, with projections, hooks or a forward that is not torch's.
+    """
+    _check_layer(layer)
+    _check_input(layer, input, resets)
+    x = input.transpose(0, 1) if layer.batch_first else input
+    if isinstance(layer, CellLayer):
+        parts = list(layer.initial(x, state))
+        _check_cell_state(parts, x)
+    else:
+        parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
+    pieces = Pieces.between(resets.t() if layer.batch_first else resets)
+    if isinstance(layer, CellLayer):
+        batches = list(pieces.batches())
+        found = [layer.unroll(rows.of(x), [rows.initial(part) for part in parts], rows.at_ends) for rows in batches]
+    elif x.device.type != "cpu" or Recurrent.holds_engine(layer):
+        batches = [pieces.rows(pieces.length.argsort(descending=True, stable=True))]
+        found = [_run_packed(layer, x, parts, rows) for rows in batches]
+    else:
+        batches = list(pieces.batches())
+        found = [_run_padded(layer, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
+    outs, *ends = zip(*found, strict=True)
+    out = gathered(outs, batches, x.shape[:2])
+    finals = tuple(final(part, batches) for part in ends)
+    if isinstance(layer, nn.RNNBase):
+        finals = tuple(part.transpose(0, 1) for part in finals)
+    single = len(finals) == 1 and not isinstance(state, tuple)
+    return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
+
+
+def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
+    """Run the layer's own forward on rows by falling length; return the packed outputs and the final states."""
+    index = rows.index[rows.inside].to(x.device)
+    packed = PackedSequence(x.flatten(0, 1).index_select(0, index), rows.inside.sum(1))
+    first = [rows.initial(part).transpose(0, 1).contiguous() for part in parts]
+    out, last = layer(packed, tuple(first) if len(first) > 1 else first[0])
+    return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
+
+
+def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
+    """Run layer behind layer, as the module does; return the outputs and the final states, (N, layers, H)."""
+    # As the module's own forward does.
+    layer._update_flat_weights()
+    weights = layer._flat_weights
+    each = len(weights) // layer.num_layers
+    lasts: list[list[Tensor]] = []
+    for number in range(layer.num_layers):
+        own, first = weights[number * each : (number + 1) * each], [part[None, :, number] for part in parts]
+        x, last = _run_layer(layer.mode, x, first, own, rows)
+        lasts.append(last)
+        if layer.dropout and number < layer.num_layers - 1:
+            x = F.dropout(x, layer.dropout, layer.training)
+    return x, *(torch.stack(part, 1) for part in zip(*lasts, strict=True))
+
+
+def _run_layer(
+    mode: str, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: Rows
+) -> tuple[Tensor, list[Tensor]]:
+    """Return a layer's outputs and the states behind the last step of each row."""
+    if mode == "LSTM" and not rows.inside.all():
+        # Of c the kernel returns the last step's alone. An input more, which is one on padding, keeps c there.
+        padding = (~rows.inside).to(x.device, x.dtype)[..., None]
+        held = weights[0].new_tensor([-_CLOSED, _CLOSED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
+        x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
+    out, _, *c = run_kernel(Recurrence(x, first, weights, mode))
+    return out, [rows.at_ends(out), *(part[0] for part in c)]
+
+
+def _check_layer(layer: Any) -> None:
+    if isinstance(layer, nn.RNNBase):
+        if layer.bidirectional:
+            raise ChainError(
+                "run_with_resets: the layer runs in both directions, and a reset cuts one of them alone: what runs "
+                "backwards would carry a later episode into an earlier one. Use bidirectional=False."
+            )
+        if layer.proj_size:
+            raise ChainError(f"run_with_resets: the layer has proj_size={layer.proj_size}. Use proj_size=0.")
+        changed = type(layer).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}
+    elif isinstance(layer, CellLayer):
+        changed = type(layer).forward is not CellLayer.forward
+    else:
+        raise TypeError(
+            "run_with_resets: layer must be an nn.RNN, nn.GRU, nn.LSTM or gradfree.CellLayer, not "
+            f"{type(layer).__name__}."
+        )
+    if changed or layer._forward_hooks or layer._forward_pre_hooks:
+        what = "a forward of its own" if changed else "forward hooks"
+        raise ChainError(f"run_with_resets: the {type(layer).__name__} has {what}, which would not see single steps.")
+
+
+def _check_input(layer: Any, input: Any, resets: Any) -> None:
+    if not isinstance(input, Tensor):
+        kind = "a PackedSequence" if isinstance(input, PackedSequence) else type(input).__name__
+        raise TypeError(f"run_with_resets: input must be a tensor of sequences of one length, not {kind}.")
+    layout = "(B, T, I), as the layer is batch_first" if layer.batch_first else "(T, B, I)"
+    if input.dim() != 3 or 0 in input.shape[:2]:
+        raise ValueError(
+            f"run_with_resets: input must be {layout}, with one step and one sequence at least, not "
+            f"{tuple(input.shape)}."
+        )
+    if not isinstance(resets, Tensor) or resets.dtype is not torch.bool:
+        kind = f"of {resets.dtype}" if isinstance(resets, Tensor) else type(resets).__name__
+        raise TypeError(f"run_with_resets: resets must be a tensor of torch.bool, not {kind}.")
+    if resets.shape != input.shape[:2]:
+        raise ValueError(
+            f"run_with_resets: resets must be {tuple(input.shape[:2])}, as input is {layout}, not "
+            f"{tuple(resets.shape)}."
+        )
+    if resets.device != input.device:
+        raise ValueError(f"run_with_resets: resets are on {resets.device}, but input is on {input.device}.")
+
+
+def _checked_state(layer: Any, input: Tensor, state: Any) -> list[Tensor]:
+    """Return the parts of the initial state, (layers, B, H) each."""
+    count = 2 if layer.mode == "LSTM" else 1
+    batch = input.shape[0 if layer.batch_first else 1]
+    if state is None:
+        parts = [input.new_zeros(layer.num_layers, batch, layer.hidden_size)] * count
+    else:
+        parts = list(state) if count == 2 and isinstance(state, tuple | list) else [state]
+    if len(parts) != count or not all(isinstance(part, Tensor) and part.dim() == 3 for part in parts):
+        what = "a tuple of two tensors" if count == 2 else "a tensor"
+        raise ValueError(f"run_with_resets: the state must be {what} (layers, B, H), as the layer takes it.")
+    try:
+        layer.check_forward_args(input, tuple(parts) if count == 2 else parts[0], None)
+    except RuntimeError as error:
+        raise ValueError(f"run_with_resets: {error}.") from None
+    return parts
+
+
+def _check_cell_state(parts: Sequence[Tensor], x: Tensor) -> None:
+    for part in parts:
+        if part.dim() < 2 or len(part) != x.shape[1]:
+            raise ValueError(
+                f"run_with_resets: the state must have a row for each of the {x.shape[1]} sequences, not "
+                f"{tuple(part.shape)}."
+            )

@@ -1,0 +1,191 @@
+"""``run_with_resets``: sequences that begin anew in the middle, in one call.
+
+Outputs, final states and gradients are those of a loop with one call a step and masked states.
+"""
+
+import pytest
+import torch
+from oracles import off_by
+from pairwise import pairwise
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import gradfree
+from gradfree import CellLayer, ChainError, run_with_resets
+from gradfree.testing.cases.models import OwnCell
+
+INPUT, HIDDEN = 4, 4
+
+
+def cell_layer(cell):
+    return lambda **options: CellLayer(cell(), batch_first=options.get("batch_first", False))
+
+
+LAYERS = {
+    "tanh": lambda **options: nn.RNN(INPUT, HIDDEN, **options),
+    "relu": lambda **options: nn.RNN(INPUT, HIDDEN, nonlinearity="relu", **options),
+    "gru": lambda **options: nn.GRU(INPUT, HIDDEN, **options),
+    "lstm": lambda **options: nn.LSTM(INPUT, HIDDEN, **options),
+    "own cell": cell_layer(lambda: OwnCell(HIDDEN)),
+    "gru cell": cell_layer(lambda: nn.GRUCell(INPUT, HIDDEN)),
+    "lstm cell": cell_layer(lambda: nn.LSTMCell(INPUT, HIDDEN)),
+}
+OPTIONS = {
+    "one layer": {},
+    "three layers": {"num_layers": 3},
+    "no bias, batch first": {"bias": False, "batch_first": True},
+    "two layers, batch first": {"num_layers": 2, "batch_first": True},
+}
+RESETS = {
+    "none": lambda steps, batch: torch.zeros(steps, batch, dtype=torch.bool),
+    "all": lambda steps, batch: torch.ones(steps, batch, dtype=torch.bool),
+    "first": lambda steps, batch: (torch.arange(steps) == 0)[:, None].expand(steps, batch),
+    "last": lambda steps, batch: (torch.arange(steps) == steps - 1)[:, None].expand(steps, batch),
+    "some": lambda steps, batch: torch.rand(steps, batch) < 0.1,
+}
+
+
+def loop(layer, x, state, resets):
+    """Run one call a step, as programs do that know no better."""
+    along = 1 if layer.batch_first else 0
+    outs = []
+    for step, reset in zip(x.split(1, along), resets.unbind(along), strict=True):
+        kept = (~reset).to(x.dtype)[:, None]
+        state = tuple(part * kept for part in state) if isinstance(state, tuple) else state * kept
+        out, state = layer(step, state)
+        outs.append(out)
+    return torch.cat(outs, along), state
+
+
+class Task:
+    """A layer with an input and an initial state, and a loss on all outputs and final states."""
+
+    def __init__(self, layer, options, resets, steps=33, batch=5, state=True):
+        torch.manual_seed(0)
+        self.layer = LAYERS[layer](**OPTIONS[options])
+        recurrent = isinstance(self.layer, nn.RNNBase)
+        shape = (self.layer.num_layers, batch, HIDDEN) if recurrent else (batch, HIDDEN)
+        self.states = [torch.randn(shape, requires_grad=True) for _ in range(2 if layer.startswith("lstm") else 1)]
+        self.x, self.resets = torch.randn(steps, batch, INPUT), RESETS[resets](steps, batch)
+        if self.layer.batch_first:
+            self.x, self.resets = self.x.transpose(0, 1), self.resets.t()
+        self.x.requires_grad_()
+        if not state:
+            self.states = [torch.zeros(shape) for _ in self.states]
+        self.state = tuple(self.states) if len(self.states) > 1 else self.states[0]
+
+    def everything(self, run, state="own"):
+        """Return outputs, final states and the gradients of input, initial states and weights."""
+        out, final = run(self.layer, self.x, self.state if state == "own" else state, self.resets)
+        found = [out, *(final if isinstance(final, tuple) else [final])]
+        loss = sum((part * torch.linspace(-1, 2, part.numel()).view(part.shape)).sum() for part in found)
+        wanted = [self.x, *(part for part in self.states if part.requires_grad), *self.layer.parameters()]
+        return [*found, *torch.autograd.grad(loss, wanted)]
+
+
+@pairwise(layer=LAYERS, options=OPTIONS, resets=RESETS, steps=[1, 2, 33], batch=[1, 5])
+def test_a_call_gives_what_a_loop_with_masks_gives(layer, options, resets, steps, batch):
+    task = Task(layer, options, resets, steps, batch)
+    assert off_by(task.everything(run_with_resets), task.everything(loop)) < 1e-12
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_without_a_state_it_is_zero(layer):
+    task = Task(layer, "one layer", "some", state=False)
+    assert off_by(task.everything(run_with_resets, state=None), task.everything(loop)) < 1e-12
+
+
+@pytest.mark.parametrize("layer", ["tanh", "gru", "lstm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions_and_autocast_are_the_loops(layer, dtype):
+    task = Task(layer, "three layers", "some", steps=12)
+    task.layer.float()
+    task.x = task.x.detach().float().requires_grad_()
+    task.states = [part.detach().float().requires_grad_() for part in task.states]
+    task.state = tuple(task.states) if len(task.states) > 1 else task.states[0]
+    with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+        found, expected = task.everything(run_with_resets), task.everything(loop)
+    assert off_by(found, expected) < (1e-5 if dtype is torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("engine", ["backprop", "shooting", "newton", "fixed_point"])
+@pytest.mark.parametrize("layer", sorted(LAYERS.keys() - {"lstm cell"}))
+def test_an_engine_on_the_layer_solves_the_pieces(engine, layer):
+    task = Task(layer, "two layers, batch first", "some")
+    expected = task.everything(loop)
+    options = {"shooting": {"segments": 4}, "newton": {"max_sweeps": 40}, "fixed_point": {"iterations": 40}}
+    with gradfree.create_engine(engine, **options.get(engine, {})).attach(task.layer) as handle:
+        assert off_by(task.everything(run_with_resets), expected) < 1e-10
+        assert all(site.solved for site in handle.chains.values())
+
+
+def test_an_approximate_engine_stops_at_resets():
+    task = Task("gru", "one layer", "all")
+    expected = task.everything(loop)
+    with gradfree.create_engine("dsf", feedback=0.9).attach(task.layer):
+        assert off_by(task.everything(run_with_resets), expected) < 1e-12
+
+
+def test_without_gradients_nothing_is_recorded():
+    task = Task("lstm", "two layers, batch first", "some")
+    expected, _ = loop(task.layer, task.x, task.state, task.resets)
+    with torch.no_grad():
+        out, _ = run_with_resets(task.layer, task.x, task.state, task.resets)
+    assert not out.requires_grad
+    torch.testing.assert_close(out, expected.detach())
+
+
+def test_dropout_between_layers_is_that_of_the_mode():
+    layer = nn.LSTM(INPUT, HIDDEN, num_layers=2, dropout=0.5)
+    x, resets = torch.randn(9, 2, INPUT), RESETS["some"](9, 2)
+    assert not torch.equal(run_with_resets(layer, x, None, resets)[0], run_with_resets(layer, x, None, resets)[0])
+    layer.eval()
+    assert torch.equal(run_with_resets(layer, x, None, resets)[0], run_with_resets(layer, x, None, resets)[0])
+
+
+class Doubled(nn.GRU):
+    def forward(self, x, hx=None):
+        return super().forward(2 * x, hx)
+
+
+def hooked():
+    layer = nn.GRU(3, 4)
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+X, NONE = torch.randn(7, 2, 3), torch.zeros(7, 2, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "error", "message"),
+    [
+        (nn.GRU(3, 4, bidirectional=True), (X, None, NONE), ChainError, "both directions"),
+        (nn.LSTM(3, 4, proj_size=2), (X, None, NONE), ChainError, "proj_size=2"),
+        (Doubled(3, 4), (X, None, NONE), ChainError, "forward of its own"),
+        (hooked(), (X, None, NONE), ChainError, "forward hooks"),
+        (nn.Linear(3, 4), (X, None, NONE), TypeError, "not Linear"),
+        (nn.GRU(3, 4), (pack_sequence([torch.randn(7, 3)]), None, NONE), TypeError, "PackedSequence"),
+        (nn.GRU(3, 4), (X[:, 0], None, NONE[:, 0]), ValueError, r"\(T, B, I\).*\(7, 3\)"),
+        (nn.GRU(3, 4), (X[:0], None, NONE[:0]), ValueError, "one step"),
+        (nn.GRU(3, 4), (X, None, NONE.float()), TypeError, "torch.bool, not of torch.float"),
+        (nn.GRU(3, 4), (X, None, [[False]]), TypeError, "torch.bool, not list"),
+        (nn.GRU(3, 4), (X, None, NONE.t()), ValueError, r"must be \(7, 2\).*not \(2, 7\)"),
+        (nn.GRU(3, 4, batch_first=True), (X, None, NONE.t()), ValueError, r"must be \(7, 2\).*batch_first"),
+        (nn.GRU(3, 4), (X, None, NONE.to("meta")), ValueError, "resets are on meta"),
+        (nn.GRU(3, 4), (X, torch.zeros(1, 3, 4), NONE), ValueError, r"\(1, 3, 4\)|\[1, 3, 4\]"),
+        (nn.GRU(3, 4), (X, torch.zeros(2, 4), NONE), ValueError, r"\(layers, B, H\)"),
+        (nn.LSTM(3, 4), (X, torch.zeros(1, 2, 4), NONE), ValueError, "tuple of two"),
+        (nn.GRU(5, 4), (X, None, NONE), ValueError, "Expected 5, got 3"),
+        (CellLayer(nn.GRUCell(3, 4)), (X, torch.zeros(3, 4), NONE), ValueError, "2 sequences"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(layer, arguments, error, message):
+    with pytest.raises(error, match=message):
+        run_with_resets(layer, *arguments)
+
+
+def test_a_cell_with_a_state_of_several_parts_is_refused_under_an_engine():
+    layer = CellLayer(nn.LSTMCell(3, 4))
+    with gradfree.create_engine("backprop").attach(layer), pytest.raises(ChainError, match=r"nn\.LSTM"):
+        run_with_resets(layer, X, None, NONE)
