@@ -38,7 +38,7 @@ class Pieces:
         end = torch.cat([torch.where(same, start[1:], len(resets)), start.new_tensor([len(resets)])])
         return Pieces(sequence, start, end - start, resets[start, sequence], resets.shape[1])
 
-    def batches(self) -> Iterator[Rows]:
+    def batches(self) -> Iterator[PieceBatch]:
         """Yield the pieces in batches by length, the longest first; less than a third of each is padding."""
         order = self.length.argsort(descending=True, stable=True)
         while len(order):
@@ -49,7 +49,7 @@ class Pieces:
             yield self.rows(order[:count])
             order = order[count:]
 
-    def rows(self, chosen: Tensor) -> Rows:
+    def rows(self, chosen: Tensor) -> PieceBatch:
         """Return some pieces as the rows of one batch."""
         length = self.length[chosen]
         number = torch.arange(int(length.max()), device="cpu")[:, None]
@@ -57,11 +57,11 @@ class Pieces:
         step = self.start[chosen] + torch.minimum(number, length - 1)
         fresh, sequence = self.fresh[chosen], self.sequence[chosen]
         last = torch.cat([self.sequence[1:] != self.sequence[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
-        return Rows(step * self.batch + sequence, number < length, sequence, fresh | (step[0] > 0), last[chosen])
+        return PieceBatch(step * self.batch + sequence, number < length, sequence, fresh | (step[0] > 0), last[chosen])
 
 
 @dataclass(frozen=True)
-class Rows:
+class PieceBatch:
     """Pieces side by side, on the CPU.
 
     Attributes:
@@ -94,7 +94,7 @@ class Rows:
         return out[ends, torch.arange(out.shape[1], device=out.device)]
 
 
-def gathered(outs: Sequence[Tensor], batches: Sequence[Rows], shape: tuple[int, int]) -> Tensor:
+def gathered(outs: Sequence[Tensor], batches: Sequence[PieceBatch], shape: tuple[int, int]) -> Tensor:
     """Return (T, B, ·) of what all batches have given, (L, N, ·) each, or packed."""
     place = torch.empty(shape[0] * shape[1], dtype=torch.int64, device="cpu")
     done = 0
@@ -108,7 +108,7 @@ def gathered(outs: Sequence[Tensor], batches: Sequence[Rows], shape: tuple[int, 
     return flat.index_select(0, place.to(flat.device)).unflatten(0, shape)
 
 
-def final(states: Sequence[Tensor], batches: Sequence[Rows]) -> Tensor:
+def final(states: Sequence[Tensor], batches: Sequence[PieceBatch]) -> Tensor:
     """Return the states behind all sequences (B, ...), of those behind the rows of all batches."""
     last = torch.cat([rows.last for rows in batches])
     order = torch.cat([rows.sequence for rows in batches])[last].argsort()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.errors import ChainError
+from gradfree.resets.pieces import PieceBatch, Pieces, final, gathered
 from gradfree.time.cell_layer import CellLayer
 from gradfree.time.forward import Recurrence, run_kernel
 from gradfree.time.fused import Recurrent
-from gradfree.resets.pieces import Pieces, Rows, final, gathered
 
 _CLOSED = 1e4
 """A pre-activation at which a gate is closed, or open, exactly."""
@@ -67,7 +67,7 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
 
 
-def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
+def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run the layer's own forward on rows by falling length; return the packed outputs and the final states."""
     index = rows.index[rows.inside].to(x.device)
     packed = PackedSequence(x.flatten(0, 1).index_select(0, index), rows.inside.sum(1))
@@ -76,7 +76,7 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: Rows) -> t
     return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
 
 
-def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
+def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run layer behind layer, as the module does; return the outputs and the final states, (N, layers, H)."""
     # As the module's own forward does.
     layer._update_flat_weights()
@@ -93,7 +93,7 @@ def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: Rows) -> t
 
 
 def _run_layer(
-    mode: str, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: Rows
+    mode: str, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
 ) -> tuple[Tensor, list[Tensor]]:
     """Return a layer's outputs and the states behind the last step of each row."""
     if mode == "LSTM" and not rows.inside.all():

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradfree.algebra.block_scan import Blocks
 
-
 Ends = Callable[[Tensor], Tensor]
 
 

@@ -14,6 +14,8 @@ import gradfree
 from gradfree import CellLayer, ChainError, run_with_resets
 from gradfree.testing.cases.models import OwnCell
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
+
 INPUT, HIDDEN = 4, 4
 
 
