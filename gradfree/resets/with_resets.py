@@ -59,7 +59,7 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
         batches = list(pieces.batches())
         found = [_run_padded(layer, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
     outs, *ends = zip(*found, strict=True)
-    out = gathered(outs, batches, x.shape[:2])
+    out = gathered(outs, batches, (x.shape[0], x.shape[1]))
     finals = tuple(final(part, batches) for part in ends)
     if isinstance(layer, nn.RNNBase):
         finals = tuple(part.transpose(0, 1) for part in finals)

@@ -79,7 +79,7 @@ class Unrolled(Site):
     def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the layer's loop over steps, which keeps nothing but the states."""
         recorder = CellRecorder(attachment, self._layer, self.inside)
-        self._layer.unroll = recorder.unroll  # type: ignore[method-assign, assignment]
+        self._layer.unroll = recorder.unroll  # type: ignore[method-assign]
         return [recorder, Unsaved(self._layer, {"unroll"})]
 
     @property
