@@ -64,7 +64,7 @@ def run(
     for option, value in ("seeds", seeds), ("jobs", jobs):
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
-    session = _extra("bench.session", needed=())
+    session = _extra("bench.session", ())
     options = session.RunOptions(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
     session.run(session.KeptRun(Sweep(**axes), suite=suite, name=name), out, seeds, device, shard, data, options)
 

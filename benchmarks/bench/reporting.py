@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gradfree.benchmarks.bench.session import comparisons_of
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.reports.publication import publish
@@ -18,6 +17,7 @@ from gradfree.benchmarks.reports.record_diff import compare as compare_records
 from gradfree.benchmarks.reports.report import SuiteReport, print_section
 from gradfree.benchmarks.running.runner import RECORDS, make_folder
 from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
+from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.cli import UsageError
 

@@ -25,16 +25,14 @@ from gradfree.benchmarks.running.runner import (
     run_cases,
 )
 from gradfree.benchmarks.running.workers import Executor, Workers
-from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.sweeps.axes import KeptRun, command_of
-from gradfree.benchmarks.sweeps.sweep import suite_of
+from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
 from gradfree.extras import MissingExtra, needs_extra, require
-from gradfree.wording import no_such
 
 
 @dataclass(frozen=True)
@@ -169,14 +167,3 @@ def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept:
 
     if (found := reported(suite, records, file, kept)).sections:
         show(found, file)
-
-
-def comparisons_of(asked: KeptRun) -> Suite:
-    """Return what is compared."""
-    if asked.sweep.named or not asked.suite:
-        return suite_of(asked.sweep, asked.loader)
-    if names_a_function(asked.suite):
-        return suite_by(asked.suite)
-    if asked.suite not in SUITES:
-        raise UsageError(no_such("suite", asked.suite, SUITES))
-    return SUITES[asked.suite]

@@ -16,9 +16,10 @@ from gradfree import Engine, list_engines, list_models
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.foton_depth import CIFAR100
+from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
-from gradfree.benchmarks.sweeps.axes import Names, Sweep, listed
+from gradfree.benchmarks.sweeps.axes import KeptRun, Names, Sweep, listed
 from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
@@ -42,6 +43,17 @@ _OF_THE_DATA = ("in_features", "in_channels", "num_classes", "vocab_size", "cont
 _EVALUATIONS = 20
 
 _Number = TypeVar("_Number", int, float)
+
+
+def comparisons_of(asked: KeptRun) -> Suite:
+    """Return what is compared."""
+    if asked.sweep.named or not asked.suite:
+        return suite_of(asked.sweep, asked.loader)
+    if names_a_function(asked.suite):
+        return suite_by(asked.suite)
+    if asked.suite not in SUITES:
+        raise UsageError(no_such("suite", asked.suite, SUITES))
+    return SUITES[asked.suite]
 
 
 def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:

@@ -95,8 +95,8 @@ def test_gradfree_is_quick_to_import_and_to_begin():
 def test_commands_start_quickly():
     """Suites are put together without what takes seconds to import; whoever uses that imports it."""
     modules = loaded("import gradfree.benchmarks.bench.commands, gradfree.benchmarks.suites.index")
-    assert {"polars", "torch"} <= modules
-    assert modules.isdisjoint(("datasets", "lightning", "pandas", "sklearn", "torchmetrics", "transformers"))
+    assert "torch" in modules
+    assert modules.isdisjoint(("datasets", "lightning", "pandas", "polars", "sklearn", "torchmetrics", "transformers"))
 
 
 def test_every_room_is_installed():
