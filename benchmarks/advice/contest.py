@@ -20,12 +20,12 @@ from gradfree.benchmarks.maps.memory_map import run_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
-from gradfree.testing.runs.allocations import peak_memory
 from gradfree.wording import count
 
 _WARM_UP = 3

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, distributed, nn
 
 from gradfree import layer_parallel
+from gradfree.benchmarks.maps.rank_blocks import Waiting, Working, in_parts
+from gradfree.benchmarks.maps.step_time import StepTime
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, Timing, Timings, Turn, times
-from gradfree.testing.runs.allocations import peak_memory
-from gradfree.testing.runs.rank_blocks import Waiting, Working, in_parts
-from gradfree.testing.runs.step_time import StepTime
 
 BATCH, WIDTH = 256, 256
 ONE, PARTS = "one process", "one process, in parts"

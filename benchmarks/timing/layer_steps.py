@@ -21,9 +21,9 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timing, Timings, Trainee, Turn, now, time_of, times
 from gradfree.orthogonal.engine import OrthogonalEngine
-from gradfree.testing.runs.allocations import peak_memory
 
 _CLASSES = 10
 _LEARNING_RATE = 0.1

@@ -20,9 +20,9 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
+from gradfree.benchmarks.timing.allocations import profiled
 from gradfree.benchmarks.timing.recurrent_layers import PLAIN, LayerCase, LayerPass, RecurrentLayer
 from gradfree.benchmarks.timing.side_by_side import Errors, Timings, Turn, Turns, failures, now, time_of, times
-from gradfree.testing.runs.allocations import profiled
 from gradfree.torchside.phases import PREFIX
 
 _REST = "rest"

@@ -22,8 +22,8 @@ from gradfree.benchmarks.tables.experiment import Experiment, outcomes
 from gradfree.benchmarks.tables.facts import Estimate, Fact, fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.cli import UsageError
-from gradfree.testing.runs.allocations import peak_memory
 
 _WARM_UP = 3
 _ROUNDS = 9

@@ -30,9 +30,9 @@ from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.depth.recording import Recording
 from gradfree.depth.without_graph import CallsByThread, RecordedBlock
 from gradfree.errors import ChainError, refuse
-from gradfree.torchside.around import checkpointed, recomputed, uncompiled
 from gradfree.torchside.graph import Reached, may_write, older, walk
 from gradfree.torchside.guards import refuse_transforms
+from gradfree.torchside.private import checkpointed, recomputed, uncompiled
 from gradfree.torchside.sharding import is_spread, sharded
 from gradfree.torchside.unsaved import Unsaved
 

@@ -23,7 +23,7 @@ from gradfree.depth.chain import Trained
 from gradfree.depth.link import has_hooks
 from gradfree.depth.recording import Attached, Recording
 from gradfree.errors import ChainError
-from gradfree.torchside.around import is_compiled_around, recomputed
+from gradfree.torchside.private import is_compiled_around, recomputed
 
 
 class Recorder(Protocol):

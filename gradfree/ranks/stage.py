@@ -30,8 +30,8 @@ from gradfree.ranks.rank_pass import RankPass
 from gradfree.ranks.shared import shared_weights
 from gradfree.ranks.whole import Whole
 from gradfree.registry import resolve_engine
-from gradfree.torchside.around import checkpointed, recomputed
 from gradfree.torchside.guards import refuse_transforms
+from gradfree.torchside.private import checkpointed, recomputed
 
 
 def layer_parallel(

@@ -3,12 +3,12 @@
 import sys
 from importlib.util import find_spec
 
+import lifted_costs
 import pytest
 import torch
+from models_page import LIBRARIES, row
 
-from gradfree.testing.architectures.page import LIBRARIES, row
 from gradfree.testing.cases.models import assert_equal_gradients
-from gradfree.testing.runs import lifted_costs
 
 pytest.importorskip("transformers")
 QUICK = {a.name: a for a in LIBRARIES["transformers"]() if a.quick}

@@ -27,10 +27,10 @@ DOORS = (
 
 
 def modules():
-    """Full names of all modules of the package, as installed, with their files."""
+    """Full names of all modules of the package, as installed, with their files; scripts are not."""
     found = {}
     for folder, package in PACKAGES.items():
-        for path in (ROOT / folder).rglob("*.py"):
+        for path in set((ROOT / folder).rglob("*.py")) - set((ROOT / "benchmarks" / "scripts").iterdir()):
             inner = path.relative_to(ROOT / folder).with_suffix("").parts
             found[".".join((package, *inner)).removesuffix(".__init__")] = path
     return found

@@ -7,8 +7,8 @@ from torch import nn
 
 import gradfree
 from gradfree.algorithms import FOTON, PEPITA
+from gradfree.benchmarks.timing.allocations import allocations, peak_memory
 from gradfree.testing.cases.models import gradients
-from gradfree.testing.runs.allocations import allocations, peak_memory
 from gradfree.torchside.graph import walk
 
 STORED = {name: engine for name, engine in ENGINES.items() if "streaming" not in name}

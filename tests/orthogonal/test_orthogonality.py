@@ -14,8 +14,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import gradfree
 from gradfree.algorithms import FOTON
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.orthogonal.weights import drift, drift_along, is_matrix, project, retract
-from gradfree.testing.runs.allocations import peak_memory
 
 SHAPES = {"square": (24, 24), "wide": (10, 24), "tall": (24, 10), "one row": (1, 8), "patches": (12, 3, 2, 2)}
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from gradfree.testing.runs.step_time import StepTime
+from gradfree.benchmarks.maps.step_time import StepTime
 
 MODEL = StepTime(forward=7.0, pull=5.0, weights=3.0, overhead=0.25, latency=0.001, transfer=0.002)
 

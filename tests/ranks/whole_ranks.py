@@ -14,8 +14,8 @@ from rank_processes import leave
 from torch import distributed, nn
 
 import gradfree
+from gradfree.benchmarks.maps.rank_blocks import Working, in_parts
 from gradfree.benchmarks.maps.rank_steps import RankPart
-from gradfree.testing.runs.rank_blocks import Working, in_parts
 
 RANK = int(os.environ.get("RANK", "0"))
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import gradfree
 from gradfree import ChainError
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.testing.cases.models import plain_model
-from gradfree.testing.runs.allocations import peak_memory
 from gradfree.time.gru_forward import pays
 
 BATCH, LENGTH, WIDTH = 64, 12, 64

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.segments.costs import best_count
 from gradfree.testing.cases.models import OwnCell
-from gradfree.testing.runs.allocations import peak_memory
 from gradfree.time.forward import _KERNELS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")

@@ -7,8 +7,8 @@ import gradfree
 from gradfree.benchmarks.advice.contest import Contestant, rows_to_try
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.suites.rows import BACKPROP
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.testing.cases.models import assert_equal_gradients
-from gradfree.testing.runs.allocations import peak_memory
 
 
 def test_they_are_tried_and_take_less_memory_for_the_same_gradient():

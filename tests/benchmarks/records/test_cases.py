@@ -19,10 +19,10 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import DIGITS
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.outcomes import score_in
 from gradfree.errors import ChainError
-from gradfree.testing.runs.allocations import peak_memory
 
 
 @cache

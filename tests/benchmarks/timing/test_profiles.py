@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.profiler import record_function
 
+from gradfree.benchmarks.timing.allocations import allocations, peak_memory
 from gradfree.benchmarks.timing.recurrent_phases import Range, recorded, seconds_inside
-from gradfree.testing.runs.allocations import allocations, peak_memory
 
 
 def test_ranges_are_recorded_in_their_order_and_nothing_else_is():

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gradfree
 from gradfree import ChainError
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.testing.cases.models import Model, Plain, plain_model
-from gradfree.testing.runs.allocations import peak_memory
 
 LENGTH = 5
 

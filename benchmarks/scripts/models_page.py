@@ -1,21 +1,29 @@
-"""The page of architectures: what ``highway_bp`` makes of the gradients of each."""
+"""The page of architectures: what ``highway_bp`` makes of the gradients of each; takes five minutes.
+
+python benchmarks/scripts/models_page.py --out docs/models.md
+
+The extra ``models`` brings transformers and timm.
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
+from architecture import Architecture
+from image_models import timm_models, torchvision, torchvision_models
 from torch import Tensor, nn
+from transformers_models import transformers_models
 
 from gradfree.errors import ChainError
 from gradfree.registry import create_engine
-from gradfree.testing.architectures.architecture import Architecture
-from gradfree.testing.architectures.image_models import timm_models, torchvision, torchvision_models
-from gradfree.testing.architectures.transformers_models import transformers_models
 
 LIBRARIES: dict[str, Callable[[], list[Architecture]]] = {
     "transformers": transformers_models,
@@ -29,13 +37,13 @@ EXACT = 1e-9
 
 _INTRODUCTION = """# Other people's models
 
-Made by `gradfree features --models --out docs/models.md` from small configurations with random weights, in double
-precision, in training, with {versions}. **k = L**: the relative error of all gradients together with as many sweeps of
-`highway_bp` as the longest chain takes; **k = 0, 1, 2**: their cosine to exact ones with so many. Chains are those that
-are found without help, but for a few that are named. *split*: blocks at which another chain starts, or that are left to
-autograd ([why](how-it-works.md)). torchvision's compiled operations, where they do not fit the torch that is there, are
-only declared, and where it is missing, timm is imported with stand-ins for it: no model here uses them. After training
-the cosines are others.
+Made by `python benchmarks/scripts/models_page.py --out docs/models.md` from small configurations with random weights,
+in double precision, in training, with {versions}. **k = L**: the relative error of all gradients together with as
+many sweeps of `highway_bp` as the longest chain takes; **k = 0, 1, 2**: their cosine to exact ones with so many.
+Chains are those that are found without help, but for a few that are named. *split*: blocks at which another chain
+starts, or that are left to autograd ([why](how-it-works.md)). torchvision's compiled operations, where they do not
+fit the torch that is there, are only declared, and where it is missing, timm is imported with stand-ins for it: no
+model here uses them. After training the cosines are others.
 
 {exact} of {all} are exact.
 
@@ -67,11 +75,8 @@ def row(architecture: Architecture) -> tuple[bool, str]:
     return True, f"{start} {chains} | {' | '.join(figures)} |"
 
 
-def page(tell: Callable[[str], None]) -> str:
+def page() -> str:
     """Try all architectures of the libraries that are installed; return the page.
-
-    Args:
-        tell: is told what is tried next.
 
     Raises:
         AssertionError: an engine's gradients are wrong.
@@ -79,7 +84,7 @@ def page(tell: Callable[[str], None]) -> str:
     rows, exact = [], 0
     with _quiet():
         for architecture in _installed():
-            tell(f"{architecture.library}: {architecture.name}")
+            print(f"{architecture.library}: {architecture.name}", file=sys.stderr)
             good, line = row(architecture)
             rows.append(line)
             exact += good
@@ -134,3 +139,9 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="file to write the page to")
+    parser.parse_args().out.write_text(page(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """What it costs that blocks need not hand one state from one to the next and nothing else, beside plain autograd.
 
-python -m gradfree.testing.runs.lifted_costs
-torchrun --nproc-per-node 2 -m gradfree.testing.runs.lifted_costs
+python benchmarks/scripts/lifted_costs.py
+torchrun --nproc-per-node 2 benchmarks/scripts/lifted_costs.py
 
 The first prints a table: the time of a training step (medians of interleaved repeats) and the peak of memory, as shares
 of those of the same model without an engine. The second tells when gradients are there for DDP to reduce.
@@ -22,8 +22,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.registry import create_engine
-from gradfree.testing.runs.allocations import peak_memory
 
 LENGTH, WIDTH, BATCH, REPEATS = 12, 256, 512, 9
 ENGINES: dict[str, dict[str, Any] | None] = {

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from architecture import LENGTH, WORDS, Architecture, images, loss_of, tokens
 from torch import Tensor, nn
-
-from gradfree.testing.architectures.architecture import LENGTH, WORDS, Architecture, images, loss_of, tokens
 
 Options = dict[str, Any]
 Inputs = Callable[[], Options]

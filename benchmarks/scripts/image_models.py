@@ -10,9 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from architecture import Architecture, images, loss_of
 from torch import Tensor, nn
-
-from gradfree.testing.architectures.architecture import Architecture, images, loss_of
 
 _SHIM: list[torch.library.Library] = []
 

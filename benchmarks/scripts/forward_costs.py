@@ -1,6 +1,6 @@
 """What a forward-only pipeline's steps take, and what a rank holds of them; 1F1B of torch's beside it.
 
-torchrun --nproc-per-node N -m gradfree.testing.runs.forward_costs
+torchrun --nproc-per-node N benchmarks/scripts/forward_costs.py
 
 8 layers that wait, for a time that goes with the size of the batch, as they would for a device of their own: a unit
 forward, one for the cotangent of the input, one for the gradient of the weights. Several steps in a row, medians of
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from gradfree.benchmarks.maps.rank_blocks import in_parts
+from gradfree.benchmarks.maps.step_time import StepTime
+from gradfree.benchmarks.timing.allocations import allocations
 from gradfree.layers.roles import register_layer
 from gradfree.pipelines.forward_pipeline import forward_pipeline
 from gradfree.pipelines.order import share
-from gradfree.testing.runs.allocations import allocations
-from gradfree.testing.runs.rank_blocks import in_parts
-from gradfree.testing.runs.step_time import StepTime
 
 LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 3, 2
 MICROBATCHES = (1, 4, 16)
