@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
+from gradfree.devices.device import sent
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
 from gradfree.engines.options import check_count, check_positive
 from gradfree.layers.chain import LayerChain, normalised, scaled
@@ -110,7 +111,7 @@ class PEPITA(FeedbackEngine):
                 matrix = self.matrix(memory, path, weight.shape, weight)
                 noise = torch.empty(_SAMPLES, weight[0].numel(), dtype=torch.float32, device="cpu")
                 noise.normal_(generator=self.generator(f"{path}, step {steps}"))
-                noise = noise.to(matrix, non_blocking=True)
+                noise = sent(noise, matrix.device).to(matrix.dtype)
                 answer = noise @ weight.flatten(1).mT.to(matrix)
                 moved = matrix + self.mirror_rate / _SAMPLES * (answer.mT @ noise).view_as(matrix)
                 memory.of("feedback")[matrix_key(path, weight.shape)] = moved * (matrix.norm() / moved.norm())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypassed, told
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
+from gradfree.devices.device import widest, without_tf32
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
@@ -75,6 +76,7 @@ def gradient_fidelity(
 
     Runs the model twice with the same random numbers (dropout masks) on the same batch, with the engine attached both
     times; backpropagation through the same loss is the reference, temperature included: see :class:`Agreement`.
+    TF32 is off meanwhile: its roundings would hide how close the gradients are.
     Weights, buffers, ``.grad`` and the random state are afterwards as before.
 
     Args:
@@ -100,7 +102,7 @@ def gradient_fidelity(
     loss_of, inputs = _loss_of(model, loss_fn, batch)
 
     def gradients() -> tuple[Tensor | None, ...]:
-        with left_intact(model, inputs), torch.enable_grad():
+        with left_intact(model, inputs), without_tf32(), torch.enable_grad():
             loss = loss_of()
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
                 raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {_kind(loss)}.")
@@ -134,7 +136,8 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     trained = _trained(model)
 
     def gradients() -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
+        with without_tf32():
+            return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, retain_graph=True)
 
     remembered = handle.state_dict()
     try:
@@ -229,4 +232,4 @@ def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
 
 def _vector(grad: Tensor) -> Tensor:
     grad = grad.to_dense() if grad.is_sparse else grad
-    return (torch.view_as_real(grad) if grad.is_complex() else grad).flatten().double()
+    return (torch.view_as_real(grad) if grad.is_complex() else grad).flatten().to(widest(grad.device))

@@ -14,6 +14,8 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope
 from torch.autograd import profiler
 
+from gradfree.devices.device import peak_bytes
+
 
 def allocations(work: Callable[[], object]) -> list[int]:
     """Return the bytes of every allocation of ``work`` and, with a minus, of every release, in their order.
@@ -33,14 +35,9 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
 
     What the allocators hand out, so the same on every run; not what the process takes from the system.
     """
-    if torch.device(device).type != "cuda":
-        # torch counts no peak on a CPU.
-        return max(accumulate(allocations(work), initial=0))
     gc.collect()  # Garbage freed meanwhile would count against what is measured.
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    work()
-    return torch.cuda.max_memory_allocated(device) - before
+    peak = peak_bytes(work, torch.device(device))
+    return max(accumulate(allocations(work), initial=0)) if peak is None else peak
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradfree.algebra.precision import full_precision
+from gradfree.devices.device import full_precision
 
 
 def cyclic_reduction(terms: Tensor, links: Tensor) -> Tensor:

@@ -22,19 +22,21 @@ class Layout:
         places: of the tensor's shape; its strides and its offset are where in the output each of its elements is. On
             the meta device: nothing is computed.
         whole: the shape of the block's output.
+        device: of the output.
         back: turns what broadcasts to the tensor's shape into what broadcasts to the output's, if they differ.
         chosen: which part of the state the elements are, if not all of it: dimension, start and length.
     """
 
     places: Tensor
     whole: torch.Size
+    device: torch.device
     back: _Lift | None = None
     chosen: tuple[int, int, int] | None = None
 
     @classmethod
-    def of(cls, shape: torch.Size) -> Layout:
+    def of(cls, out: Tensor) -> Layout:
         """Return the layout of the output itself."""
-        return cls(torch.empty(shape, device="meta"), shape)
+        return cls(torch.empty(out.shape, device="meta"), out.shape, out.device)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -61,7 +63,7 @@ class Layout:
         mine = (self.places.shape, self.places.stride(), self.places.storage_offset())
         if mine != (at.shape, at.stride(), at.storage_offset()):
             return 0.0
-        return 1.0 if self.chosen is None else self.lift(torch.ones(()))
+        return 1.0 if self.chosen is None else self.lift(torch.ones((), device=self.device))
 
     def viewed(self, change: Callable[[Tensor], Tensor], back: _Lift) -> Layout | None:
         """Return the layout of what this tensor is a changed view of; ``None`` if its elements are not in a raster.
@@ -82,7 +84,7 @@ class Layout:
             here = back(factor.expand(shape))
             return here if outer is None else outer(here)
 
-        return Layout(places, self.whole, lift)
+        return Layout(places, self.whole, self.device, lift)
 
     def part(self, dim: int, start: int, length: int) -> Layout | None:
         """Return the layout of a part of this tensor, one of those that it was put together from."""
@@ -96,4 +98,4 @@ class Layout:
             here.narrow(dim, start, length).copy_(factor.expand(own))
             return here if outer is None else outer(here)
 
-        return Layout(self.places.narrow(dim, start, length), self.whole, lift)
+        return Layout(self.places.narrow(dim, start, length), self.whole, self.device, lift)

@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gradfree.devices.device import runs_triton
+
 # Fewer would take more levels, and so more operations where those are what costs; more would, at one level.
 _CHUNK = 16
 
@@ -35,7 +37,7 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
     Returns:
         y, (T, ...), contiguous and of the terms' dtype; adds up in single precision at least.
     """
-    if terms.is_cuda and terms.numel() and (kernel := _kernel(terms.device)):
+    if runs_triton(terms.device) and terms.numel() and (kernel := _kernel(terms.device)):
         return kernel(terms, factors, reverse)
     wide = torch.promote_types(torch.promote_types(terms.dtype, factors.dtype), torch.float32)
     if wide != terms.dtype or wide != factors.dtype:
@@ -70,7 +72,7 @@ def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | 
 def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
     """Fill ``y``: as many chunks as there are, the steps that are left over one by one."""
     length = len(terms)
-    one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and not terms.is_cuda)
+    one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and terms.device.type == "cpu")
     whole = 1 if one_by_one else length - length % _CHUNK
     left = length - whole
     chunks, rest = (slice(left, None), slice(left + 1)) if reverse else (slice(whole), slice(whole - 1, None))

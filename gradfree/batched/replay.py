@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradfree.batched.alike import likeness
 from gradfree.batched.batch import Autocast, Bare
-from gradfree.torchside.random_state import random_states_kept
+from gradfree.torchside.random_state import random_states_kept, torch_states_kept
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -52,7 +52,7 @@ def keeps_tensors(module: nn.Module, x: Tensor, autocast: Autocast) -> bool:
     seen = x.detach()
     with left_as_it_was(module):
         with (
-            torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []),
+            torch_states_kept([x.device]),
             torch.no_grad(),
             torch.autocast(device, dtype, enabled, cache_enabled=False),
             _Made() as made,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gradfree.choosing.clock import mark, seconds
+from gradfree.devices.device import mark, seconds
 
 _WARM_UP, _TIMED = 1, 2
 """Steps of a turn."""
@@ -20,7 +20,7 @@ class Turns:
     """Some steps of a training in which ways take turns.
 
     Their number is settled from the start, so that ranks that train together end it at the same step. A way that is
-    hopelessly slow has one turn, and the best until then its others; not on a GPU, where to look would be to wait.
+    hopelessly slow has one turn, and the best until then its others; on the CPU alone, as elsewhere to look is to wait.
 
     Args:
         count: of the ways.
@@ -55,7 +55,7 @@ class Turns:
         if self._start is not None and self._n % self._turn >= _WARM_UP:
             self._times[self._ways[self._n]].append((self._start, end))
         self._n, self._start = self._n + 1, None
-        if self._n == self._round and device.type != "cuda":
+        if self._n == self._round and device.type == "cpu":
             self._drop_the_hopeless()
 
     def times(self) -> list[float]:

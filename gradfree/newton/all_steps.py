@@ -181,7 +181,7 @@ class _UnitByUnit(_ByAutograd):
 
 def _in_pieces(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
     """Return what ``run`` gives for all steps, on a CPU by pieces that stay in its caches."""
-    most = len(like) if like.is_cuda else max(1, _PIECE // like[0].numel())
+    most = len(like) if like.device.type != "cpu" else max(1, _PIECE // like[0].numel())
     found = [run(slice(start, start + most)) for start in range(0, len(like), most)]
     if len(found) == 1:
         return found[0]

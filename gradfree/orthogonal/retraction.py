@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor, nn
 
+from gradfree.devices.device import fetched
 from gradfree.orthogonal.weights import drift_along, far, matrices, project, retract
 from gradfree.torchside.phases import phase
 
@@ -27,7 +27,7 @@ class Retraction:
 
     def __init__(self, memory: dict[str, Tensor], every: int | None, newton_schulz_steps: int):
         self._memory, self._every, self._steps = memory, every, newton_schulz_steps
-        self._copied: torch.cuda.Event | None = None
+        self._fetched: tuple[Tensor, Callable[[], Tensor]] | None = None
 
     @phase("retraction")
     def after_step(self, blocks: Mapping[str, nn.Module], count: int) -> None:
@@ -47,11 +47,12 @@ class Retraction:
 
     def _drifted(self, weights: Mapping[str, Tensor]) -> set[str]:
         """Return the names of the weights that had drifted at the step before."""
-        if self._copied is not None:
-            self._copied.synchronize()
         seen = self._memory.get(_DRIFTS)
         if seen is None or len(seen) != len(weights):
             return set()
+        # What comes from a checkpoint has not been fetched: then, once, this waits for the device.
+        if self._fetched is not None and self._fetched[0] is seen:
+            seen = self._fetched[1]()
         return {path for path, drift in zip(weights, seen.tolist(), strict=True) if not drift <= _LIMIT}
 
     def _measure(self, weights: Mapping[str, Tensor]) -> None:
@@ -60,8 +61,5 @@ class Retraction:
             probes = [self._memory.get(_PROBE + path) for path in weights]
             products, drifts = drift_along(list(weights.values()), probes)
             self._memory.update(zip((_PROBE + path for path in weights), products, strict=True))
-            self._memory[_DRIFTS] = torch.empty_like(drifts, device="cpu", pin_memory=drifts.is_cuda)
-            self._memory[_DRIFTS].copy_(drifts, non_blocking=True)
-            if drifts.is_cuda:
-                self._copied = torch.cuda.Event()
-                self._copied.record(torch.cuda.current_stream(drifts.device))
+            self._memory[_DRIFTS] = drifts
+            self._fetched = drifts, fetched(drifts)

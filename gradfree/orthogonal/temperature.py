@@ -59,7 +59,10 @@ class Temperature:
             return
         asked = (out * cotangent).to(torch.promote_types(out.dtype, torch.float32))
         sums = torch.stack([asked.sum(), asked.abs().sum()])
-        self._pending["asked"] = self._pending["asked"] + sums if "asked" in self._pending else sums
+        if "asked" in self._pending:
+            # The model may have been moved since.
+            sums = sums + self._pending["asked"].to(sums)
+        self._pending["asked"] = sums
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -21,7 +21,7 @@ class EngineConformance:
     chains that it takes. What is refused is shown as skipped, with the message: ``pytest -rs``.
 
     With ``pytest_plugins = ["gradfree.testing.device"]`` in your conftest.py, or ``pytest -p gradfree.testing.device``,
-    ``pytest --device cuda`` has models and batches on the GPU; they are on the CPU otherwise,
+    ``pytest --device NAME`` has models and batches on that device; they are on the CPU otherwise,
     as those of features of two ranks always are: on another device these are left out.
 
     Attributes:

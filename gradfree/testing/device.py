@@ -1,4 +1,4 @@
-"""``pytest --device cuda``: a plugin, by ``pytest_plugins = ["gradfree.testing.device"]`` in conftest.py."""
+"""``pytest --device NAME``: a plugin, by ``pytest_plugins = ["gradfree.testing.device"]`` in conftest.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--device``."""
     parser.addoption(
-        "--device", default="cpu", help="where models and batches of the tests are: cpu (the default), cuda"
+        "--device",
+        default="cpu",
+        help="where models and batches of the tests are: any device of torch's, by default cpu",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradfree.devices.device import sent
+
 
 class Packing:
     """Where the rows of packed sequences lie in a padded (T, B) grid."""
@@ -19,10 +21,10 @@ class Packing:
         number = inside.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
         mirrored = (lengths - 1 - step.unsqueeze(1)).clamp(min=0)
         self.shape = (steps, batch)
-        self.inside = inside.unsqueeze(-1).to(device, non_blocking=True)
-        self.rows = inside.flatten().nonzero().squeeze(1).to(device, non_blocking=True)
-        self.last = ((lengths - 1) * batch + samples).to(device, non_blocking=True)
-        self.mirror = number.gather(0, mirrored)[inside].to(device, non_blocking=True)
+        self.inside = sent(inside.unsqueeze(-1), device)
+        self.rows = sent(inside.flatten().nonzero().squeeze(1), device)
+        self.last = sent((lengths - 1) * batch + samples, device)
+        self.mirror = sent(number.gather(0, mirrored)[inside], device)
 
     def pad(self, data: Tensor) -> Tensor:
         """Return packed rows (N, ·) as (T, B, ·), zeros behind each sequence."""

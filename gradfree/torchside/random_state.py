@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy
 import torch
 from torch import Tensor
+
+from gradfree.devices.device import random_state, set_random_state
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,7 @@ class RandomState:
     @classmethod
     def of(cls, device: torch.device) -> RandomState:
         """Return the state of this moment."""
-        own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-        return cls(device, torch.get_rng_state(), own)
+        return cls(device, torch.get_rng_state(), random_state(device))
 
     @property
     def moved(self) -> bool:
@@ -38,15 +39,25 @@ class RandomState:
         """Go back to this state."""
         torch.set_rng_state(self.cpu)
         if self.own is not None:
-            torch.get_device_module(self.device).set_rng_state(self.own, self.device)
+            set_random_state(self.device, self.own)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Go back to this state inside the block, and forward again behind it."""
-        devices = [] if self.own is None else [self.device]
-        with torch.random.fork_rng(devices, device_type="cuda" if self.own is None else self.device.type):
+        with torch_states_kept([self.device]):
             self.restore()
             yield
+
+
+@contextmanager
+def torch_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the random states of the CPU and of ``devices``, of whatever types, behind the block."""
+    states = [RandomState.of(device) for device in {torch.device("cpu"), *devices}]
+    try:
+        yield
+    finally:
+        for state in states:
+            state.restore()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,23 @@ def _batch_norm_scale(node: Any) -> list[Factor]:
     weight = 1.0 if weight is None else weight.detach().view(shape)
     if node._saved_training:
         return [node._saved_result2.view(shape) * weight]
-    return [(node._saved_running_var + node._saved_eps).rsqrt().view(shape) * weight]
+    eps = node._saved_epsilon if hasattr(node, "_saved_epsilon") else node._saved_eps
+    return [(node._saved_running_var + eps).rsqrt().view(shape) * weight]
+
+
+def _rms_norm_scale(node: Any) -> list[Factor]:
+    scale, weight = node._saved_result1, node._saved_weight
+    return [scale if weight is None else scale * weight.detach()]
+
+
+def _dropout_mask(node: Any) -> list[Factor]:
+    kept = 1.0 - node._saved_p
+    return [node._saved_result1 / kept if kept else 0.0]
+
+
+def _gru_gate(node: Any) -> list[Factor]:
+    """Return the update gate, the second of five parts that the kernel keeps side by side."""
+    return [0.0, 0.0, node._saved_result1.chunk(5, -1)[1]]
 
 
 def _group_norm_scale(node: Any) -> list[Factor]:
@@ -84,9 +101,13 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "MulBackward0": (2, _product),
     "NativeBatchNormBackward0": (1, _batch_norm_scale),
     "CudnnBatchNormBackward0": (1, _batch_norm_scale),
+    "FusedRmsNormBackward0": (1, _rms_norm_scale),
+    "MiopenBatchNormBackward0": (1, _batch_norm_scale),
+    "NativeDropoutBackward0": (1, _dropout_mask),
     "NativeGroupNormBackward0": (1, _group_norm_scale),
     "NativeLayerNormBackward0": (1, _layer_norm_scale),
     "ReluBackward0": (1, _relu_mask),
+    "ThnnFusedGruCellBackward0": (3, _gru_gate),
     "ToCopyBackward0": (1, lambda node: [1.0]),
     "WhereBackward0": (2, _choice),
 }
@@ -117,7 +138,7 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
     """
     known: _Known = {}
     with torch.no_grad():
-        factor = _factor(out.grad_fn, out.output_nr, Layout.of(out.shape), state, known)
+        factor = _factor(out.grad_fn, out.output_nr, Layout.of(out), state, known)
     if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
         _take_the_rest(out)
     return factor
@@ -218,7 +239,7 @@ def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
     if name == "SplitBackward0" and layout.chosen is None:
         dim, size = _dim(node._saved_dim, layout.places.dim()), node._saved_split_size
         chosen = (dim, slot * size, layout.places.shape[dim])
-        return [Layout(layout.places, layout.whole, layout.back, chosen)]
+        return [replace(layout, chosen=chosen)]
     return []
 
 

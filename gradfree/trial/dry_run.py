@@ -18,6 +18,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.survey import ChainFindings
 from gradfree.depth.ports import tensors_in
+from gradfree.devices.device import widest
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
@@ -105,7 +106,7 @@ def _probe(root: Tensor) -> Tensor:
     """Return a cotangent whose numbers no symmetry makes vanish; nothing is drawn."""
     if root.dim() == 0:
         return torch.ones_like(root)
-    count = torch.arange(1.0, root.numel() + 1, dtype=torch.float64, device=root.device)
+    count = torch.arange(1.0, root.numel() + 1, dtype=widest(root.device), device=root.device)
     return (count * count).sin().div(root.numel()).reshape(root.shape).to(root.dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.torchside.random_state import random_states_kept
+from gradfree.torchside.random_state import random_states_kept, torch_states_kept
 
 _INNER = "_parameters", "_buffers", "_modules"
 
@@ -27,13 +27,11 @@ def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
         inputs: what it is given.
     """
     tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, Tensor))]
-    devices = {t.device for t in tensors if t.device.type != "cpu"}
-    kind = next(iter(devices)).type if devices else "cuda"
     modules = [
         (module, dict(vars(module)), [dict(vars(module)[name]) for name in _INNER]) for module in model.modules()
     ]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[d.index for d in devices], device_type=kind), random_states_kept():
+    with torch_states_kept({tensor.device for tensor in tensors}), random_states_kept():
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.algebra.cyclic_reduction import cyclic_reduction
-from gradfree.algebra.precision import full_precision
+from gradfree.devices.device import full_precision
 
 
 def by_loop(terms, links):

@@ -4,9 +4,12 @@ The models are on the meta device. A watcher takes every operation that mixes it
 for a failure, and every copy between the two that the CPU would wait for; to read a number fails by itself.
 """
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradfree
+from gradfree.devices.device import mark, seconds
 from gradfree.testing import FEATURES
 from gradfree.testing.cases.cases import CASES, LAYERS, STANDING_FOR, Specimen
+from gradfree.trial.intact import left_intact
 
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
 BASIC = "forward and backward pass"
@@ -46,9 +51,9 @@ class Watcher(TorchDispatchMode):
 
 @pytest.fixture
 def _a_device_like_any_other(monkeypatch):
-    """Meta tensors know neither autocast nor random states, and have no numbers to look at when an engine attaches."""
-    states = SimpleNamespace(get_rng_state=lambda device: torch.zeros(1), set_rng_state=lambda state, device: None)
-    monkeypatch.setattr(torch, "meta", states, raising=False)
+    """Meta tensors know neither autocast nor pinned memory, and have no numbers to look at when an engine attaches."""
+    monkeypatch.setattr("gradfree.devices.device.keeps_pinned", lambda device: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())
@@ -101,6 +106,83 @@ def test_packed_sequences_stay_on_the_models_device(name):
         out, _ = module(pack_padded_sequence(x, torch.tensor([5, 3, 2], device="cpu")))
         out.data.sum().backward()
     assert module.weight_hh_l0.grad.is_meta
+
+
+class NoDoubles(TorchDispatchMode):
+    """Refuses float64, as devices do that have none."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if any(t.dtype is torch.float64 for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
+            raise TypeError("this device has no float64")
+        return out
+
+
+def test_a_device_without_float64_can_be_tried_and_judged():
+    torch.set_default_dtype(torch.float32)
+    model, engine = gradfree.create_model("residual_mlp", in_features=6, num_classes=3), ENGINES["highway_bp"]
+    x, target = torch.randn(4, 6), torch.randn(4, 3)
+
+    def cosine():
+        return gradfree.gradient_fidelity(engine, model, nn.functional.mse_loss, (x, target)).total.cosine
+
+    with NoDoubles():
+        report, found = engine.validate(model, batch=x), cosine()
+    assert report.ok
+    assert found == pytest.approx(cosine(), abs=1e-5)
+
+
+def test_trying_on_a_device_without_random_numbers_draws_none_on_the_cpu():
+    before = torch.get_rng_state()
+    with left_intact(nn.Linear(2, 2, device="meta"), []):
+        torch.rand(3, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("_a_device_like_any_other")
+def test_a_model_that_is_moved_between_two_backward_passes_keeps_its_temperature_on_one_device():
+    model = nn.Sequential(nn.Linear(6, 6, device="cpu"), nn.Tanh(), nn.Linear(6, 3, device="cpu"))
+    gradfree.orthogonalize(model)
+    engine = gradfree.create_engine("foton", temperature="learnt", orthogonalize_every=100)
+    watcher = Watcher()
+    with engine.attach(model):
+        model(torch.randn(4, 6, device="cpu")).sum().backward()
+        model.to("meta")
+        with watcher:
+            model(torch.randn(4, 6, device="meta")).sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+            model(torch.randn(4, 6, device="meta")).sum().backward()
+
+
+def test_time_on_a_device_without_events_is_taken_behind_its_work(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr(torch, "Event", Mock(side_effect=RuntimeError("no events")))
+    there = torch.device("privateuseone")
+    assert seconds(mark(there), mark(there)) >= 0.0
+    assert waited == [there, there]
+
+
+def test_tf32_is_off_while_gradients_are_compared_and_the_users_own_behind():
+    allowed = []
+    model, batch = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), (torch.randn(4, 6), torch.randn(4, 3))
+    # One backend's settings stand for all.
+    model.register_forward_hook(lambda *_: allowed.append(torch.backends.cudnn.allow_tf32))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        gradfree.gradient_fidelity(ENGINES["fa"], model, nn.functional.mse_loss, batch)
+        assert torch.backends.cudnn.allow_tf32
+    assert allowed
+    assert not any(allowed)
+
+
+def test_devices_have_their_names_in_one_file():
+    """Triton's kernels are for some devices by their nature; on which they run is asked like everything else."""
+    root = Path(gradfree.__file__).parent
+    names = re.compile(r"\b(torch\.|is_)?(cuda|mps|xpu|hip|mtia)\b", re.IGNORECASE)
+    folders = [root, *(Path(import_module(f"gradfree.{room}").__file__).parent for room in ("algorithms", "models"))]
+    files = {file for folder in folders for file in folder.rglob("*.py") if "benchmarks" not in file.parts}
+    naming = {file.name for file in files if names.search(file.read_text(encoding="utf-8"))}
+    assert naming == {"device.py", "triton_scan.py"}
 
 
 @pytest.mark.parametrize(("given", "message"), [("abacus", "Expected one of cpu, cuda"), ("cuda:99", "")])

@@ -200,3 +200,106 @@ def test_compiled_blocks_train_where_it_is_declared():
     engine = gradfree.create_engine("highway_bp", iterations=3)
     assert not engine.validate(model).ok
     assert engine.validate(model, residual=0.5).ok
+
+
+def test_a_state_that_is_split_and_joined_has_its_factor_on_its_own_device():
+    linear = nn.Linear(3, 3, device="meta")
+
+    def block(x):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a + torch.tanh(linear(b)), b], -1)
+
+    factor, out = read(block, torch.randn(4, 6, device="meta"))
+    assert factor.device == out.device
+
+
+FUSED = torch.ops.aten
+
+
+def gru_cell(igates, hgates, h, ib=None, hb=None):
+    """As on GPUs: what the backward pass needs lies side by side, the update gate second."""
+    (ir, iz, ig), (hr, hz, hg) = (igates + ib).chunk(3, -1), (hgates + hb).chunk(3, -1)
+    r, z = torch.sigmoid(ir + hr), torch.sigmoid(iz + hz)
+    n = torch.tanh(ig + r * hg)
+    return n + z * (h - n), torch.cat([r, z, n, h, hg], -1)
+
+
+def cudnn_batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
+    out, *saved = torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
+    return out, *saved, x.new_empty(0)
+
+
+def miopen_batch_norm(*args):
+    return torch.native_batch_norm(*args)
+
+
+def rms_norm(x, shape, weight, eps):
+    scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return x * scale * weight, scale
+
+
+def under_dropout(x, g, fused):
+    """Both draw the same mask."""
+    torch.manual_seed(3)
+    return FUSED.native_dropout(x + g, 0.4, True)[0] if fused else nn.functional.dropout(x + g, 0.4)
+
+
+def in_gru_cell(x, g, fused):
+    cell = nn.GRUCell(6, 6)
+    gates = g @ cell.weight_ih.mT, x @ cell.weight_hh.mT
+    return FUSED._thnn_fused_gru_cell(*gates, x, cell.bias_ih, cell.bias_hh)[0] if fused else cell(g, x)
+
+
+def under_rms_norm(x, g, fused):
+    weight = torch.randn(6)
+    return (
+        FUSED._fused_rms_norm(x + g, [6], weight, 1e-5)[0]
+        if fused
+        else nn.functional.rms_norm(x + g, [6], weight, 1e-5)
+    )
+
+
+def under_batch_norm(op, training):
+    def norm(x, g, fused):
+        weight, bias, mean, variance = torch.randn(6), torch.randn(6), torch.randn(6), torch.rand(6)
+        x = x + g
+        if fused:
+            return op(x, weight, bias, mean, variance, training, 0.1, 1e-2)[0]
+        return nn.functional.batch_norm(x, mean, variance, weight, bias, training, 0.1, 1e-2)
+
+    return norm
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        under_dropout,
+        in_gru_cell,
+        pytest.param(
+            under_rms_norm, marks=pytest.mark.skipif(not hasattr(FUSED, "_fused_rms_norm"), reason="from torch 2.9 on")
+        ),
+        *(under_batch_norm(FUSED.cudnn_batch_norm, training) for training in (True, False)),
+        *(under_batch_norm(FUSED.miopen_batch_norm, training) for training in (True, False)),
+    ],
+    ids=["dropout", "GRUCell", "RMSNorm", "cuDNN, train", "cuDNN, eval", "MIOpen, train", "MIOpen, eval"],
+)
+def test_operations_that_gpus_run_in_one_kernel_have_the_factor_of_those_on_the_cpu(block):
+    """Autograd's own nodes of these operations; where the CPU has no kernel, one of Python's stands in for it."""
+    kernels = {
+        "_thnn_fused_gru_cell": gru_cell,
+        "_fused_rms_norm": rms_norm,
+        "cudnn_batch_norm": cudnn_batch_norm,
+        "miopen_batch_norm": miopen_batch_norm,
+    }
+    x, linear = torch.randn(5, 6), nn.Linear(6, 6)
+
+    def factor(fused):
+        torch.manual_seed(1)
+        return read(lambda x: block(x, torch.tanh(linear(x)), fused), x)[0]
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name, kernel in kernels.items():
+            if hasattr(FUSED, name):
+                library.impl(name, kernel, "CPU")
+        found = factor(True)
+    torch.testing.assert_close(found, factor(False), rtol=1e-12, atol=1e-12)

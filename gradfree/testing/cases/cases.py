@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import set_torch_threads
 
+from gradfree.devices.device import in_use, without_tf32
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.models import (
     BLOCKS,
@@ -24,6 +25,7 @@ from gradfree.testing.cases.models import (
     layered_model,
 )
 from gradfree.time.cell_layer import CellLayer
+from gradfree.torchside.random_state import torch_states_kept
 
 RESIDUAL, RECURRENT, LAYERS = FAMILIES = ("residual blocks", "recurrent layers", "plain layers")
 """What chains consist of."""
@@ -151,11 +153,6 @@ def attached(engine: Engine, case: ModelCase, dtype: torch.dtype = torch.float64
         yield specimen
 
 
-def _in_use() -> Iterable[int]:
-    """Return the GPUs, or none where CUDA has not been used yet: to look would start it."""
-    return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-
-
 @contextmanager
 def isolated() -> Iterator[None]:
     """Compute in float64, in one thread, from the same random numbers, and leave torch's settings as they were.
@@ -164,14 +161,15 @@ def isolated() -> Iterator[None]:
     the CPU, so that an engine that forgets to is found out.
     """
     dtype = torch.get_default_dtype()
-    cudnn = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+    cudnn = torch.backends.cudnn.flags(enabled=True, deterministic=True)
     elsewhere = torch.get_default_device().type != "cpu"
     # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
     with (
         torch.device("cpu") if elsewhere else nullcontext(),
         set_torch_threads(1),
-        torch.random.fork_rng(devices=_in_use()),
+        torch_states_kept(in_use()),
         cudnn,
+        without_tf32(),
     ):
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float64)
