@@ -49,7 +49,7 @@ def run(
             swept.
         name: of the run, in its report, and of its folder in results if --out names none.
         seeds: training runs for each engine and task.
-        device: where to train: cpu, cuda, or both, separated by a comma.
+        device: where to train: cpu, cuda or any other of torch's, or several, separated by commas.
         jobs: training runs at a time; as many as cores if not given.
         data: folder of the data sets that some suites need, one folder each; $GRADFREE_DATA if not given. Or, for a
             model of your own, module:function.
@@ -85,7 +85,7 @@ def advise(
     data: str | None = None,
     loss: str | None = None,
     chains: Paths = None,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: str = "cpu",
     budget: str = "60s",
     out: Path | None = None,
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 import gradfree
 from gradfree import checkout
 from gradfree.cli import UsageError
+from gradfree.devices.device import description, is_there
 
 _CODE = ("--", "*.py", "pyproject.toml")
 """What results depend on: a run that adds to records in the checkout does not change the code that makes them."""
@@ -29,18 +30,18 @@ def environment(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device,
+        "device": description(device),
     }
 
 
 def require(device: str) -> None:
-    """Make sure that ``device``, "cpu" or "cuda", is there.
+    """Make sure that ``device`` is there.
 
     Raises:
         UsageError: it is not.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("torch finds no CUDA device here; leave out --device cuda.")
+    if not is_there(device):
+        raise UsageError(f"torch finds no device {device!r} here; leave out --device {device}.")
 
 
 @cache

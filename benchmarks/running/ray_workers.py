@@ -45,7 +45,7 @@ class RayWorkers:
 
 
 def _start(case: Case) -> Any:
-    on_gpu = torch.device(case.device).type == "cuda"
+    on_gpu = torch.device(case.device).type in ("cuda", "xpu")
     task = ray.remote(num_cpus=1, num_gpus=int(on_gpu), max_calls=1, max_retries=0)(_work)
     return task.remote(case)
 

@@ -62,7 +62,7 @@ def recorded(device: str) -> Iterator[list[Range]]:
     steps the profiler is what is measured.
 
     Args:
-        device: where the time is to be measured, "cpu" or "cuda".
+        device: where the time is to be measured.
 
     Yields:
         A list that is filled when the block ends, in the order of the ranges' starts.

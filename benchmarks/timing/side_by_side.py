@@ -24,6 +24,7 @@ from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.cli import UsageError
+from gradfree.devices.device import synchronize
 
 _WARM_UP = 3
 _ROUNDS = 9
@@ -193,8 +194,7 @@ def noted(errors: dict[str, T], label: str, told: Callable[[Exception], T]) -> I
 
 def now(device: torch.device | str) -> float:
     """Return the time in seconds, once ``device`` has done what it was given."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return perf_counter()
 
 

@@ -106,6 +106,16 @@ def in_use() -> list[torch.device]:
     return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
+def is_there(name: str) -> bool:
+    """Tell whether this machine has a device of that name; starts none."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        return False
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return kind == "cpu" or (accelerator is not None and kind == accelerator.type)
+
+
 def description(device: torch.device | str) -> str:
     """Return what people call the hardware, if the device's module tells; the device's own name otherwise."""
     tell = getattr(torch.get_device_module(torch.device(device).type), "get_device_name", None)
@@ -142,7 +152,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Compute float32 as float32: matrix products, convolutions and recurrent layers, whatever is set outside."""
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     try:
         known = hasattr(cudnn, "allow_tf32")
     except RuntimeError:  # A user of the new names may no longer ask for those of old.

@@ -93,7 +93,7 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
     [
         (["user_module"], "user_module names no function; write user_module:build."),
         (["./my.py:build"], "./my.py:build names a file, not a module: write my:build in the folder of my.py."),
-        ([MODEL, "--device", "cuda"], "torch finds no CUDA device here; leave out --device cuda."),
+        ([MODEL, "--device", "cuda"], "torch finds no device 'cuda' here; leave out --device cuda."),
         ([MODEL, "--budget", "soon"], "--budget takes a time like 90s or 2m, not 'soon'."),
         ([MODEL, "--budget", "0"], "--budget must be above 0 s."),
         (["torch.nn:Identity"], "no engine can be attached to torch.nn:Identity, see above: stay with backprop."),
@@ -109,6 +109,6 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
     ],
 )
 def test_what_cannot_be_advised_on_is_an_error_in_a_line(args, message, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     code, _, err = ended(capsys, "advise", *args)
     assert (code, err.strip()) == (2, f"gradfree: error: {message}")
