@@ -163,21 +163,21 @@ LONG_SEQUENCES: Suite = (
     Comparison(MNIST_PIXELS, (BACKPROP, SHOOTING)),
 )
 
-_MOST = 2**28
-"""Elements of the outputs of the largest layer that is timed: a dozen tensors of as many fit into a GPU."""
-_GPU_LAYERS = tuple(
-    RecurrentLayer("GRU", batch, steps, units, dtype=dtype)
-    for steps, batch, units, dtype in product(
-        (1024, 4096, 16384, 65536), (1, 8, 64), (64, 256, 1024), ("float32", "bfloat16")
-    )
-    if batch * steps * units <= _MOST
+_GPU_TARGETS = (
+    *(RecurrentLayer("GRU", 1, 2**14, units) for units in (64, 128, 256, 512)),
+    RecurrentLayer("GRU", 8, 4096, 256),
+    RecurrentLayer("GRU", 32, 1024, 256),
+    RecurrentLayer("GRU", 1, 2**17, 128),
+    RecurrentLayer("LSTM", 16, 1024, 768, dtype="float16"),
 )
-_SHORTER = tuple(layer for layer in _GPU_LAYERS if layer.steps < 65536)
-
-_GPU_ROWS = (*_LAYER_ROWS, _NEWTON)
+# From 129 to 192 units a larger batch slows cuDNN's own forward pass down.
+_GPU_GRID = tuple(RecurrentLayer("GRU", batch, 4096, units) for units, batch in product((64, 160, 256), (1, 8, 64)))
+_GPU_GRID += (RecurrentLayer("GRU", 64, 1024, 1024), RecurrentLayer("GRU", 8, 4096, 256, dtype="bfloat16"))
+_CUT = tuple(Row(f"shooting C={count}", "shooting", {"segments": count}) for count in (32, 128))
 
 GPU_TIME: Suite = (
-    LongLayerTimings(_SHORTER, _GPU_ROWS, threads=1, compiled_up_to=1024),
-    # Without what goes through its steps in Python: a minute a case, and linear in them.
-    LongLayerTimings(_GPU_LAYERS[len(_SHORTER) :], _GPU_ROWS[1:], threads=1),
+    LongLayerTimings(_GPU_TARGETS, (_LAYER_ROWS[0], SHOOTING, *_CUT), threads=1, compiled_up_to=1024),
+    # What "auto" makes of a layer, beside segments that are cut whether they pay or not.
+    LongLayerTimings(_GPU_GRID, (SHOOTING, *_CUT), threads=1),
+    LongLayerTimings((RecurrentLayer("GRU", 1, 4096, 256), _LAYERS[6]), (*_LAYER_ROWS, _NEWTON), threads=1),
 )

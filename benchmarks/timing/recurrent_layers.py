@@ -61,6 +61,25 @@ class CellLoop(nn.Module):
         return torch.stack(outputs, 1), torch.stack(parts or ())
 
 
+class InPieces(nn.Module):
+    """A fused recurrent layer, called with as many steps at a time as cuDNN takes: it refuses 65,536 and more."""
+
+    most: ClassVar[int] = 2**15
+
+    def __init__(self, layer: nn.RNNBase):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return the outputs and the final states; the graph goes through all pieces."""
+        steps = 1 if self.layer.batch_first else 0
+        state, outputs = None, []
+        for piece in x.split(self.most, steps):
+            out, state = self.layer(piece, state)
+            outputs.append(out)
+        return torch.cat(outputs, steps), state
+
+
 def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) -> None:
     """Put what ``loop`` returns in the place of each of the model's fused recurrent layers."""
     for path, layer in list(model.named_modules()):
@@ -249,8 +268,9 @@ class LongLayerTiming(LayerTiming):
     def steps(self) -> Mapping[str, Callable[[], LayerPass]]:
         """Return what builds the passes."""
         loops = {COMPILED: partial(LayerPass, self, loop=partial(CellLoop, compiled=True))} if self.compiled else {}
+        pieces = InPieces if self.layer.steps > InPieces.most else None
         return {
-            PLAIN: partial(LayerPass, self),
+            PLAIN: partial(LayerPass, self, loop=pieces),
             **loops,
             **{row.label: partial(LayerPass, self, row) for row in self.rows},
         }
@@ -297,7 +317,9 @@ class LongLayerTimings(LayerTimings):
         section = super().section(facts)
         lengths = sorted({layer.steps for layer in self.subjects})
         title = section.title.replace("layers", f"layers, {lengths[0]} to {lengths[-1]} steps", 1)
-        return replace(section, title=title, remarks=[*self._sweeps(facts), *section.remarks])
+        pieces = f" Beyond {InPieces.most} steps the plain module is called piece by piece: cuDNN refuses 65,536."
+        legend = section.legend + (pieces if lengths[-1] > InPieces.most else "")
+        return replace(section, title=title, legend=legend, remarks=[*self._sweeps(facts), *section.remarks])
 
     def _sweeps(self, facts: pl.DataFrame) -> Iterator[str]:
         """Yield the sweeps of each engine that goes on to a tolerance."""

@@ -53,9 +53,10 @@ def test_shallow_nets_are_compiled_too(monkeypatch):
 
 
 def test_a_gpu_has_cuda_graphs_beside_and_every_family_three_batches():
-    (part,) = SUITES["gpu-depth"]
-    (case, *_) = part.timing("cuda")
+    part, compiled = SUITES["gpu-depth"]
+    (case, *_) = compiled.timing("cuda")
     assert [*case.steps()][:4] == [PLAIN, COMPILED, BY_BLOCK, GRAPHED]
+    assert all([*case.steps()][:2] == [PLAIN, GRAPHED] for case in part.timing("cuda"))
     assert {net.model: net.batch for net in part.subjects if net.batch == 256}.keys() == {
         "residual_mlp",
         "gpt",
