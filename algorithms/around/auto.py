@@ -62,11 +62,16 @@ class Auto(Engine):
         """Return the most that one of them says."""
         return max(engine.outputs_within(dtype) for engine in self.engines)
 
-    def examine(
-        self, model: nn.Module, chains: Chains | None = None, residual: float | None = None, batch: Batch | None = None
+    def validate(
+        self,
+        model: nn.Module,
+        chains: Chains | None = None,
+        *,
+        residual: float | None = None,
+        batch: Batch | None = None,
     ) -> Report:
         """Tell the chains of all engines that fit, with a batch by dry runs, or what stands in the first's way."""
-        return _joined({e: e.examine(model, chains, residual, batch) for e in self.engines})
+        return _joined({e: e.validate(model, chains, residual=residual, batch=batch) for e in self.engines})
 
     def attach(
         self,

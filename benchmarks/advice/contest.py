@@ -164,7 +164,7 @@ def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[st
     The most promising first: engines that say to be as exact as backpropagation, then those with several settings,
     every one's first settings before any one's second, then the others.
     """
-    reports = {name: engine_class(name)().examine(model, chains) for name in list_engines()}
+    reports = {name: engine_class(name)().validate(model, chains) for name in list_engines()}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
     found = [
         (*_promise(name, n), row(name, given))

@@ -22,7 +22,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.engines.alternatives import told
+from gradfree.engines.alternatives import alternatives
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
 from gradfree.errors import ChainError
 from gradfree.time.forward import Forward
@@ -174,7 +174,7 @@ class Engine(ABC):
     ) -> Report:
         """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
-        Where it cannot, the notes say what can be attached to this model: other options, chains and engines are tried.
+        Where the model has chains for other engines only, the notes name some of those.
 
         With a batch the model runs forward and backward once, with the engine on it: then the report also tells of
         every block what its residual path is read as and how much of the gradient that carries, which pieces a chain is
@@ -196,15 +196,6 @@ class Engine(ABC):
             TypeError: ``model`` is no module, or ``residual`` no number.
             Exception: whatever the model itself raises on the batch.
         """
-        report = self.examine(model, chains, residual, batch)
-        if not report.ok and (works := told(self, model, chains, residual, batch)):
-            return replace(report, notes=[*report.notes, works])
-        return report
-
-    def examine(
-        self, model: nn.Module, chains: Chains | None = None, residual: float | None = None, batch: Batch | None = None
-    ) -> Report:
-        """Return what :meth:`validate` does, but for what else would work."""
         if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
             raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
         if not isinstance(model, nn.Module):
@@ -214,6 +205,8 @@ class Engine(ABC):
             site.declared = residual
             site.alone = chains is not None or len(report.chains) == 1
         report = self.judge(model, report)
+        if not report.ok and not report.chains:
+            return replace(report, notes=[*report.notes, *alternatives(model, chains, self.kinds)])
         if batch is None or not report.ok or not report.chains:
             return report
         return dry_run(partial(self.attach, model, chains, residual=residual), model, batch, report.notes)
@@ -288,7 +281,7 @@ class Engine(ABC):
         """
         if batched not in ("auto", True, False):
             raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
-        report = self.examine(model, chains, residual)
+        report = self.validate(model, chains, residual=residual)
         unfit = () if batched is not True else _batched_problems(report, self)
         return replace(report, problems=[*report.problems, *_lean_problems(report, lean), *unfit])
 
@@ -323,9 +316,7 @@ class Engine(ABC):
         """
         report = self.fitting(model, chains, lean=lean, residual=residual, batched=batched)
         if not report.ok:
-            # What was tried with neither lean nor batched is no remedy where one of them is what does not fit.
-            works = "" if self.examine(model, chains, residual).ok else told(self, model, chains, residual, None)
-            lines = "\n".join(f"- {line}" for line in (*report.problems, *([works] if works else [])))
+            lines = "\n".join(f"- {line}" for line in (*report.problems, *report.notes))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
         if report.chains and "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine.

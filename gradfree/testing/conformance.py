@@ -48,7 +48,7 @@ class EngineConformance:
         models = {case: Specimen(case).model for case in CASES}
         for engine in self.engines:
             for case, model in models.items():
-                if engine.examine(model, [case.chain]).ok:
+                if engine.validate(model, [case.chain]).ok:
                     there = replace(case, device=device)
                     asked = (feature for feature in self.features if case in feature.cases)
                     yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)

@@ -80,7 +80,7 @@ def test_a_step_stays_on_the_models_device(name, case, device):
     if case.family == LAYERS and "dropout" in case.name:
         pytest.skip("engines in layers take a state on the meta device for one that was not stored, without its mask")
     engine = ENGINES[name]
-    if not engine.examine(Specimen(case).model, [case.chain]).ok:
+    if not engine.validate(Specimen(case).model, [case.chain]).ok:
         pytest.skip("the engine refuses the chain")
     specimen, watcher = Specimen(replace(case, device="meta")), Watcher()
     try:

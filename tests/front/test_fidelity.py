@@ -143,7 +143,7 @@ def sum_of_squares(out, target):
 def test_a_loss_is_compared_on_its_own_graph_and_goes_backward_as_before(name, options, kind):
     """The figures of two separate passes; what the engine remembers, .grad and the random state do not change."""
     engine, model, x = gradfree.create_engine(name, **options), MODELS[kind](), torch.randn(4, 6)
-    if not engine.examine(model).ok:
+    if not engine.validate(model).ok:
         pytest.skip("not a chain for this engine")
     expected, random = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None)), torch.get_rng_state()
     results = []

@@ -79,7 +79,7 @@ def test_asking_changes_nothing(name, kind):
     """Gradients, what the engine remembers and the random state, to the last bit; nothing is kept for later passes."""
     make = {"layers": layered_model, "blocks": plain_model, "time": Sequences}[kind]
     engine, model, x = gradfree.create_engine(name, **OPTIONS.get(name, {})), make(), torch.randn(4, 6)
-    if not engine.examine(model).ok:
+    if not engine.validate(model).ok:
         pytest.skip("not a chain for this engine")
     results = []
     for ask in (False, True):

@@ -61,7 +61,7 @@ RUNS = {
     f"{name} {options or ''}, {net}": ((name, options), net)
     for name, options in VARIANTS
     for net, model in MODELS.items()
-    if gradfree.create_engine(name, **options).examine(model).ok
+    if gradfree.create_engine(name, **options).validate(model).ok
 }
 HOW = {
     "bf16-mixed": (torch.float32, torch.bfloat16, 5e-4),

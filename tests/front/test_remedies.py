@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 import gradfree
+from gradfree.engines.alternatives import ALTERNATIVES
+from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL
+from gradfree.testing.conformance import BASIC
 
 
 class Block(nn.Module):
@@ -65,9 +68,9 @@ def compiled():
 REFUSED = {
     "no residual path": (lambda: blocks(Plain), "highway_bp", ["1"], {"fixed_point", "truncated"}),
     "no residual path, segments": (lambda: blocks(Plain), "highway_bp segments", ["1"], {"fixed_point", "truncated"}),
-    "nothing to take apart": (lambda: blocks(Block), "foton", None, {"highway_bp", "dsf", "deeppcr", "truncated"}),
-    "nothing in time": (lambda: blocks(Block), "shooting", None, {"highway_bp", "fixed_point"}),
-    "no gate": (Recurrent, "highway_bp", None, {"dsf", "backprop", "shooting", "newton"}),
+    "nothing to take apart": (lambda: blocks(Block), "foton", None, {"fixed_point", "truncated"}),
+    "nothing in time": (lambda: blocks(Block), "shooting", None, {"fixed_point", "truncated"}),
+    "no gate": (Recurrent, "highway_bp", None, {"dsf", "fixed_point", "truncated"}),
     "segments in time": (Recurrent, "fixed_point segments", None, {"shooting"}),
     "compiled": (compiled, "highway_bp", None, {"fixed_point", "truncated"}),
     "a loss inside": (lambda: blocks(Keeping), "highway_bp", None, {"backprop"}),
@@ -118,26 +121,13 @@ def test_every_option_that_a_refusal_names_works_on_that_model(refused):
         step(engine_of(words), build(), eval(found[1]))
 
 
-def test_a_dry_run_that_is_refused_tells_what_works_on_the_batch():
-    """What attaches but fails on the batch is not named."""
-    model, batch = blocks(Normed), torch.randn(4, 6)
-    report = gradfree.create_engine("deeppcr").validate(model, batch=batch)
-    assert "mixes the samples" in report.problems[0]
-    (note,) = report.notes
-    assert "tried on this model and batch, these work: the engines" in note
-    named = set(re.findall(r"'(\w+)'", note))
-    assert {"highway_bp", "fixed_point"} <= named
-    assert "foton" not in named
-    report = gradfree.create_engine("highway_bp").validate(blocks(InPlace), batch=batch)
-    assert report.notes == []
-
-
-def test_what_is_tried_leaves_no_trace():
-    model = blocks(Normed)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    gradfree.create_engine("deeppcr").validate(model, batch=torch.randn(4, 6))
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+@pytest.mark.parametrize(("dimension", "name"), [(d, name) for d, names in ALTERNATIVES.items() for name in names])
+def test_engines_that_are_named_for_other_chains_take_a_step_on_each_of_those(dimension, name):
+    family, engine = {"depth": RESIDUAL, "time": RECURRENT}[dimension], gradfree.create_engine(name)
+    cases = [case for case in CASES if case.family == family and case.name != "LSTM with projections"]
+    assert len(cases) > 7
+    for case in cases:
+        assert BASIC.refusal(engine, case) is None
 
 
 def test_what_can_be_named_is_what_can_be_attached():

@@ -19,7 +19,7 @@ REGISTERED = {
     f"{name}, {kind}": ((name, {}), kind)
     for name in gradfree.list_engines()
     for kind in KINDS
-    if name != "auto" and gradfree.create_engine(name).examine(Net(kind)).ok
+    if name != "auto" and gradfree.create_engine(name).validate(Net(kind)).ok
 }
 """Every engine under its default options, but for that whose last bits depend on the clock."""
 

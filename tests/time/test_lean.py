@@ -112,9 +112,8 @@ def test_a_strategy_attaches_the_lean_form(tmp_path):
 def test_chains_in_depth_have_no_lean_form():
     engine, message = gradfree.create_engine("highway_bp"), "'blocks' is a chain in depth.*lean=True is for recurrent"
     model = plain_model()
-    with pytest.raises(ChainError, match=message) as refused:
+    with pytest.raises(ChainError, match=message):
         engine.attach(model, lean=True)
-    assert "these work" not in str(refused.value)  # tried without lean, whatever works has nothing to do with it
     with pytest.raises(ChainError, match=message):
         gradfree.EngineOptimizer(torch.optim.SGD(model.parameters()), model, engine, lean=True)
     assert not any(module._forward_hooks for module in model.modules())

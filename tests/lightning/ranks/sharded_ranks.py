@@ -34,7 +34,7 @@ def create_engine(name):
 
 
 def kinds(name):
-    return [kind for kind in KINDS if create_engine(name).examine(Net(kind)).ok]
+    return [kind for kind in KINDS if create_engine(name).validate(Net(kind)).ok]
 
 
 def trained(model, batches, handle=None):
