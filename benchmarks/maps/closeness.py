@@ -151,7 +151,7 @@ class Closeness(Timings[Task]):
                     points(facts, Figure(self.metric, unit=_SHARE), Figure(_AWAY)),
                     Axis("time, as a multiple of eager backprop's (×)"),
                     Axis(_AWAY, "log"),
-                    "solid",
+                    True,
                 )
             ],
         )

@@ -295,7 +295,7 @@ class DepthMap(Timings[DeepNet]):
             points(own, "at", Figure(self.metric, unit=_SHARE)),
             Axis("blocks (count)", "counts"),
             Axis("time, as a multiple of eager backprop's (×)", "log"),
-            "solid",
+            True,
             rules={"the border": 1.0},
         )
 

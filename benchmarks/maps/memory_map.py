@@ -135,7 +135,8 @@ class MemoryMap(Timings[Network]):
         """Return the rows that are shown to be faster than all that take less memory, the leanest first."""
         at = float(network.depth)
         times = estimates(facts, metric=STEP, unit=self._times, at=at)
-        return pareto_front(estimates(facts, metric=MEMORY, unit="MiB", at=at), {row: -t for row, t in times.items()})
+        memory = estimates(facts, metric=MEMORY, unit="MiB", at=at)
+        return pareto_front(memory, lambda row, other: times[row].high < times[other].low)
 
     def _verdict(self, label: str, fronts: Mapping[Network, Sequence[str]]) -> str:
         on = [str(network.depth) for network, front in fronts.items() if label in front]

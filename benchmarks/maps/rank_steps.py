@@ -333,11 +333,11 @@ class RankSteps(Timings[OnRanks]):
             ("as many parts as ranks", [chain for chain in self.subjects if chain.microbatches == chain.ranks]),
         ):
             found = points(ours.filter(pl.col("setting").is_in(list(map(str, own)))), "at", steps, "row")
-            yield Chart(f"{what}, {device}: {title}", found, Axis("ranks (count)", "counts"), side, "solid")
+            yield Chart(f"{what}, {device}: {title}", found, Axis("ranks (count)", "counts"), side, True)
         for ranks in dict.fromkeys(chain.ranks for chain in self.subjects):
             found = points(ours.filter(pl.col("at") == ranks), Figure(_MICROBATCHES), steps, "row")
             counts = Axis("microbatches m (count)", "counts")
-            yield Chart(f"{what}, {device}: {ranks} ranks", found, counts, side, "solid")
+            yield Chart(f"{what}, {device}: {ranks} ranks", found, counts, side, True)
 
 
 def _fitted(costs: Mapping[str, Any], chain: OnRanks, messages: Sequence[float]) -> StepTime:

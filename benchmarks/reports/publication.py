@@ -10,7 +10,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gradfree.benchmarks.reports.drawing import Looks, picture, spec
+from gradfree.benchmarks.reports.drawing import looks, picture, spec
 from gradfree.benchmarks.reports.report import SuiteReport, is_prose
 from gradfree.cli import UsageError
 
@@ -26,8 +26,8 @@ def page(report: SuiteReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    looks = Looks()
-    charts = [[spec(chart, looks) for chart in section.charts] for section in report.sections]
+    known = looks(report.charts)
+    charts = [[spec(chart, known) for chart in section.drawn] for section in report.sections]
     answers = [(section, report.sections.index(section)) for section in report.answers]
     return environment.get_template(_TEMPLATE.name).render(
         report=report, charts=charts, answers=answers, kind=_kind, libraries=_libraries() if any(charts) else ""
@@ -58,18 +58,20 @@ def publish(report: SuiteReport, folder: Path) -> list[Path]:
     try:
         with TemporaryDirectory(dir=folder) as aside:
             written = _write(report, Path(aside))
-            (folder / "report.png").unlink(missing_ok=True)
+            for old in ("report.svg", "report.png"):
+                (folder / old).unlink(missing_ok=True)
             return [file.replace(folder / file.name) for file in written]
     except OSError as error:
         raise UsageError(f"no report can be written to {folder}: {error.strerror}. Records are kept.") from error
 
 
 def _write(report: SuiteReport, folder: Path) -> list[Path]:
-    html, markdown, png, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "png", "csv", "parquet"))
+    html, markdown, svg, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "svg", "csv", "parquet"))
     html.write_text(page(report), encoding="utf-8")
     markdown.write_text(report.markdown(), encoding="utf-8")
-    if charts := [chart for section in report.sections for chart in section.charts]:
-        png.write_bytes(picture(charts))
+    # One a section: what its answer rests on.
+    if firsts := [section.drawn[0] for section in report.sections if section.drawn]:
+        svg.write_text(picture(firsts), encoding="utf-8")
     report.facts.write_csv(csv)
     report.facts.write_parquet(parquet)
-    return [html, markdown, *([png] if charts else []), csv, parquet]
+    return [html, markdown, *([svg] if firsts else []), csv, parquet]

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.chart import Chart
 from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.experiment import Suite, belonging, findings
 from gradfree.benchmarks.tables.facts import SCHEMA, fact, table
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.training.trends import trends
 
 _PROSE = 24
 """Characters that a figure never has."""
@@ -55,6 +55,11 @@ class SuiteReport:
     def answers(self) -> list[Section]:
         """The sections that answer which engine to take."""
         return [section for section in self.sections if section.answer]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts that are drawn."""
+        return [chart for section in self.sections for chart in section.drawn]
 
     @property
     def facts(self) -> pl.DataFrame:
@@ -93,13 +98,12 @@ class SuiteReport:
 def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
     """Return a section for each device and experiment that ``records``, those of this configuration, tell of.
 
-    Behind them are those on what several experiments come to together, and the last one lists the cases that failed.
+    The last one lists the cases that failed.
     """
     found = list(findings(suite, records))
     failed = [record for record in records.values() if error_of(record)]
     return [
         *(experiment.section(facts) for experiment, facts in found),
-        *trends(found),
         *([_failure_section(failed)] if failed else []),
     ]
 

@@ -14,7 +14,7 @@ from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.timing.layer_steps import Network, StepCosts
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.depths import Cadences, DepthSweep
+from gradfree.benchmarks.training.depths import DRIFT, DepthSweep
 
 ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
 FOTON = Row("foton", "foton", {})
@@ -101,8 +101,8 @@ FORWARD_ONLY: Suite = (
     DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, ROWS, _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
     DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _RATES),
-    Cadences(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES),
-    Cadences(MNIST, _mlps(20), _CADENCES, _RATES),
+    DepthSweep(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES, DRIFT),
+    DepthSweep(MNIST, _mlps(20), _CADENCES, _RATES, DRIFT),
     StepCosts(
         subjects=(Network(depth=20, width=512, batch=256),),
         small=Network(depth=0, width=64, batch=2048),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isnan, nan, sqrt
+from math import isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -119,20 +119,17 @@ class Estimate:
         return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
-def pareto_front(costs: Mapping[str, Estimate], goodness: Mapping[str, Estimate]) -> list[str]:
-    """Return the rows that are shown to be better than all that cost less, by cost.
+def pareto_front(costs: Mapping[str, Estimate], is_better: Callable[[str, str], bool]) -> list[str]:
+    """Return the rows that are shown to be better than all cheaper ones of the front, the cheapest first.
 
-    Shown is what intervals that do not meet show; a goodness without an interval is taken at its word.
+    Args:
+        costs: of the rows.
+        is_better: tells whether the first of two rows is shown to be better than the second.
     """
-    known = [row for row in goodness if row in costs and isfinite(costs[row].value) and isfinite(goodness[row].value)]
     front: list[str] = []
-    reached = -inf
-    for row in sorted(known, key=lambda row: (costs[row].value, -goodness[row].value)):
-        own = goodness[row]
-        least, most = (own.value if isnan(end) else end for end in (own.low, own.high))
-        if least > reached:
+    for row in sorted(costs, key=lambda row: costs[row].value):
+        if all(is_better(row, other) for other in front):
             front.append(row)
-            reached = most
     return front
 
 

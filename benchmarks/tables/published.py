@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import isnan
 
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.chart import TURNED, Axis, Chart, points
+from gradfree.benchmarks.tables.chart import Axis, Chart, bars
 from gradfree.benchmarks.tables.column import UNKNOWN, Column
 from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, differences, estimates, fact, select, table
@@ -135,11 +135,11 @@ class Beside(Experiment):
         """Draw both figures of each row that the paper has, side by side."""
         source, (figure, *_) = self.published.source, column.figures
         found = [
-            points(told.with_columns(source=pl.lit(None, pl.String)), "row", figure).with_columns(label=pl.lit(label))
+            bars(told.with_columns(source=pl.lit(None, pl.String)), figure, "row").with_columns(label=pl.lit(label))
             for label, told in (("ours", _of(column, facts)), ("the paper's", _of(_theirs(column, source), facts)))
         ]
         known = _of(_theirs(column, source), facts)["row"].to_list()
-        both = pl.concat(found).rename(TURNED).filter(pl.col("row").is_in(known))
+        both = pl.concat(found).filter(pl.col("row").is_in(known))
         across = f"{self.published.quantity} {column.heading}".strip()
         return Chart(f"{source}: {column.heading}", both, Axis(across), Axis(name, "names"))
 

@@ -13,6 +13,8 @@ from gradfree.benchmarks.tables.frames import pl
 
 ENGINE = {"engine": "row"}
 """Rows of tables that are one engine's each."""
+_FEWEST = 3
+"""Points of a chart."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Section:
             [*(Cell(text, None) for text in names), *(column.cell(facts) for column in self.columns)]
             for names, facts in by_name.items()
         ]
+
+    @property
+    def drawn(self) -> list[Chart]:
+        """The charts that are worth drawing: two points are read sooner in the table."""
+        return [chart for chart in self.charts if chart.points.height >= _FEWEST]
 
     @property
     def sentences(self) -> list[str]:

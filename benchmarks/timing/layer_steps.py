@@ -16,7 +16,7 @@ from gradfree import create_model
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import Axis, Chart, points, stacks
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.frames import pl
@@ -209,18 +209,11 @@ class StepCosts(Timings[Network]):
             remarks=[*self._remarks(facts), *self.failures(facts)],
             charts=[
                 Chart(
-                    f"{timed}, {device}, {self.threads} threads: where the time goes",
-                    stacks(facts, "row", {p: Figure(time_of(p), factor=1e3) for p in Phases._fields}),
-                    Axis("time of a step (ms)"),
-                    Axis("engine", "names"),
-                    stacked=True,
-                ),
-                Chart(
                     f"width {self.small.width}, batch {self.small.batch}, {device}: memory against depth",
                     points(facts, "at", Figure(_ACTIVATIONS)),
                     Axis("hidden layers (count)", "counts"),
                     Axis("peak activation memory (MiB)", "log"),
-                    "solid",
+                    True,
                 ),
             ],
         )

@@ -223,7 +223,7 @@ class LayerTimings(Timings[RecurrentLayer]):
                 points(found, "at", Figure(metric, unit=_RATIO), label="row"),
                 Axis(f"{_SIZES[size]} (count)", "counts"),
                 Axis(f"{what}, as a multiple of nn.{swept[0].cell}'s own (×)", "log"),
-                "solid",
+                True,
                 rules={"the plain layer": 1.0},
             )
 

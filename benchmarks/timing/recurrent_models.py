@@ -142,7 +142,7 @@ class RecurrentSteps(Timings[RecurrentNet]):
                     points(facts.filter(pl.col("setting") == net.label), "k", Figure(STEP, unit="s", factor=1e3)),
                     ITERATIONS,
                     Axis("time of a step (ms)", "log"),
-                    "solid",
+                    True,
                 )
                 for net in (nets if several else ())
             ],

@@ -15,8 +15,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd import profiler
 from torch.profiler import record_function
 
-from gradfree.benchmarks.tables.chart import Axis, Chart, stacks
-from gradfree.benchmarks.tables.column import Figure, column
+from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
@@ -174,7 +173,6 @@ class PhaseTimings(Timings[RecurrentLayer]):
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of the phases, a row a layer and engine."""
         device = facts["device"][0]
-        parts = {phase: Figure(time_of(phase)) for phase in (*PHASES, _REST)}
         return Section(
             title=f"where the time goes, device: {device}, threads: {self.threads}",
             facts=facts,
@@ -184,16 +182,6 @@ class PhaseTimings(Timings[RecurrentLayer]):
             "graph: the plain module's. Local derivatives: of all steps at once, recomputed gates included. Parameter "
             "gradients: the products for weights and input. Rest: autograd, copies, the direct cotangents.",
             remarks=[*self._largest(facts), *self.failures(facts)],
-            charts=[
-                Chart(
-                    f"{row.label}, {device}, {self.threads} threads: where the time goes",
-                    stacks(facts.filter(pl.col("row") == row.label), "setting", parts),
-                    Axis("time, as a multiple of nn.GRU's own (×)"),
-                    Axis("layer (sequences, steps, units)", "names"),
-                    stacked=True,
-                )
-                for row in (self.rows[0], self.rows[-1])
-            ],
         )
 
     def _largest(self, facts: pl.DataFrame) -> Iterator[str]:

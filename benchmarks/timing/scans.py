@@ -130,6 +130,6 @@ class ScanTimings(Timings[Operands]):
             ),
             Axis("size (steps, sequences, units), by number of elements", "names"),
             Axis("time, in copies of the terms (×)", "log"),
-            "solid",
+            True,
             rules={f"{_TARGET:.0f} copies": _TARGET},
         )

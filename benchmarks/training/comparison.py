@@ -75,7 +75,7 @@ class Training(Case):
                 optimizer.step()
                 schedule.step()
                 if step in _spread(_LOSSES, task.steps):
-                    losses.append({"step": step, "loss": loss.item(), **self.watched(model)})
+                    losses.append({"step": step, "loss": loss.item(), **self.noted(model)})
                 if step in _spread(task.evaluations, task.steps):
                     curve.append({"step": step, "validation": task.score.of(model, data.validation)})
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
@@ -85,7 +85,7 @@ class Training(Case):
         """Return what to keep of the gradients' fidelity at one step."""
         return {"cosine": fidelity.total.cosine, "relative_error": fidelity.total.relative_error}
 
-    def watched(self, model: nn.Module) -> dict[str, Any]:
+    def noted(self, model: nn.Module) -> dict[str, Any]:
         """Return what to keep besides the loss now and then."""
         return {}
 

@@ -44,37 +44,37 @@ DRIFT = "largest drift from orthogonality"
 ALIGNMENT = "cosine with the exact gradient, layer by layer"
 _EXACT = 1 - 1e-3
 """From which on a cosine is not worth a line."""
-_DIGITS = 4
-_EVERY = "orthogonalize_every"
-_STEPS = Axis("optimizer steps between retractions (count)", "counts")
+_BRACKETS = {
+    COSINE: (
+        Figure(COSINE),
+        "the cosine between each hidden layer's gradient and the true one at the same weights, mean over layers and "
+        "training",
+    ),
+    DRIFT: (Figure(DRIFT, "{value:.1e}"), "the largest ‖W Wᵀ - I‖ seen in any layer"),
+}
 
 
 @dataclass(frozen=True)
 class DepthSummary(Summary):
-    """What the facts on one task by depth and device say; ``references`` has the row that each is compared with."""
+    """What the facts on one task by depth and device say.
+
+    Attributes:
+        references: the row that each is compared with.
+        bracket: the metric in brackets.
+    """
 
     references: Mapping[str, str]
-
-    bracket: ClassVar[Figure] = Figure(COSINE)
-    bracketed: ClassVar[str] = (
-        "the cosine between each hidden layer's gradient and the true one at the same weights, mean over layers and "
-        "training"
-    )
+    bracket: str
 
     @property
     def _columns(self) -> list[Column]:
-        figures = Figure(scored(self.task), "{value:.2f} ± {margin:.2f}"), self.bracket
+        figures = Figure(scored(self.task), "{value:.2f} ± {margin:.2f}"), _BRACKETS[self.bracket][0]
         return [Column(f"{depth:g}", figures, {"setting": setting}) for depth, setting in self.depths.items()]
 
     @cached_property
     def depths(self) -> dict[float, str]:
         """The depths, with what the facts call them."""
         return dict(select(self.facts, metric=FAILED).select("at", "setting").iter_rows())
-
-    @property
-    def device(self) -> str:
-        """Where it was run."""
-        return str(self.facts["device"][0])
 
     def known(self, metric: str, row: str) -> dict[float, Estimate]:
         """Return what is known of a row by depth."""
@@ -89,20 +89,24 @@ class DepthSummary(Summary):
         )
 
     @property
+    def _about(self) -> str:
+        return "optimizer steps between retractions; " if self.bracket == DRIFT else ""
+
+    @property
     def _title(self) -> str:
-        task = self.task
+        task, device = self.task, self.facts["device"][0]
         told = ", ".join(f"{name} {value}" for name, value in task.options.items() if name in ("width", "activation"))
         model = f"{task.model} ({told})" if told else task.model
-        return f"{task.name}: {model} by depth, {task.steps} steps, seeds: {self._seeds}, device: {self.device}"
+        return f"{self._about}{task.name}: {model} by depth, {task.steps} steps, seeds: {self._seeds}, device: {device}"
 
     @property
     def _legend(self) -> str:
         score = self.task.score
         return (
             f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
-            f"seeds (Student's t, n = {self._seeds}), and in brackets {self.bracketed}. In words: differences in test "
-            f"{score.name}, seed by seed, with the same interval. Learning rates: of {self._rates}, for each engine "
-            "and depth the one that did best on validation data, with another seed."
+            f"seeds (Student's t, n = {self._seeds}), and in brackets {_BRACKETS[self.bracket][1]}. In words: "
+            f"differences in test {score.name}, seed by seed, with the same interval. Learning rates: of "
+            f"{self._rates}, for each engine and depth the one that did best on validation data, with another seed."
         )
 
     def verdict(self, row: str) -> str:
@@ -120,12 +124,11 @@ class DepthSummary(Summary):
 
     def _remarks(self) -> Iterator[str]:
         """Yield where a learning rate beyond the grid may be better."""
-        ends = (self.grid[0], self.grid[-1])
         edge = [
             f"{row} at {depth:g} ({rate.value:g})"
             for row in self.rows
             for depth, rate in self.known(RATE, row).items()
-            if rate.value in ends
+            if rate.value in (self.grid[0], self.grid[-1])
         ]
         if edge:
             yield f"Best at the edge of the learning rates, maybe better beyond: {', '.join(edge)}."
@@ -148,38 +151,28 @@ class DepthSummary(Summary):
         return f"{told}; beside {self.references[best]}: {words}."
 
     def _charts(self) -> Iterator[Chart]:
-        """Yield the score against the depth, and the alignment layer by layer of the deepest network."""
-        activation = self.task.options.get("activation", "tanh")
-        where = f"{self.task.name} ({activation}), {self.device}"
-        name, axis = self.task.score.name, score_axis("test", self.task.score)
-        (first, *more), score = self.depths, Figure(scored(self.task))
+        """Yield the score against the depth, and the alignment layer by layer of the deepest network at the end."""
+        where = (
+            f"{self._about}{self.task.name} ({self.task.options.get('activation', 'tanh')}), {self.facts['device'][0]}"
+        )
+        name, axis, score = self.task.score.name, score_axis("test", self.task.score), Figure(scored(self.task))
+        (first, *more), deepest = self.depths, list(self.depths)[-1]
         if more:
-            found, depth = points(self.facts, "at", score), Axis("hidden layers (count)", "counts")
-            yield Chart(f"{where}: {name} against depth", found, depth, axis, "solid")
+            found, depth = points(self.facts, "at", score, "row"), Axis("hidden layers (count)", "counts")
+            yield Chart(f"{where}: {name} against depth", found, depth, axis, lines=True)
         else:
-            found = points(self.facts, "row", score)
+            found = points(self.facts, "row", score, "row")
             yield Chart(f"{where}: {name} with {first:g} hidden layers", found, Axis("engine", "names"), axis)
-        aligned = self._alignment
-        if not aligned.is_empty():
-            layers = Axis(f"layer, of {list(self.depths)[-1]:g} hidden ones and the output (number)", "whole")
-            cosine = Axis("cosine with the true gradient", bounds=(-1.0, 1.0))
-            yield Chart(f"{where}: gradients layer by layer", aligned, layers, cosine, "solid", rules={"0": 0.0})
-
-    @property
-    def _alignment(self) -> pl.DataFrame:
-        """The first engine that is not exact over the training, of the others the end alone."""
-        deepest = list(self.depths)[-1]
         inexact = [row for row in self.rows if (told := self.known(COSINE, row).get(deepest)) and told.value < _EXACT]
-        found = points(self.facts, "at", Figure(ALIGNMENT)).filter(
-            pl.col("setting").str.starts_with(f"{self.depths[deepest]}, step"), pl.col("row").is_in(inexact)
+        steps = pl.col("setting").str.extract(rf"^{self.depths[deepest]}, step (\d+)").cast(pl.Int64)
+        aligned = points(self.facts, "at", Figure(ALIGNMENT), "row").filter(
+            pl.col("row").is_in(inexact), steps == steps.max()
         )
-        found = found.with_columns(step=pl.col("setting").str.extract(r"step (\d+)").cast(pl.Int64))
-        followed = (pl.col("row") == inexact[0] if inexact else pl.lit(False)) | (
-            pl.col("step") == pl.col("step").max()
-        )
-        label = pl.concat_str("row", pl.lit(", step "), "step")
-        strength = (pl.col("step") + 1) / (pl.col("step").max() + 1)
-        return found.filter(followed).with_columns(label=label, strength=0.25 + 0.75 * strength)
+        if aligned.height:
+            layers = Axis(f"layer, of {deepest:g} hidden ones and the output (number)", "whole")
+            cosine = Axis("cosine with the true gradient", bounds=(-1.0, 1.0))
+            title = f"{where}: gradients layer by layer, behind the training"
+            yield Chart(title, aligned, layers, cosine, lines=True, rules={"0": 0.0})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +183,10 @@ class LayerwiseTraining(Training):
 
     def probed(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return the whole gradient's fidelity and the cosine of each layer's, in their order."""
-        layers = [round(agreement.cosine, _DIGITS) for agreement in fidelity.layers.values()]
+        layers = [round(agreement.cosine, 4) for agreement in fidelity.layers.values()]
         return {**super().probed(fidelity), "layers": layers}
 
-    def watched(self, model: nn.Module) -> dict[str, Any]:
+    def noted(self, model: nn.Module) -> dict[str, Any]:
         """Return the largest ‖W Wᵀ - I‖ of the weights."""
         return {"drift": drift(weights_of(filter(is_matrix, model.modules()))).max().item()}
 
@@ -214,12 +207,14 @@ class DepthSweep(Experiment):
         depths: the options of the task's model by its number of hidden layers, ascending.
         rows: the engines. The first is the baseline of the others.
         learning_rates: ascending; each row has, at each depth, the one that does best on validation data.
+        bracket: the metric beside the score, :data:`COSINE` or :data:`DRIFT`.
     """
 
     task: Task
     depths: Mapping[int, Mapping[str, Any]]
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...]
+    bracket: str = COSINE
 
     @property
     def comparisons(self) -> dict[int, Comparison]:
@@ -261,13 +256,8 @@ class DepthSweep(Experiment):
         for depth, comparison in self.comparisons.items():
             for row, rate, found in comparison.runs(records, device):
                 runs += found
-                who = {
-                    "task": self.task.name,
-                    "device": device,
-                    "setting": f"{depth} hidden layers",
-                    "at": float(depth),
-                }
-                who |= {"row": row.label, "series": row.label}
+                who = {"task": self.task.name, "device": device, "setting": f"{depth} hidden layers"}
+                who |= {"at": float(depth), "row": row.label, "series": row.label}
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
                     *defaults_facts(row, found, **who),
@@ -287,7 +277,7 @@ class DepthSweep(Experiment):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of scores by depth, and charts of scores and of gradients layer by layer."""
-        return DepthSummary(self.task, self.learning_rates, facts, self.references).section
+        return DepthSummary(self.task, self.learning_rates, facts, self.references, self.bracket).section
 
 
 def _is_exact(candidate: Row, baseline: Row, row: Row) -> bool:
@@ -302,57 +292,13 @@ def _hidden_cosine(probe: Mapping[str, Any]) -> float:
 def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield the largest drift seen and, of the deepest network, each layer's mean cosine, by training step."""
     results = [record["results"] for record in runs if not error_of(record)]
-    if results:
-        largest = max((loss["drift"] for result in results for loss in result["losses"]), default=nan)
-        yield fact(DRIFT, "1", largest, **who)
-        if not deepest:
-            return
-        probes = [[probe["layers"] for probe in result["fidelity"]] for result in results]
-        for probe, layers in zip(results[0]["fidelity"], np.mean(probes, axis=0), strict=True):
-            for n, cosine in enumerate(layers, 1):
-                place = {"setting": f"{who['setting']}, step {probe['step']}, layer {n}", "at": float(n)}
-                yield fact(ALIGNMENT, "1", float(cosine), **{**who, **place})
-
-
-@dataclass(frozen=True)
-class CadenceSummary(DepthSummary):
-    """What the facts on an engine by cadence and depth say; ``cadences`` has the rows that have one."""
-
-    cadences: dict[str, int]
-
-    bracket: ClassVar[Figure] = Figure(DRIFT, "{value:.1e}")
-    bracketed: ClassVar[str] = "the largest ‖W Wᵀ - I‖ seen in any layer"
-    _answer: ClassVar[str] = ""
-
-    @property
-    def _title(self) -> str:
-        return f"optimizer steps between retractions; {super()._title}"
-
-    def _charts(self) -> Iterator[Chart]:
-        """Yield score and drift against the cadence: a line for each depth, a level for each row without a cadence."""
-        where, score = f"{self.task.name}, {self.device}", self.task.score
-        drift = Axis("largest ‖W Wᵀ − I‖ (spectral norm)", "log")
-        yield Chart(
-            f"{where}: {score.name} against cadence",
-            self._by_cadence(Figure(scored(self.task))),
-            _STEPS,
-            score_axis("test", score),
-            "solid",
-        )
-        yield Chart(f"{where}: drift against cadence", self._by_cadence(Figure(DRIFT)), _STEPS, drift, "solid")
-
-    def _by_cadence(self, figure: Figure) -> pl.DataFrame:
-        found = points(self.facts, "at", figure, label="setting")
-        every = pl.col("row").replace_strict(self.cadences, default=None, return_dtype=pl.Int64)
-        level = pl.concat_str("row", pl.lit(", "), "setting")
-        return found.with_columns(x=every, label=pl.when(every.is_null()).then(level).otherwise("label"))
-
-
-@dataclass(frozen=True)
-class Cadences(DepthSweep):
-    """An engine with several values of ``orthogonalize_every``, or without it, at several depths."""
-
-    def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of scores and drift by depth."""
-        cadences = {row.label: row.options[_EVERY] for row in self.rows if _EVERY in row.options}
-        return CadenceSummary(self.task, self.learning_rates, facts, self.references, cadences).section
+    if not results:
+        return
+    yield fact(DRIFT, "1", max((loss["drift"] for result in results for loss in result["losses"]), default=nan), **who)
+    if not deepest:
+        return
+    probes = [[probe["layers"] for probe in result["fidelity"]] for result in results]
+    for probe, layers in zip(results[0]["fidelity"], np.mean(probes, axis=0), strict=True):
+        for n, cosine in enumerate(layers, 1):
+            place = {"setting": f"{who['setting']}, step {probe['step']}, layer {n}", "at": float(n)}
+            yield fact(ALIGNMENT, "1", float(cosine), **{**who, **place})

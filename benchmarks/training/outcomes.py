@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from operator import itemgetter
 from statistics import fmean
 from typing import Any
@@ -15,7 +16,7 @@ from gradfree import Engine
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact, pareto_front, run_fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, pareto_front, run_fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
@@ -125,8 +126,18 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
-    """Return for each row whether it is shown to be better than all that are faster."""
-    scores, ratios = estimates(facts, metric=scored(task)), estimates(facts, metric=STEP, unit=times(baseline))
-    front = pareto_front(ratios, {row: s if task.score.higher_is_better else -s for row, s in scores.items()})
+    """Return for each row whether it is on the front of step time and score, by differences seed by seed."""
+    goodness: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for run in facts.filter(pl.col("seed").is_not_null(), metric=scored(task)).iter_rows(named=True):
+        goodness[run["row"]][run["seed"]] = task.score.goodness(run["value"])
+    known = [row for row, seeds in goodness.items() if all(map(isfinite, seeds.values()))]
+    ratios = estimates(facts, metric=STEP, unit=times(baseline))
+
+    def is_better(row: str, other: str) -> bool:
+        own, others = goodness[row], goodness[other]
+        difference = Estimate.of_differences([own[seed] - others[seed] for seed in own.keys() & others.keys()])
+        return (difference.value if isnan(difference.margin) else difference.low) > 0
+
+    front = pareto_front({row: ratios[row] for row in known if row in ratios}, is_better)
     who = select(facts, metric=FAILED).select("task", "device", "threads", "row", "series", "k")
     return table(fact(FRONT, "1", float(told["row"] in front), **told) for told in who.iter_rows(named=True))

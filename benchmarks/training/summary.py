@@ -157,7 +157,7 @@ class Summary:
         if self._front:
             front = ", ".join(self._front)
             yield (
-                f"Pareto front of step time and test {self.task.score.name}, of what intervals tell apart, fastest "
+                f"Pareto front of step time and test {self.task.score.name}, by differences seed by seed, fastest "
                 f"first: {front}."
             )
         rates = estimates(self.facts, metric=RATE)
@@ -209,7 +209,7 @@ class Summary:
         swept = inexact["k"].drop_nulls().n_unique() > 1
         if swept:
             yield Chart(
-                f"{where}: gradients against iterations", inexact.with_columns(x="k"), ITERATIONS, _DISTANCE, "solid"
+                f"{where}: gradients against iterations", inexact.with_columns(x="k"), ITERATIONS, _DISTANCE, True
             )
         elif not inexact.is_empty():
             engines = inexact.with_columns(label="row")
@@ -218,7 +218,7 @@ class Summary:
         if known := losses["y"].to_list():
             far = 0.0 < _FAR * min(known) < max(known)
             axis = Axis("training loss (mean of a batch)", "log" if far else "linear")
-            yield Chart(f"{where}: training loss, a line a run", losses, Axis("step (number)"), axis, "solid")
+            yield Chart(f"{where}: training loss, a line a run", losses, Axis("step (number)"), axis, True)
 
     def _cost_chart(self, title: str) -> Chart:
         ratio = Figure(STEP, unit=times(self.baseline))
@@ -231,7 +231,7 @@ class Summary:
             found.with_columns(ringed=pl.col("row").is_in(self._front)),
             Axis(f"step time, as a multiple of {self.baseline}'s (×)"),
             score_axis("test", self.task.score, "log" if far else "linear"),
-            lines="faint",
+            lines=True,
             band={} if isnan(exact.low) else {f"{self.baseline}'s interval": (exact.low, exact.high)},
             ringed="Pareto front",
         )

@@ -133,8 +133,8 @@ class TimeToTarget(Experiment):
             {f"the target, {self.target:g} {task.score.unit}": self.target},
         )
         return [
-            Chart(f"{where}: {score} against time", timed.drop_nulls("x"), Axis("time (s)"), axis, "solid", target),
-            Chart(f"{where}: {score} against steps", found, Axis("steps (count)"), axis, "solid", target),
+            Chart(f"{where}: {score} against time", timed.drop_nulls("x"), Axis("time (s)"), axis, True, target),
+            Chart(f"{where}: {score} against steps", found, Axis("steps (count)"), axis, True, target),
         ]
 
     def _answer(self, facts: pl.DataFrame, level: str) -> str:

@@ -7,4 +7,4 @@ import gradfree.benchmarks.reports.publication
 def _unpainted(request, monkeypatch):
     """Reports have a file for a picture, which takes two seconds to paint where reports are what is tested."""
     if request.path.parent.name != "reports":
-        monkeypatch.setattr(gradfree.benchmarks.reports.publication, "picture", lambda charts: b"")
+        monkeypatch.setattr(gradfree.benchmarks.reports.publication, "picture", lambda charts: "")

@@ -68,7 +68,7 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
     finished = file.read()
     assert finished.keys() == {case.id for case in tiny_cases(seeds=2)}
     assert (kept[0], finished[kept[0]]) == kept
-    assert {"report.md", "report.png"} < {path.name for path in tmp_path.iterdir()}
+    assert {"report.md", "report.svg"} < {path.name for path in tmp_path.iterdir()}
 
     before = file.path.read_bytes()
     run(tmp_path)

@@ -101,8 +101,6 @@ def test_the_section_shows_phases_and_memory():
     assert section.verdicts[1] == "1.67× slower than backprop"
     assert "| backprop | 1.0 | 1.5 | – | 1.00 |" in text
     assert "–: the engine retracts nothing; other rows' hooks, 0.5 ms at most, are in its step." in section.legend
-    phases = chart(section, "cpu, 1 threads: where the time goes").points.filter(label="retraction")
-    assert phases.select("y", "x").rows() == [("foton", 1.0), ("foton streaming", 0.0)]
     assert lines(chart(section, "memory against depth"))["foton"] == [[4, 2], [8, 4], [16, 8]]
     assert told(section, row="foton", setting="8 layers of 16, batch 512", metric="peak activation memory")[0] == 4
     assert told(section, row="foton", setting="3 layers of 16, batch 8", metric="time of retraction")[0] == 0.001

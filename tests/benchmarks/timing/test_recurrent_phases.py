@@ -1,6 +1,6 @@
 """Phases of recurrent layers: what is timed, and what becomes of the figures."""
 
-from report_records import chart, markdown, section_of, told
+from report_records import markdown, section_of, told
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer
@@ -48,13 +48,5 @@ def test_the_section_shows_every_phase_and_names_the_largest():
     ]
     (alone,) = section_of(PART, fake(first, 0.5, forward=0.375)).remarks
     assert alone == "The largest share is the forward pass for backprop, highway_bp k=1."
-    drawn = chart(section, "highway_bp k=1, cpu, 1 threads: where the time goes")
-    assert drawn.stacked
-    assert drawn.points.select("label", "y", "x").rows() == [
-        ("forward", "GRU (2, 6, 3)", 0.375),
-        ("forward", "GRU (64, 2, 128)", 0.25),
-        ("scan", "GRU (2, 6, 3)", 0.125),
-        ("pulls", "GRU (64, 2, 128)", 0.5),
-    ]
     assert told(section, row="backprop", setting="GRU (64, 2, 128)", metric="time of pulls")[0] == 0.5
     assert section_of(PART, {}) is None

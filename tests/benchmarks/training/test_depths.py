@@ -12,7 +12,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import SGDTask
-from gradfree.benchmarks.training.depths import Cadences, DepthSweep, LayerwiseTraining
+from gradfree.benchmarks.training.depths import DRIFT, DepthSweep, LayerwiseTraining
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
 FOTON = Row("foton", "foton", {"orthogonalize_every": 4, "orthogonalize_steps": 2})
@@ -145,8 +145,8 @@ def test_the_charts_show_scores_by_depth_and_alignment_by_layer():
         "backprop": [[2, pytest.approx(21.5, abs=1e-3)], [3, pytest.approx(31.5, abs=1e-3)]],
         "foton": [[2, 20.5], [3, 30.5]],
     }
-    alignment = lines(chart(section, "gradients layer by layer"))
-    assert alignment["foton, step 7"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
+    alignment = lines(chart(section, "behind the training"))
+    assert alignment["foton"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
     assert not any("backprop" in label for label in alignment)
 
 
@@ -160,10 +160,10 @@ def test_what_is_not_known_yet_is_left_open():
     assert len(section.charts) == 1
 
 
-def test_a_cadence_shows_drift_in_place_of_alignment():
+def test_drift_can_stand_in_brackets():
     rows = tuple(Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
     rows += (Row("foton as it drifts", "foton", {}),)
-    part = Cadences(ORTHOGONAL, DEPTHS, rows, (0.1, 0.3))
+    part = DepthSweep(ORTHOGONAL, DEPTHS, rows, (0.1, 0.3), DRIFT)
     section = section_of(part, trained(part))
     text = markdown(section)
     assert section.verdicts == [
@@ -173,11 +173,6 @@ def test_a_cadence_shows_drift_in_place_of_alignment():
     ]
     assert "| foton every 4 | 20.50 ± 6.35 [2.0e-03] | 30.50 ± 6.35 [2.0e-03] |" in text
     assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. In words" in section.legend
-    drift = lines(chart(section, "drift against cadence"))
-    assert drift["3 hidden layers"] == drift["2 hidden layers"] == [[1, 2e-3], [4, 2e-3]]
-    # A row without a cadence is a level.
-    assert drift["foton as it drifts, 3 hidden layers"] == 2e-3
-    assert lines(chart(section, "accuracy against cadence"))["3 hidden layers"] == [[1, 30.5], [4, 30.5]]
     assert section_of(part, {}) is None
 
 
