@@ -22,7 +22,7 @@ _MANY = 20
 """Points on a line from which on they are small."""
 _PICTURED = 8
 """Charts of a picture at most."""
-_THEME = {
+_THEME: dict[str, Any] = {
     "axis": {"gridOpacity": 0.4, "tickCount": 6, "labelLimit": 260},
     "legend": {"title": None, "labelLimit": 260, "symbolOpacity": 1},
     "title": {"anchor": "start"},
@@ -112,8 +112,8 @@ def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None) -> Iterator
 def _within(points: pl.DataFrame, name: str, axis: Axis) -> pl.DataFrame:
     """Return the points with intervals that end where the axis does."""
     low, high = axis.bounds or (None, None)
-    if axis.kind == "log" and (least := points[name].min()) is not None:
-        low = least / 2  # type: ignore[operator]
+    if axis.kind == "log" and (known := points[name].drop_nulls().to_list()):
+        low = min(known) / 2
     ends = [pl.col(f"{name}_low", f"{name}_high").clip(low, high)] if low is not None else []
     return points.with_columns(*ends)
 
@@ -122,7 +122,7 @@ def _channel(channel: Any, name: str, axis: Axis, points: pl.DataFrame) -> Any:
     """Return the encoding of an axis, with room for markers at its ends."""
     if axis.kind == "names":
         return channel(f"{name}:N", title=axis.title, sort=None)
-    kind = "log" if axis.kind in ("log", "counts") else "linear"
+    kind: Any = "log" if axis.kind in ("log", "counts") else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
     drawn = alt.Axis(format="d" if axis.kind in ("counts", "whole") else "~g" if axis.kind == "log" else "")
     if axis.kind == "counts":

@@ -256,7 +256,7 @@ class DepthSweep(Experiment):
         for depth, comparison in self.comparisons.items():
             for row, rate, found in comparison.runs(records, device):
                 runs += found
-                who = {"task": self.task.name, "device": device, "setting": f"{depth} hidden layers"}
+                who: dict[str, Any] = {"task": self.task.name, "device": device, "setting": f"{depth} hidden layers"}
                 who |= {"at": float(depth), "row": row.label, "series": row.label}
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
