@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gradfree.devices.device import without_tf32
+
 pytest_plugins = ["gradfree.testing.device", "pytester"]
 
 # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
@@ -33,7 +35,7 @@ def float64(device: str) -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     if device != "cpu":
         torch.set_default_device(device)
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True), without_tf32():
         yield
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)

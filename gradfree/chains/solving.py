@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
+from gradfree.devices.device import without_tf32
 from gradfree.wording import one
 
 Figures = dict[str, dict[str, Tensor]]
@@ -85,6 +86,11 @@ class Attachment:
         """
         if self.exactly:
             return chain.backpropagate(direct)
+        # Its roundings would be taken for the engine's.
+        with without_tf32() if self.compares else nullcontext():
+            return self._solve(chain, direct, name)
+
+    def _solve(self, chain: Chain, direct: Any, name: str | None) -> ChainGradients:
         asking = tuple(_asking)
         chain.path, chain.figures = self.path if name is None else name, {} if asking else None
         if self.surveys is not None:

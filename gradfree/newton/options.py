@@ -13,7 +13,7 @@ from gradfree.chains.chain import Chain
 from gradfree.chains.refusals import refuse_large_jacobians
 from gradfree.convergence.outcome import Outcome, Patience, within
 from gradfree.convergence.passes import Pass
-from gradfree.newton.costs import sweeps_worth
+from gradfree.devices.recurrent_costs import sweeps_worth
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,16 @@ from torch import Tensor
 
 from gradfree.convergence.outcome import Outcome, Patience, within
 from gradfree.convergence.passes import Pass
-from gradfree.convergence.steps import ROWS_FOR_ONEDNN, rows_for_free
-from gradfree.segments.costs import best_count, pays, worth
+from gradfree.devices.recurrent_costs import (
+    ONEDNN,
+    StepCost,
+    best_count,
+    is_known,
+    kernel_cost,
+    segments_pay,
+    segments_worth,
+    step_cost,
+)
 
 _FIRST_BURN = 32
 
@@ -24,14 +32,23 @@ class Part(Pass):
     Attributes:
         length: T.
         like: a state, (B, H), of the states' dtype and device.
-        known: whether the cell is one of torch's own.
+        kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
+        fused: whether it runs in a kernel of torch's for whole sequences.
         replays: whether it runs by oneDNN's LSTM, forward and backward.
     """
 
     length: int
     like: Tensor
-    known: bool
+    kind: str
+    fused: bool = False
     replays: bool = False
+
+    @property
+    def cost(self) -> StepCost:
+        """What a step takes."""
+        if self.fused:
+            return kernel_cost(self.like, self.kind)
+        return step_cost(self.like.device, self.like.shape[1], is_known(self.kind))
 
     @property
     def burn(self) -> int:
@@ -80,14 +97,15 @@ class Rule:
     corrector: str | None
     max_sweeps: int | None
 
-    def cuts(self, length: int, batch: int, units: int, device: torch.device, known: bool) -> bool:
-        """Tell whether such a chain is cut at all; looks at no tensor."""
+    def cuts(self, part: Part) -> bool:
+        """Tell whether such a pass is cut at all; looks at no tensor."""
+        batch = len(part.like)
         if not batch:
             return False
         if isinstance(self.segments, int):
-            return min(self.segments, length) > 1
+            return min(self.segments, part.length) > 1
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
-        return pays(length, batch, rows_for_free(device, units, known), burn)
+        return segments_pay(part.length, batch, part.cost, burn)
 
     def plan(self, part: Part, count: int | None = None) -> SegmentPlan | None:
         """Return how to solve ``part``, or ``None``: sequentially; changes nothing.
@@ -96,19 +114,17 @@ class Rule:
             part: the pass.
             count: of segments, if that is given already.
         """
-        (batch, units), device = part.like.shape, part.like.device
-        if part.waits or not self.cuts(part.length, batch, units, device, part.known):
+        if part.waits or not self.cuts(part):
             return None
-        free = rows_for_free(device, units, part.known)
+        batch, cost = len(part.like), part.cost
         burn = self.burn if isinstance(self.burn, int) else part.burn
         if count is None:
             # What goes back through the kernel leaves no step over.
-            rows, whole = (ROWS_FOR_ONEDNN, True) if part.replays else (free, False)
-            best = best_count(part.length, batch, rows, burn, whole)
+            best = best_count(part.length, batch, ONEDNN if part.replays else cost, burn, whole=part.replays)
             count = self.segments if isinstance(self.segments, int) else best
         count = min(count, part.length)
         if self.max_sweeps is None:
-            patience = Patience(within(self.tolerance, part.like.dtype), count - 1, worth(count, batch, free))
+            patience = Patience(within(self.tolerance, part.like.dtype), count - 1, segments_worth(count, batch, cost))
         else:
             patience = Patience(within(self.tolerance, part.like.dtype), min(self.max_sweeps, count - 1), inf)
         return SegmentPlan(count, min(burn, part.length // count), patience)

@@ -50,7 +50,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
         chain.memory.of("segments"),
         len(chain),
         chain.like[0],
-        isinstance(chain, CellChain),
+        chain.kind,
     )
     replay = chain.told.replay if chain.told else None
     plan = rule.plan(part, replay.count if replay else None)
@@ -63,7 +63,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
     elif isinstance(chain, CellChain) and chain.gates is not None:
         segments = GRUPieces(chain, chain.gates, direct, plan)
     else:
-        segments = _Segments(chain, direct, plan, part.known)
+        segments = _Segments(chain, direct, plan)
     reach = None if rule.corrector is None or isinstance(segments, ReplayPieces) else segments.reach
     result, outcome = settle(segments.run, segments.guess(), plan.patience, reach, reverse=True)
     return segments.gradients(result) if outcome.settled else None, FinishedPass(part, plan, outcome)
@@ -72,10 +72,10 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
 class _Segments:
     """The links of a chain in segments, and the direct cotangents."""
 
-    def __init__(self, chain: TimeChain, direct: State, plan: SegmentPlan, known: bool):
+    def __init__(self, chain: TimeChain, direct: State, plan: SegmentPlan):
         self.chain, self.length, self.count, self.burn = chain, len(chain), plan.count, plan.burn
         # Closed forms need no copy; other cells take their rows in one dimension.
-        regroup = pieces if known else cut
+        regroup = pieces if isinstance(chain, CellChain) else cut
         self.links = chain.regrouped(lambda x: regroup(x, self.count))
         given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]
         if missing := -self.length % self.count:

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
+from gradfree.devices.recurrent_costs import runs_faster_packed
 from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import Replay, replays
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
 from gradfree.segments.settling import Run, settle
 from gradfree.time.closed_forms import linearise
-from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_plainly
+from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_packed, run_plainly
 
 
 class InSegments(Forward):
@@ -31,11 +32,7 @@ class InSegments(Forward):
 
     def allows(self, recurrence: Recurrence) -> bool:
         """Tell whether the sequences are whole and long enough."""
-        if not recurrence.is_whole:
-            return False
-        x = recurrence.x
-        units = recurrence.first[0].shape[-1]
-        return self.rule.cuts(len(x), x.shape[1], units, x.device, recurrence.mode is not None)
+        return recurrence.is_whole and self.rule.cuts(_part(recurrence))
 
     def run(self, recurrence: Recurrence) -> Trajectory:
         """Return outputs to the rule's tolerance, or where they do not settle in time the sequential ones."""
@@ -43,24 +40,28 @@ class InSegments(Forward):
 
     def _run(self, recurrence: Recurrence) -> Trajectory:
         """Run one direction."""
-        x, (like, *_) = recurrence.x, (part.flatten(0, -2) for part in recurrence.first)
-        known = recurrence.mode is not None
-        (name,), (path,) = recurrence.names, recurrence.paths
         graph = replays(recurrence) and self.rule.corrector is None
-        part = Part(path, "forward", name, recurrence.memory.of("segments"), len(x), like, known, graph)
+        part = replace(_part(recurrence), replays=graph)
         plan = self.rule.plan(part)
         if plan is None:
             return run_plainly(recurrence)._replace(told=[FinishedPass(part)])
-        behind = self.rule.plan(replace(part, what="backward"), plan.count)
+        behind = self.rule.plan(replace(part, what="backward", fused=False), plan.count)
         segments: _Segments | GRUSegments
         if keeps_gates(recurrence):
             segments = GRUSegments(recurrence, plan)
         else:
             segments = _Segments(recurrence, plan, graph, plan.burn if behind is None else behind.burn)
-        reach = segments.reach if self.rule.corrector and known else None
+        reach = segments.reach if self.rule.corrector and recurrence.mode is not None else None
         found, outcome = settle(segments.run, segments.guess(), plan.patience, reach)
         whole = segments.whole(found) if outcome.settled else run_plainly(recurrence)
         return whole._replace(told=[FinishedPass(part, plan, outcome, segments.replay if outcome.settled else None)])
+
+
+def _part(recurrence: Recurrence) -> Part:
+    """Return the pass of the first direction."""
+    (name, *_), (path, *_), fused = recurrence.names, recurrence.paths, recurrence.cell is None
+    like, length = recurrence.first[0][0] if fused else recurrence.first[0], len(recurrence.x)
+    return Part(path, "forward", name, recurrence.memory.of("segments"), length, like, recurrence.kind, fused)
 
 
 class _Segments:
@@ -119,7 +120,8 @@ class _Segments:
         """Run segments from ``entering``, (C, B, ·) each, by the ways that run any recurrence."""
         single = self.recurrence.cell is not None
         first = [start.flatten(0, 1) if single else start.flatten(0, 1)[None] for start in entering]
-        return run_plainly(replace(self.recurrence, x=x, first=first, lean=lean))
+        called = replace(self.recurrence, x=x, first=first, lean=lean)
+        return run_packed(called) if not single and runs_faster_packed(first[0][0]) else run_plainly(called)
 
     def _parts(self, finals: Sequence[Tensor]) -> list[Tensor]:
         return [final.reshape(self.count, -1, final.shape[-1]) for final in finals]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
+from gradfree.devices.device import longest_call
 from gradfree.time.cell_layer import ElementwiseCell, steps_of
 from gradfree.time.gru_forward import gru_with_gates, pays
 from gradfree.time.packing import Packing
@@ -136,17 +137,46 @@ class Fused(Forward):
 
 
 def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
-    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states."""
+    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states.
+
+    Of more steps than the kernel takes, in several calls; packed sequences that long are left to the kernel.
+    """
+    most = longest_call(recurrence.x.device)
+    if recurrence.packing is not None:
+        return _call(recurrence, recurrence.packing.batch_sizes)
+    if most is None or len(recurrence.x) <= most:
+        return _call(recurrence)
+    whole = by_direction(recurrence, lambda one: _in_calls(one, most))
+    return whole.out, *whole.finals
+
+
+def run_packed(recurrence: Recurrence) -> Trajectory:
+    """Run whole sequences as packed ones of one length: cuDNN takes another kernel, which rounds otherwise."""
+    length, batch, _ = recurrence.x.shape
+    sizes = torch.full((length,), batch, dtype=torch.int64, device="cpu")
+    out, *finals = _call(replace(recurrence, x=recurrence.x.flatten(0, 1)), sizes)
+    return Trajectory(out.unflatten(0, (length, batch)), finals)
+
+
+def _call(recurrence: Recurrence, batch_sizes: Tensor | None = None) -> Sequence[Tensor]:
     x, weights, directions = recurrence.x, recurrence.weights, recurrence.directions
     assert recurrence.mode is not None
     hx = recurrence.first if len(recurrence.first) > 1 else recurrence.first[0]
     options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
     found: Sequence[Tensor]
-    if recurrence.packing is None:
+    if batch_sizes is None:
         found = _KERNELS[recurrence.mode](x, hx, weights, *options, False)
     else:
-        found = _KERNELS[recurrence.mode](x, recurrence.packing.batch_sizes, hx, weights, *options)
+        found = _KERNELS[recurrence.mode](x, batch_sizes, hx, weights, *options)
     return found
+
+
+def _in_calls(recurrence: Recurrence, most: int) -> Trajectory:
+    outs, finals = list[Tensor](), recurrence.first
+    for x in recurrence.x.split(most):
+        out, *finals = _call(replace(recurrence, x=x, first=finals))
+        outs.append(out)
+    return Trajectory(torch.cat(outs), finals)
 
 
 class StepByStep(Forward):

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -139,6 +140,40 @@ def test_trying_on_a_device_without_random_numbers_draws_none_on_the_cpu():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Watched(torch.autograd.Function):
+    """Notes in the backward pass whether TF32 is allowed."""
+
+    allowed: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        Watched.allowed.append(torch.backends.cudnn.allow_tf32)
+        return g
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + Watched.apply(self.linear(x))
+
+
+def test_tf32_is_off_in_a_step_in_which_an_engines_gradients_are_compared():
+    model = nn.Sequential(Block(), Block())
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True), ENGINES["highway_bp"].attach(model) as handle:
+        for compares in (True, False):
+            Watched.allowed.clear()
+            handle.compare(compares)
+            model(torch.randn(3, 4)).sum().backward()
+            assert set(Watched.allowed) == {not compares}
+
+
 @pytest.mark.usefixtures("_a_device_like_any_other")
 def test_a_model_that_is_moved_between_two_backward_passes_keeps_its_temperature_on_one_device():
     model = nn.Sequential(nn.Linear(6, 6, device="cpu"), nn.Tanh(), nn.Linear(6, 3, device="cpu"))
@@ -164,7 +199,7 @@ def test_time_on_a_device_without_events_is_taken_behind_its_work(monkeypatch):
 
 
 def test_tf32_is_off_while_gradients_are_compared_and_the_users_own_behind():
-    allowed = []
+    allowed: ClassVar[list[bool]] = []
     model, batch = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), (torch.randn(4, 6), torch.randn(4, 3))
     # One backend's settings stand for all.
     model.register_forward_hook(lambda *_: allowed.append(torch.backends.cudnn.allow_tf32))

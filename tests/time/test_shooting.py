@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gradfree
 from gradfree import ChainError
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.segments.costs import best_count
+from gradfree.devices.recurrent_costs import StepCost, best_count
 from gradfree.testing.cases.models import OwnCell
 from gradfree.time.forward import _KERNELS
 
@@ -204,7 +204,7 @@ def test_auto_cuts_where_segments_can_win(shape, units, cut, device):
     ("length", "counts"), [(4096, (32, 64)), (16384, (64, 128)), (4099, range(36, 56)), (2 * 2053, range(36, 56))]
 )
 def test_auto_leaves_no_step_over_where_a_number_of_segments_allows_it(length, counts):
-    assert best_count(length, 1, 16.0, burn=32) in counts
+    assert best_count(length, 1, StepCost(16.0), burn=32) in counts
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}])

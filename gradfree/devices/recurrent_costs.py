@@ -1,0 +1,166 @@
+"""When cutting a recurrence, or sweeping over it, pays: all rules of cost for chains in time, and their figures.
+
+A rule takes sizes and a device, and looks at no tensor. Figures of CPUs are measured. Those of every other device are
+estimates that no measurement of ours backs yet: on GPUs by what is published of cuDNN's kernels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradfree.devices.device import runs_cudnn
+
+# What segments must promise to win, for the copies into segments that the model leaves out: measured.
+_MARGIN = 1.5
+# What steps that are left over cost at most beside the model, for copies that they need: measured, 1.15 to 1.3.
+_LEFT_OVER = 1.2
+
+# What a sweep of Newton's method takes for a row, in multiples of what a step takes for it, and to start, in starts of
+# a step: measured for torch's own cells and for those with separate units. Dense Jacobians take a product a unit.
+_ROW, _START = 3.0, 50.0
+# Layers have not been seen to take fewer sweeps, with K a part of F, and with all of it.
+_FEWEST, _FEWEST_OF_ALL = 8, 3
+
+_SMALL = 128
+"""Up to so many units cuDNN keeps the weights in registers, forward and backward."""
+_COLLAPSING = range(_SMALL + 1, 193)
+"""Units for which it does so forward alone, three to five times slower than its other kernels from some 16 rows on."""
+_SHORT_FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Of what it keeps there."""
+
+
+class StepCost(NamedTuple):
+    """What a step of a recurrence takes, in starts of a step of segments.
+
+    Attributes:
+        free: the rows of a batch whose work takes as long as a step of segments takes to start.
+        start: what a step of the sequential call takes to start.
+        row: what it takes for a row; ``None`` for as much as in segments.
+    """
+
+    free: float
+    start: float = 1.0
+    row: float | None = None
+
+    def sequential(self, batch: int) -> float:
+        """Return what a step of the sequential call takes."""
+        return self.start + batch * (1 / self.free if self.row is None else self.row)
+
+    def segments(self, rows: int) -> float:
+        """Return what a step of segments takes that have so many rows together."""
+        return 1 + rows / self.free
+
+
+ONEDNN = StepCost(1.0)
+"""Of oneDNN's LSTM, whose steps start at once: measured."""
+
+
+def step_cost(device: torch.device, units: int, known: bool) -> StepCost:
+    """Return the cost of a step in small operations: measured on a CPU, an estimate elsewhere.
+
+    Args:
+        device: where the chain runs.
+        units: H.
+        known: whether the cell is one of torch's own.
+    """
+    if device.type != "cpu":
+        return StepCost(2**25 / units**2)
+    return StepCost((16.0 if known else 128.0) * min(1.0, (64 / units) ** 0.5))
+
+
+def kernel_cost(like: Tensor, kind: str) -> StepCost:
+    """Return the cost of a forward step in a kernel of torch's for whole sequences: an estimate but on a CPU.
+
+    Args:
+        like: a state, (B, H), not looked at.
+        kind: which of torch's own cells it runs.
+    """
+    batch, units = like.shape
+    usual = step_cost(like.device, units, known=True)
+    if not runs_cudnn(like.device) or like.dtype not in _SHORT_FORMATS:
+        return usual
+    if units <= _SMALL:
+        # 0.6 µs a step of 64 units, and some 0.01 µs for a row, in segments too.
+        return StepCost(64.0)
+    if units in _COLLAPSING:
+        # 3 µs a step and 0.7 µs for a row, beside some 11 µs a step of segments, which are packed.
+        return StepCost(usual.free, start=0.3, row=0.06)
+    if kind == "LSTM" and like.dtype is torch.float16 and units % 128 == 0 and batch % 8 == 0 and batch <= 128:
+        # 2 µs a step by a kernel that takes no larger batch.
+        return StepCost(usual.free, start=0.2)
+    return usual
+
+
+def runs_faster_packed(like: Tensor) -> bool:
+    """Tell whether sequences of one length are to be packed, for cuDNN to take another kernel: an estimate.
+
+    Args:
+        like: a state, (rows, H), not looked at.
+    """
+    rows, units = like.shape
+    return rows >= 16 and units in _COLLAPSING and like.dtype in _SHORT_FORMATS and runs_cudnn(like.device)
+
+
+def is_known(kind: str) -> bool:
+    """Tell whether ``kind`` is one of torch's own cells."""
+    return kind not in ("separate units", "any")
+
+
+def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
+    """Tell whether segments are expected to win; arguments as those of :func:`best_count`."""
+    if length < 4 * burn:
+        return False
+    count = best_count(length, batch, cost, burn)
+    return _MARGIN * _steps(length, batch, cost, count, burn) < length * cost.sequential(batch)
+
+
+@cache
+def best_count(length: int, batch: int, cost: StepCost, burn: int, whole: bool = False) -> int:
+    """Return the number of segments, at least 2, in which ``length`` steps run fastest by the model.
+
+    Args:
+        length: T.
+        batch: B.
+        cost: of a step.
+        burn: the steps that the first guess takes.
+        whole: whether only numbers that leave no step over will do, if there are any.
+    """
+
+    def taken(count: int) -> float:
+        return _steps(length, batch, cost, count, burn)
+
+    counts = range(2, max(3, min(1024, length // 8)))
+    best = min(counts, key=taken)
+    # Of two as good ones the larger: its steps have more rows, and may keep their gates.
+    even = min((count for count in reversed(counts) if length % count == 0), key=taken, default=best)
+    return even if whole or taken(even) <= _LEFT_OVER * taken(best) else best
+
+
+def segments_worth(count: int, batch: int, cost: StepCost) -> float:
+    """Return how many sweeps of ``count`` segments take as long as one sequential call."""
+    return count * cost.sequential(batch) / cost.segments(count * batch)
+
+
+def _steps(length: int, batch: int, cost: StepCost, count: int, burn: int) -> float:
+    """Return what a guess, a run in segments and the steps that are left over take."""
+    return (length // count + burn) * cost.segments(count * batch) + length % count * cost.sequential(batch)
+
+
+def sweeps_worth(length: int, like: Tensor, kind: str, jacobian: str) -> int:
+    """Return how many of Newton's sweeps take as long as the sequential call, 0 if too few.
+
+    Args:
+        length: T.
+        like: a state, (B, H), on the device in question; not looked at.
+        kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
+        jacobian: the option.
+    """
+    (batch, units), separate = like.shape, kind == "separate units"
+    cost = ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_known(kind))
+    row = _ROW if separate or (jacobian != "dense" and kind != "any") else _ROW * units
+    worth = int(length * cost.sequential(batch) / (_START + row * length * batch / cost.free))
+    return worth if worth >= (_FEWEST_OF_ALL if separate or jacobian == "dense" else _FEWEST) else 0

@@ -1,0 +1,83 @@
+"""Rules of cost for chains in time, as they are for cuDNN's kernels: estimates, tried where there is no GPU."""
+
+import pytest
+import torch
+from oracles import off_by
+from torch import nn
+
+import gradfree
+from gradfree.devices.recurrent_costs import best_count, kernel_cost, segments_pay
+from gradfree.time import forward
+
+
+@pytest.fixture(autouse=True)
+def _cudnn(monkeypatch):
+    """Rules take every device for one with cuDNN."""
+    monkeypatch.setattr("gradfree.devices.recurrent_costs.runs_cudnn", lambda device: True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype", "pays"),
+    [
+        ("GRU", (1, 16384, 64), torch.float32, True),
+        ("GRU", (1, 16384, 160), torch.float32, True),
+        ("GRU", (1, 16384, 512), torch.float32, True),
+        ("GRU", (8, 4096, 256), torch.float32, True),
+        ("LSTM", (256, 1024, 64), torch.float32, False),
+        ("LSTM", (16, 1024, 768), torch.float16, False),
+        ("LSTM", (17, 1024, 768), torch.float16, True),
+    ],
+)
+def test_segments_pay_where_cudnn_leaves_something_to_gain(kind, shape, dtype, pays):
+    batch, length, units = shape
+    like = torch.empty(batch, units, dtype=dtype, device="meta")
+    assert segments_pay(length, batch, kernel_cost(like, kind), burn=32) is pays
+
+
+def test_narrow_layers_take_fewer_segments_than_rows_would_be_free_in_other_kernels():
+    narrow, wide = (torch.empty(8, units, dtype=torch.float32, device="meta") for units in (128, 256))
+    counts = [best_count(4096, 8, kernel_cost(like, "GRU"), burn=32) for like in (narrow, wide)]
+    assert counts[0] < counts[1] / 2
+
+
+@pytest.mark.parametrize(("units", "packed"), [(128, False), (160, True), (192, True), (208, False)])
+def test_segments_are_packed_where_a_larger_batch_would_slow_cudnn_down(units, packed, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    rnn, x, kernel, given = nn.RNN(4, units), torch.randn(256, 1, 4), torch._VF.rnn_tanh, []
+
+    def watched(data, sizes_or_state, state_or_weights, *rest):
+        given.append(isinstance(state_or_weights, torch.Tensor))
+        return kernel(data, sizes_or_state, state_or_weights, *rest)
+
+    with torch.no_grad():
+        rnn.weight_hh_l0.mul_(0.5)
+    expected = rnn(x)[0]
+    monkeypatch.setitem(forward._KERNELS, "RNN_TANH", watched)
+    with gradfree.create_engine("shooting", segments=16).attach(rnn):
+        out, _ = rnn(x)
+        out.sum().backward()
+    assert off_by([out], [expected]) < 1e-4
+    assert set(given) == {packed}
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_sequences_longer_than_the_kernel_takes_run_in_several_calls(layer, bidirectional, monkeypatch):
+    module, x = layer(3, 5, num_layers=2, bidirectional=bidirectional), torch.randn(23, 2, 3, requires_grad=True)
+    lengths = []
+
+    def found():
+        out, final = module(x)
+        parts = [out, *(final if isinstance(final, tuple) else [final])]
+        return [*parts, *torch.autograd.grad(sum(part.pow(2).sum() for part in parts), [x, *module.parameters()])]
+
+    expected = found()
+    monkeypatch.setattr(forward, "longest_call", lambda device: 7)
+    for name, kernel in forward._KERNELS.items():
+        monkeypatch.setitem(
+            forward._KERNELS, name, lambda x, *rest, _k=kernel: (lengths.append(len(x)), _k(x, *rest))[1]
+        )
+    with gradfree.create_engine("backprop").attach(module):
+        assert off_by(found(), expected) < 1e-12
+    assert lengths
+    assert max(lengths) <= 7
