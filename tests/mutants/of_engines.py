@@ -1,0 +1,245 @@
+"""Mutants of engines for chains in depth, of those for layers, and of what reads, keeps and compares gradients."""
+
+from mutant import mutant
+
+UNUSUAL = "depth/unusual/test_unusual_passes.py"
+EXACT = "depth/test_exactness.py"
+LAYERS = "gradfree/layers/*.py"
+
+MUTANTS = (
+    mutant(
+        "the recurrence reads the residual path one link off",
+        "algebra/test_scan.py",
+        ("gradfree/algebra/cotangents.py", "times(delta[i + 1], factors[i + 1])", "times(delta[i + 1], factors[i])"),
+    ),
+    mutant(
+        "one iteration less than asked for",
+        UNUSUAL,
+        (
+            "gradfree/engines/sweeps.py",
+            "min(self.sweeps, len(system) - 1)",
+            "min(self.sweeps, len(system) - 1) - 1",
+        ),
+    ),
+    mutant(
+        "an iteration takes one state more for exact than is",
+        EXACT,
+        ("gradfree/engines/sweeps.py", "        self._exact = 1\n", "        self._exact = 2\n"),
+    ),
+    mutant(
+        "iterations end where they still change something",
+        "front/test_tolerance.py",
+        ("gradfree/engines/sweeps.py", "bool(change > tolerance)", "bool(change < tolerance)"),
+    ),
+    mutant(
+        "a window of one link more",
+        EXACT,
+        ("algorithms/truncated.py", "return self.window - 1", "return self.window"),
+    ),
+    mutant(
+        "γ is the share of K, not that of the iterations",
+        EXACT,
+        ("algorithms/highway_bp.py", "chain.residual(1.0 - self.gamma, self.block)", "chain.residual(self.gamma)"),
+    ),
+    mutant(
+        "the ramp of feedback runs from one to zero",
+        "time/test_recurrent.py front/test_conformance.py",
+        ("algorithms/dsf.py", "torch.linspace(0, 1, units,", "torch.linspace(1, 0, units,"),
+    ),
+    mutant(
+        "the running mean of the gate takes the new value whole",
+        "time/test_gate_mean.py chains/test_memory.py",
+        ("gradfree/chains/memory.py", "old.lerp(value, momentum)", "old.lerp(value, 1 - momentum)"),
+    ),
+    mutant(
+        "a segment begins one link too late",
+        "depth/test_segments.py",
+        ("gradfree/engines/segmented.py", "[end - size + 1 for", "[end - size + 2 for"),
+    ),
+    mutant(
+        "what a border changes by is carried on with the wrong sign",
+        "depth/test_segments.py",
+        (
+            "gradfree/engines/segmented.py",
+            "change = plus(after, None if before is None else -before)",
+            "change = plus(before, None if after is None else -after)",
+        ),
+    ),
+    mutant(
+        "direct cotangents inside a segment are lost",
+        "depth/test_segments.py",
+        ("gradfree/engines/segmented.py", "delta[i - 1] = plus(self.direct[i - 1], carried)", "delta[i - 1] = carried"),
+    ),
+    mutant(
+        "cyclic reduction multiplies its matrices in the other order",
+        "algebra/test_cyclic_reduction.py",
+        (
+            "gradfree/algebra/cyclic_reduction.py",
+            "links[stride:] @ links[:-stride]",
+            "links[:-stride] @ links[stride:]",
+        ),
+    ),
+    mutant(
+        "the error is sent back through all layers but the last",
+        "algorithms/test_foton.py",
+        (LAYERS, "for i in range(self.last, -1, -1):", "for i in range(self.last - 1, -1, -1):"),
+    ),
+    mutant(
+        "the second pass starts on the other side of the input",
+        "algorithms/test_foton.py",
+        (LAYERS, "second = self.recording.initial - shift", "second = self.recording.initial + shift"),
+    ),
+    mutant(
+        "differences of two passes are not scaled back to the error's norm",
+        "algorithms/test_foton.py algorithms/test_foton_second_pass.py",
+        (LAYERS, "difference=(x - second).mul_(_broadcast(norms, x))", "difference=x - second"),
+    ),
+    mutant(
+        "the second pass draws dropout masks of its own",
+        "algorithms/test_foton_second_pass.py algorithms/test_pepita.py algorithms/test_foton.py",
+        (
+            LAYERS,
+            "# Linear: its Jacobian has the mask.\n                second = self.pulled(link, second)",
+            "second = link.block.forward(second)",
+        ),
+    ),
+    mutant(
+        "a loss on a layer inside the chain is not refused",
+        "layers/test_layers.py algorithms/test_layered_engines.py",
+        (
+            LAYERS,
+            "direct[:-1], strict=True):\n            if e is not None:",
+            "direct[:-1], strict=True):\n            if False:",
+        ),
+    ),
+    mutant(
+        "weights that have changed since the pass are run again",
+        "layers/test_layers.py algorithms/test_foton_refusals.py",
+        (LAYERS, "        self.recording.check_versions()\n", ""),
+    ),
+    mutant(
+        "layers of another dtype than in the pass are solved",
+        "layers/test_layers.py",
+        (LAYERS, "        self.recording.check_parameters()\n", ""),
+    ),
+    mutant(
+        "a kept F is never made anew",
+        "algorithms/test_foton.py",
+        ("algorithms/foton.py", 'memory.of("foton").clear()', "pass"),
+    ),
+    mutant(
+        "with an F that is kept the error enters transposed to nothing before the chain",
+        "algorithms/test_foton.py layers/test_layers.py",
+        ("algorithms/foton.py", "if chain.recording.goes_on:", "if False:"),
+    ),
+    mutant(
+        "weights are made orthogonal one step late",
+        "orthogonal/test_orthogonality.py",
+        ("gradfree/orthogonal/retraction.py", "if count % self._every == 0", "if count % self._every == 1"),
+    ),
+    mutant(
+        "the temperature multiplies the error",
+        "orthogonal/test_temperature.py",
+        ("gradfree/orthogonal/engine.py", "(e / factor)", "(e * factor)"),
+    ),
+    mutant(
+        "feedback alignment sends the error through the weights themselves",
+        "algorithms/test_feedback_alignment.py algorithms/test_random_feedback.py",
+        (
+            "algorithms/fa.py",
+            "matrix = self.matrix(chain.memory, link.path, weight_of(link.block).shape, delta)",
+            "matrix = weight_of(link.block)",
+        ),
+    ),
+    mutant(
+        "feedback alignment gives what lies before the chain nothing",
+        "algorithms/test_feedback_alignment.py algorithms/test_random_feedback.py layers/test_layers.py",
+        ("algorithms/fa.py", "return total._replace(initial=delta)", "return total"),
+    ),
+    mutant(
+        "direct feedback does not go through a layer's own activation",
+        "algorithms/test_random_feedback.py algorithms/test_layered_engines.py",
+        ("algorithms/dfa.py", "            delta = chain.pulled(link, delta)\n", "            pass\n"),
+    ),
+    mutant(
+        "feedback is drawn anew in each pass",
+        "algorithms/test_random_feedback.py",
+        (
+            "gradfree/engines/feedback.py",
+            "        if matrix is None:\n",
+            "        if True:\n            key += f' {len(kept)}'\n",
+        ),
+    ),
+    mutant(
+        "mirroring leads feedback away from the weights",
+        "algorithms/test_pepita.py",
+        ("algorithms/pepita.py", "moved = matrix + self.mirror_rate", "moved = matrix - self.mirror_rate"),
+    ),
+    mutant(
+        "PEPITA takes the first pass's inputs",
+        "algorithms/test_pepita.py",
+        ("algorithms/pepita.py", "norms, second=True)", "norms, second=False)"),
+    ),
+    mutant(
+        "fidelity is relative to the engine's own gradient",
+        "front/test_fidelity.py",
+        ("gradfree/fidelity.py", "(g - exact).norm() / exact_norm)", "(g - exact).norm() / norm)"),
+    ),
+    mutant(
+        "fidelity takes a missing gradient for an exact one",
+        "front/test_fidelity.py",
+        ("gradfree/fidelity.py", "(torch.zeros_like(e) if a is None else a, e)", "(e if a is None else a, e)"),
+    ),
+    mutant(
+        "fidelity compares the engine with itself",
+        "front/test_fidelity.py",
+        (
+            "gradfree/fidelity.py",
+            "        with handle.exactly():\n            exact = gradients()\n    return _compare",
+            "        with handle.uncompared():\n            exact = gradients()\n    return _compare",
+        ),
+    ),
+    mutant(
+        "fidelity leaves buffers as its passes have made them",
+        "front/test_fidelity.py engines/test_dry_run.py",
+        ("gradfree/trial/intact.py", "                    buffer.copy_(value)\n", "                    pass\n"),
+    ),
+    mutant(
+        "the optimizer's checkpoint is without what the engine keeps",
+        "front/test_optimizer.py",
+        ("gradfree/optimizer.py", '{"gradfree": self.handle.state_dict()}', '{"gradfree": {}}'),
+    ),
+    mutant(
+        "a checkpoint that does not fit is loaded half",
+        "front/test_optimizer.py",
+        (
+            "gradfree/optimizer.py",
+            "            self.optimizer.load_state_dict(before)\n            raise",
+            "            raise",
+        ),
+    ),
+    mutant(
+        "gradients that have come past the engine are not mentioned",
+        "front/test_optimizer.py chains/test_bypass.py",
+        ("gradfree/optimizer.py", "        self.handle.watch()\n", ""),
+    ),
+    mutant(
+        "a detached engine leaves its hooks behind",
+        "depth/attaching/test_traces.py",
+        ("gradfree/chains/handle.py", "            part.remove()\n", "            pass\n"),
+    ),
+    mutant(
+        "second derivatives are taken for zero",
+        "depth/test_refusals.py",
+        (
+            "gradfree/torchside/guards.py",
+            "    if torch.is_grad_enabled():\n        raise",
+            "    if False:\n        raise",
+        ),
+    ),
+    mutant(
+        "anomaly detection says nothing about cotangents",
+        "depth/test_refusals.py",
+        ("gradfree/torchside/guards.py", "if torch.is_anomaly_enabled() and not _finite(cotangents):", "if False:"),
+    ),
+)

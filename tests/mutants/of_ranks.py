@@ -1,0 +1,83 @@
+"""Mutants of chains on several ranks."""
+
+from mutant import mutant
+
+RANKS = "ranks/test_exact_ranks.py"
+PIPELINE = "pipelines/test_forward_pipeline.py"
+
+MUTANTS = (
+    mutant(
+        "a rank's share of a shared weight's gradient is dropped",
+        RANKS,
+        (
+            "gradfree/*/messages.py",
+            "tensor += self.receive(torch.empty_like(tensor), other, number, SHARED, what)",
+            "self.receive(torch.empty_like(tensor), other, number, SHARED, what)",
+        ),
+    ),
+    mutant(
+        "the direct cotangent of a rank's last state is dropped",
+        RANKS,
+        (
+            "gradfree/engines/across.py",
+            "return own + self._line.from_right() if",
+            "return self._line.from_right() if",
+        ),
+    ),
+    mutant(
+        "what a rank's border changes by is carried on with the wrong sign",
+        RANKS,
+        ("gradfree/engines/across.py", "_along(end - before, factors)", "_along(before - end, factors)"),
+    ),
+    mutant(
+        "direct cotangents inside a rank's run are lost",
+        RANKS,
+        (
+            "gradfree/engines/across.py",
+            "delta = carried if i == 0 else plus(self._direct[i - 1], carried)",
+            "delta = carried",
+        ),
+    ),
+    mutant(
+        "a tap's cotangent does not come back to its rank",
+        RANKS,
+        (
+            "gradfree/ranks/*.py",
+            "sent = like.empty().zero_() if cotangent is None else cotangent\n",
+            "sent = like.empty().zero_()\n",
+        ),
+    ),
+    mutant(
+        "weights that modules around the chain share are each rank's own",
+        RANKS,
+        ("gradfree/ranks/shared.py", "if not trained or not torch.is_grad_enabled():", "if True:"),
+    ),
+    mutant(
+        "a microbatch counts as the whole batch",
+        PIPELINE,
+        ("gradfree/pipelines/forward_pipeline.py", "loss = share * self._loss(", "loss = self._loss("),
+    ),
+    mutant(
+        "a rank sends the transposed weights on without its own",
+        PIPELINE,
+        (
+            "gradfree/pipelines/forward_pipeline.py",
+            "                if role_of(layer) in LINEAR:\n",
+            "                if role_of(layer) in LINEAR and self._line.is_last:\n",
+        ),
+    ),
+    mutant(
+        "the outputs of microbatches are joined in the other order",
+        "ranks/test_microbatches.py",
+        (
+            "gradfree/ranks/microbatches.py",
+            "columns = zip(*(row for _, row in found), strict=True)",
+            "columns = zip(*(row for _, row in reversed(found)), strict=True)",
+        ),
+    ),
+    mutant(
+        "a model that mixes samples is cut into microbatches",
+        "ranks/test_microbatches.py",
+        ("gradfree/ranks/microbatches.py", "        refuse_mixing(model)\n", ""),
+    ),
+)

@@ -1,0 +1,239 @@
+"""Mutants of chains in time: closed forms, scans, segments, Newton's method, packed and interrupted sequences."""
+
+from mutant import mutant
+
+RECURRENT = "time/test_recurrent.py"
+SHOOTING = "time/test_shooting.py"
+NEWTON = "time/test_newton.py"
+CELLS = "time/cells/test_cell_layer.py"
+
+MUTANTS = (
+    mutant(
+        "the weights from state to state meet the states one step late",
+        RECURRENT,
+        ("gradfree/time/closed_chain.py", "_product(hidden[1:], self.out[:-1])", "_product(hidden[1:], self.out[1:])"),
+    ),
+    mutant(
+        "the first step is left out of the gradient of the weights from state to state",
+        RECURRENT,
+        ("gradfree/time/closed_chain.py", ".addmm_(hidden[0].t(), self.first[0])", ""),
+    ),
+    mutant(
+        "the gradient of a GRU's input goes through its reset gate",
+        RECURRENT,
+        (
+            "gradfree/time/closed_forms.py",
+            "torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])\n        return hidden",
+            "return hidden",
+        ),
+    ),
+    mutant(
+        "a GRU's update gate carries the new state",
+        RECURRENT,
+        ("gradfree/time/closed_forms.py", "torch.sub(before, n, out=f_z)", "torch.sub(n, before, out=f_z)"),
+    ),
+    mutant(
+        "an LSTM's output gate has the slope of no sigmoid",
+        RECURRENT,
+        ("gradfree/time/closed_forms.py", "tanh_c * o * (1 - o)]", "tanh_c * o]"),
+    ),
+    mutant(
+        "an LSTM's forget gate meets the memory behind the step",
+        RECURRENT,
+        ("gradfree/time/closed_forms.py", "before * f * (1 - f)", "c * f * (1 - f)"),
+    ),
+    mutant(
+        "an LSTM's state sends its memory nothing",
+        RECURRENT,
+        (
+            "gradfree/time/closed_forms.py",
+            "return None, delta[0][steps] * self.out[steps] * self.carry[steps]",
+            "return None, None",
+        ),
+    ),
+    mutant(
+        "step by step, an LSTM's memory forgets what its own cotangent is",
+        RECURRENT,
+        ("gradfree/time/closed_forms.py", "cs[t - 1].addcmul_(whole, fs[t])", "cs[t - 1].addcmul_(cs[t], fs[t])"),
+    ),
+    mutant(
+        "the cotangent of the final state is lost",
+        RECURRENT,
+        ("gradfree/time/fused_layer.py", "            e[-1] += final\n", "            pass\n"),
+    ),
+    mutant(
+        "the direct cotangent of the last step is lost in iterations",
+        RECURRENT,
+        (
+            "gradfree/time/chain.py",
+            "torch.cat([direct[:-1] + crossed, direct[-1:]])",
+            "torch.cat([direct[:-1] + crossed, torch.zeros_like(direct[-1:])])",
+        ),
+    ),
+    mutant(
+        "packed sequences get the final state's cotangent at the longest one's end",
+        "time/test_recurrent_input.py",
+        (
+            "gradfree/time/fused_layer.py",
+            "e.flatten(0, 1).index_add_(0, self.packing.last, final)",
+            "e[-1] += final",
+        ),
+    ),
+    mutant(
+        "packed sequences run backwards from the end of the longest",
+        "time/test_recurrent_input.py",
+        ("gradfree/time/packing.py", "lengths - 1 - step.unsqueeze(1)", "steps - 1 - step.unsqueeze(1)"),
+    ),
+    mutant(
+        "the mean gate counts padding",
+        "time/test_gate_mean.py",
+        (
+            "gradfree/time/chain.py",
+            "return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()",
+            "return d.mean((0, 1))",
+        ),
+    ),
+    mutant(
+        "any cell's cotangents go to the step behind",
+        f"{CELLS} time/cells/test_cells_in_use.py",
+        (
+            "gradfree/time/unrolled_chain.py",
+            "None if v is None else v[1:] for v",
+            "None if v is None else v[:-1] for v",
+        ),
+    ),
+    mutant(
+        "a cell that gives other states in one batch is not refused",
+        "time/cells/test_cell_refusals.py",
+        (
+            "gradfree/time/unrolled_chain.py",
+            "if not all(_close(a, s, within) for a, s in zip(again, states, strict=True)):",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "a cell with parameters of other than the pass is run again",
+        "time/cells/test_cell_refusals.py time/cells/test_cells_in_use.py",
+        (
+            "gradfree/time/unrolled_chain.py",
+            "if len(own) != len(parameters) or not all(map(_same, parameters, own)):",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "a scan's factors lie one step off",
+        "algebra/test_time_scan.py",
+        ("gradfree/algebra/time_scan.py", "factors[1:][order]", "factors[:-1][order]"),
+    ),
+    mutant(
+        "a scan's chunks reach as far as those of the other direction",
+        "algebra/test_time_scan.py",
+        (
+            "gradfree/algebra/time_scan.py",
+            "inside[:-1] if reverse else inside[1:]",
+            "inside[1:] if reverse else inside[:-1]",
+        ),
+    ),
+    mutant(
+        "a scan of several parts crosses them one step off",
+        "algebra/test_block_scan.py",
+        (
+            "gradfree/algebra/block_scan.py",
+            "term[here] += factor[1:] * y[there]",
+            "term[here] += factor[:-1] * y[there]",
+        ),
+    ),
+    mutant(
+        "the second direction's outputs stay in its own order",
+        SHOOTING,
+        ("gradfree/time/forward.py", "run.out.flip(0) if direction else run.out", "run.out"),
+    ),
+    mutant(
+        "borders move away from what enters them",
+        SHOOTING,
+        ("gradfree/segments/settling.py", "start[here] += jump", "start[here] -= jump"),
+    ),
+    mutant(
+        "segments settle at once",
+        SHOOTING,
+        (
+            "gradfree/segments/settling.py",
+            "outcome.settled = exact or outcome.mismatches[-1] <=",
+            "outcome.settled = True or outcome.mismatches[-1] <=",
+        ),
+    ),
+    mutant(
+        "segments go on with what did not settle",
+        SHOOTING,
+        (
+            "gradfree/segments/segmented_forward.py",
+            "segments.whole(found) if outcome.settled else run_plainly(recurrence)",
+            "segments.whole(found)",
+        ),
+    ),
+    mutant(
+        "gradients in segments are taken though they did not settle",
+        SHOOTING,
+        (
+            "gradfree/segments/segmented_backward.py",
+            "return segments.gradients(result) if outcome.settled else None,",
+            "return segments.gradients(result),",
+        ),
+    ),
+    mutant(
+        "on the way back a GRU's segment starts from the state behind its first step",
+        SHOOTING,
+        (
+            "gradfree/segments/gru_backward.py",
+            "unflatten(0, (plan.count, -1))[:-1, -1]",
+            "unflatten(0, (plan.count, -1))[1:, 0]",
+        ),
+    ),
+    mutant(
+        "a GRU's steps that no segment has are without the cotangents from behind",
+        SHOOTING,
+        ("gradfree/segments/gru_backward.py", "        entering[-1] = self.last\n", ""),
+    ),
+    mutant(
+        "what fills up the last segment gets cotangents",
+        SHOOTING,
+        (
+            "gradfree/segments/segmented_backward.py",
+            "F.pad(e, (0, 0, 0, 0, 0, missing))",
+            "torch.cat([e, e[-1:].expand(missing, -1, -1)])",
+        ),
+    ),
+    mutant(
+        "Newton's method takes the states behind the steps for those before",
+        NEWTON,
+        ("gradfree/newton/all_steps.py", "torch.cat([f.unsqueeze(0), part[:-1]])", "torch.cat([part[:1], part[:-1]])"),
+    ),
+    mutant(
+        "Newton's method ends after one iteration",
+        NEWTON,
+        ("gradfree/newton/iteration.py", "exact = outcome.sweeps >= len(state[0])", "exact = outcome.sweeps >= 1"),
+    ),
+    mutant(
+        "Newton's method solves for changes of the wrong sign",
+        NEWTON,
+        (
+            "gradfree/newton/all_steps.py",
+            "[new - old for new, old in zip(after, base, strict=True)]",
+            "[old - new for new, old in zip(after, base, strict=True)]",
+        ),
+    ),
+    mutant(
+        "dense links run forward by their own transposes",
+        NEWTON,
+        ("gradfree/newton/links.py", "self.matrices.flip(0).mT, back=True", "self.matrices.flip(0), back=True"),
+    ),
+    mutant(
+        "a layer's input that was changed in place is read again",
+        "time/test_recurrent_refusals.py",
+        (
+            "gradfree/torchside/guards.py",
+            "        raise changed_in_place(where) from error\n",
+            "        return tuple(ctx.to_save)\n",
+        ),
+    ),
+)
