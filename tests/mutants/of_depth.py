@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     mutant(
         "a state with a hook does not end its chain",
-        UNUSUAL,
+        f"{UNUSUAL} depth/attaching/test_splits.py depth/attaching/test_borders.py",
         (DEPTH, "        if has_hooks(state):\n", "        if False:\n"),
     ),
     mutant(
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     mutant(
         "what is computed from an older state and comes by a closure is not noticed",
-        UNUSUAL,
+        f"{UNUSUAL} depth/attaching/test_splits.py depth/attaching/test_borders.py",
         (DEPTH, "if not graph.stops <= own or not graph.kinds.isdisjoint(BORDERS):", "if False:"),
         (
             DEPTH,
@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     mutant(
         "an input that no block before had goes on in the same chain",
-        UNUSUAL,
+        f"{UNUSUAL} depth/attaching/test_splits.py",
         (DEPTH, "if tensor is not state and _number(recording, tensor) is None:", "if False:"),
         (DEPTH, "if recording.number(tensor) is None:", "if False:"),
     ),
@@ -140,12 +140,12 @@ MUTANTS = (
     ),
     mutant(
         "K is added where it is to be subtracted from F",
-        UNUSUAL,
+        EXACT,
         (DEPTH, "plus(v, None if known is None else -known)", "plus(v, known)"),
     ),
     mutant(
         "an iteration forgets direct cotangents",
-        UNUSUAL,
+        EXACT,
         ("gradfree/depth/*chain.py", "result = list(direct)", "result = [*[None] * (len(direct) - 1), direct[-1]]"),
     ),
     mutant(

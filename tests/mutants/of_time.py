@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     mutant(
         "packed sequences get the final state's cotangent at the longest one's end",
-        "time/test_recurrent_input.py",
+        f"{RECURRENT} time/test_recurrent_input.py",
         (
             "gradfree/time/fused_layer.py",
             "e.flatten(0, 1).index_add_(0, self.packing.last, final)",

@@ -1,6 +1,7 @@
 """Try each mutant on a copy of this tree: one of its tests must fail.
 
-``python tests/mutants/run_mutants.py [WORDS...]`` tries all mutants whose names contain one of the words.
+``python tests/mutants/run_mutants.py [WORDS...]`` tries all mutants whose names contain one of the words, and writes
+what became of them to ``results.txt``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mutant import Mutant
 
 TREE = Path(__file__).resolve().parents[2]
 MUTANTS = (*of_depth.MUTANTS, *of_engines.MUTANTS, *of_time.MUTANTS, *of_ranks.MUTANTS)
+RESULTS = Path(__file__).with_name("results.txt")
 # In seconds; a mutant may make ranks wait for each other.
 LONGEST = 400
 FAILED, NO_TESTS = 1, (4, 5)
@@ -39,7 +41,7 @@ def copied(tree: Path, folder: Path) -> Path:
 
 
 def caught_by(tree: Path, test: str) -> tuple[bool, str]:
-    """Return whether ``test`` fails, and its first failing case, or why there is none."""
+    """Return whether ``test`` fails, and its first failing case, all of it if it does not end, or why there is none."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "tests" / "support")]),
@@ -48,19 +50,25 @@ def caught_by(tree: Path, test: str) -> tuple[bool, str]:
     }
     command = [sys.executable, "-m", "pytest", test, "-x", "-n", "0", "-q", "-rf", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
-        [*command, "-W", "ignore"], cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, start_new_session=True
+        [*command, "-W", "ignore"],
+        cwd=tree,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         out, _ = process.communicate(timeout=LONGEST)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
-        return True, f"{test} does not end"
+        return True, test
     if process.returncode in NO_TESTS:
         return False, f"{test} is not there"
     if process.returncode not in (0, FAILED):
         return False, f"{test} cannot be collected"
-    failure = re.search(r"^FAILED (\S+::[^\[ ]+)", out, re.MULTILINE)
+    failure = re.search(r"^FAILED (.+?)( - .*)?$", out, re.MULTILINE)
     return process.returncode == FAILED, failure[1] if failure else ""
 
 
@@ -72,17 +80,23 @@ def tried(mutant: Mutant, tree: Path) -> str:
     path, text = found
     before = path.read_text(encoding="utf-8")
     compile(text, str(path), "exec")
-    path.write_text(text, encoding="utf-8")
     said = []
-    try:
-        for test in mutant.tests:
-            caught, what = caught_by(tree, test)
-            if caught:
-                return f"caught by {what}"
-            said += [what] * bool(what)
-    finally:
+    for test in mutant.tests:
+        path.write_text(text, encoding="utf-8")
+        caught, what = caught_by(tree, test)
         path.write_text(before, encoding="utf-8")
+        if caught and not caught_by(tree, what)[0]:
+            return f"caught by {what.partition('[')[0]}"
+        said += [f"{what} fails without it, too" if caught else what] * bool(what)
     return "; ".join(["SURVIVED", *said])
+
+
+def noted(results: dict[str, str]) -> None:
+    """Write ``results`` beside those of other mutants, in the order of the list."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    known = dict(line.split(": ", 1) for line in lines) | results
+    text = "".join(f"{mutant.name}: {known[mutant.name]}\n" for mutant in MUTANTS if mutant.name in known)
+    RESULTS.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
@@ -105,6 +119,7 @@ def main() -> int:
             result = tried(mutant, tree)
             survived += result.startswith("SURVIVED")
             print(f"{time.monotonic() - begun:5.0f} s  {mutant.name}: {result}", flush=True)
+            noted({mutant.name: result})
     return int(survived > 0)
 
 
