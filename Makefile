@@ -5,16 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Of `make gpu`: where, for how long, and the folder of logs and results.
 DEVICE ?= cuda
-GPU_MINUTES ?= 25
+GPU_MINUTES ?= 9
 OUT ?= results/gpu
-# What an image with torch, Lightning and pytest may yet lack; the platforms are those that manylinux wheels name.
-LACKING ?= datasets dill docstring_parser hypothesis jsonargparse multiprocess orthogonium sortedcontainers typeshed_client
-MANYLINUX := 2_28 2_27 2_17 2014 1
 
 # A test that hangs fails, by name, instead of all others.
 ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo test docs gpu wheels dist lint types layout wheel-test format clean
+.PHONY: help demo test docs gpu dist lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,12 +35,8 @@ dist: $(READY)  ## Build wheel and source distribution into dist/ and check thei
 wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
 	$(BIN)/pytest -m slow tests/packaging
 
-gpu:  ## Tests and suites on a GPU, with the PYTHON that is there, for GPU_MINUTES; again, it goes on where it stopped
+gpu:  ## Tests and suites on a GPU, by the PYTHON that is there, for GPU_MINUTES; called again, it goes on
 	$(PYTHON) .ci/gpu.py --device $(DEVICE) --minutes $(GPU_MINUTES) --out $(OUT)
-
-wheels: $(READY)  ## Bring what a GPU machine without a network may lack into .whl/, for Python 3.12 on x86-64
-	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-		$(patsubst %,--platform manylinux%_x86_64,$(patsubst 2_%,_2_%,$(MANYLINUX))) -c constraints.txt -d .whl $(LACKING)
 
 lint: $(READY) layout  ## Style, and the order of imports between rooms
 	$(BIN)/ruff check .

@@ -1,51 +1,60 @@
 """Everything of this checkout that wants a GPU, in one command that goes on where it stopped: ``make gpu``.
 
-First the tests on the device, then the suites of ``gradfree bench``, then the tests that take longest. Nothing is
-installed but the wheels of ``make wheels``, and those into build/.
+Stage by stage, the most valuable first: tests of exactness, the suites of ``gradfree bench``, other tests. Each has a
+share of the time. Nothing is installed: torch, Lightning and pytest are enough, and reports are made from the records
+on another machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
+from typing import Any, NamedTuple
 
 import recorded
 
 ROOT = Path(__file__).resolve().parent.parent
-WHEELS = ROOT / ".whl"
-NEEDED = ("torch", "numpy", "lightning", "torchmetrics", "pytest", "jsonargparse", "rich", "jinja2", "datasets")
-FILES = (
-    "front/test_conformance", "depth/test_exactness", "time/test_recurrent", "time/test_recurrent_in_models",
-    "time/test_recurrent_refusals", "time/test_gate_mean", "time/test_recurrent_input", "time/cells/test_cell_layer",
-    "time/cells/test_cell_refusals", "time/test_lean", "depth/attaching/test_attaching",
-    "depth/attaching/test_trained_parameters", "depth/attaching/test_traces", "depth/attaching/test_plain_backprop",
-    "front/test_precision", "algebra/test_time_scan", "algebra/test_triton_scan", "layers/test_layers",
+NEEDED = ("torch", "numpy", "lightning", "torchmetrics", "pytest")
+EXACTNESS = (
+    "front/test_conformance", "depth/test_exactness", "time/test_recurrent", "depth/test_batching",
+    "torchside/test_residual", "depth/programs/test_random_programs", "algebra/test_time_scan",
+    "algebra/test_triton_scan",
+)  # fmt: skip
+OTHERS = (
+    "time/test_recurrent_in_models", "time/test_recurrent_refusals", "time/cells/test_cell_layer",
+    "time/cells/test_cell_refusals", "depth/attaching/test_attaching", "depth/attaching/test_trained_parameters",
+    "depth/attaching/test_traces", "depth/attaching/test_plain_backprop", "front/test_precision", "layers/test_layers",
     "algorithms/test_foton", "algorithms/test_foton_second_pass", "algorithms/test_foton_refusals",
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
     "algorithms/test_orthogonal_backprop", "algorithms/test_layered_engines",
 )  # fmt: skip
-SUITES = ("scan", "gpu-time", "gpu-depth", "quick", "lightning", "rnn")
+SUITES = {"gpu-time": 8, "gpu-depth": 5, "scan": 2, "lightning": 2, "quick": 2}
+"""With the share of the time that each has."""
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")
 """Suites that need the data sets of $GRADFREE_DATA."""
+ALSO_NEEDED = {
+    "depth/programs/test_random_programs": "hypothesis",
+    "algorithms/test_layered_engines": "sklearn",
+    "lightning": "sklearn",
+    "quick": "sklearn",
+}
+"""What files of tests and suites are left out without."""
 _AT_ONCE = 4
 _TO_END = 30.0
 """Seconds for a process to end in once it is asked to."""
-
-
-class TimeIsOver(Exception):
-    """A process was stopped; what it finished is on record."""
 
 
 class Runner:
@@ -53,33 +62,28 @@ class Runner:
 
     Args:
         out: folder of logs and results.
-        seconds: from now.
-        extra: folder of packages that the interpreter lacks.
+        end: when the time is over.
     """
 
-    def __init__(self, out: Path, seconds: float, extra: Path):
-        self.out, self._end = out, monotonic() + seconds - _TO_END
-        path = os.pathsep.join(map(str, (ROOT, ROOT / ".ci", extra)))
+    def __init__(self, out: Path, end: float):
+        self.out, self.end = out, end
+        path = os.pathsep.join(map(str, (ROOT, ROOT / ".ci")))
         # cuBLAS adds in the same order each time, which tests for equal bits need.
         self._environment = os.environ | {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-    def __call__(self, log: str, *arguments: str) -> int:
-        """Return the exit code; everything printed goes to the file ``log``.
-
-        Raises:
-            TimeIsOver: before it had ended.
-        """
-        if monotonic() > self._end:
-            raise TimeIsOver
+    def __call__(self, log: str, *arguments: str) -> int | None:
+        """Return the exit code, ``None`` if the time was over before; everything printed goes to the file ``log``."""
+        if monotonic() > self.end:
+            return None
         with (self.out / log).open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT, env=self._environment, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
             try:
-                return process.wait(self._end - monotonic())
+                return process.wait(self.end - monotonic())
             except subprocess.TimeoutExpired:
-                raise TimeIsOver from None
+                return None
             finally:
                 _end(process)
 
@@ -92,19 +96,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_TO_END / 2)
 
 
-def run_tests(run: Runner, device: str, of: str, slow: bool) -> list[str]:
-    """Run those that have no outcome yet, some files at a time; return what went wrong.
+class Result(NamedTuple):
+    """What a stage came to: what went wrong, and whether the time was over before it had ended."""
 
-    Raises:
-        TimeIsOver: there was none left for some.
-    """
+    problems: list[str]
+    unfinished: bool
+
+
+def run_tests(files: tuple[str, ...], device: str, of: str, slow: bool, run: Runner) -> Result:
+    """Run those that have no outcome yet, some files at a time."""
     (run.out / "tests").mkdir(exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        files = [pool.submit(_run_file, run, device, of, slow, name) for name in FILES]
-    return [problem for file in files for problem in file.result()]
+        found = list(pool.map(lambda name: _run_file(run, device, of, slow, name), files))
+    return Result([problem for one in found for problem in one.problems], any(one.unfinished for one in found))
 
 
-def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> list[str]:
+def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> Result:
     log, record = f"tests/{Path(name).name}.log", record_of(run.out, name, slow)
     arguments = ["-m", "pytest", f"tests/{name}.py", "--device", device, "-m", "slow" if slow else "not slow"]
     arguments += ["-p", "recorded", "--record", str(record), "--record-of", of]
@@ -112,7 +119,9 @@ def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> list[
     failed = [outcome for outcome in recorded.read(record, of) if outcome["outcome"] == "failed"]
     problems = [f"{outcome['test']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
     # 0: all passed; 1: some failed, as the record tells; 5: none was left.
-    return problems if code in (0, 1, 5) else [*problems, f"tests/{name}.py ended with {code}: {run.out / log}"]
+    if code not in (None, 0, 1, 5):
+        problems.append(f"tests/{name}.py ended with {code}: {run.out / log}")
+    return Result(problems, code is None)
 
 
 def record_of(out: Path, name: str, slow: bool) -> Path:
@@ -120,54 +129,98 @@ def record_of(out: Path, name: str, slow: bool) -> Path:
     return out / "tests" / f"{Path(name).name}{'-slow' if slow else ''}.jsonl"
 
 
-def run_suite(run: Runner, device: str, suite: str) -> list[str]:
-    """Run the cases that have no record yet, and report; return what went wrong.
+def run_suite(suite: str, device: str, run: Runner) -> Result:
+    """Run the cases that have no record yet."""
+    log, folder, jobs = f"{suite}.log", run.out / suite, min(2 * _AT_ONCE, os.cpu_count() or 1)
+    # Not by the command line, whose parser is one more package.
+    call = f"run({suite!r}, Path({str(folder)!r}), device={device!r}, jobs={jobs})"
+    code = run(log, "-c", f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}")
+    failed = [record for record in records_in(folder) if "error" in record]
+    problems = [f"{record['case']}: {record['error'].splitlines()[-1]}" for record in failed]
+    if code and not problems:
+        problems.append(f"the suite ended with {code}: {run.out / log}")
+    return Result(problems, code is None)
 
-    Raises:
-        TimeIsOver: there was none left for some.
-    """
-    arguments = ("bench", "run", "--suite", suite, "--device", device, "--out", str(run.out / suite))
-    jobs = str(min(2 * _AT_ONCE, os.cpu_count() or 1))
-    log = f"{suite}.log"
-    code = run(log, "-c", "from gradfree.cli import main; main()", *arguments, "--jobs", jobs)
-    return [f"bench run ended with {code}: {run.out / log}"] if code else []
+
+def records_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a suite; a line that a killed process left half written is none."""
+    path = folder / "records.jsonl"
+    return [json.loads(line) for line in path.open(encoding="utf-8") if line.endswith("\n")] if path.exists() else []
 
 
 def counts(out: Path, of: str) -> str:
     """Return how many tests passed, failed and were skipped."""
-    found = [o for name in FILES for slow in (False, True) for o in recorded.read(record_of(out, name, slow), of)]
+    names = [(name, slow) for name in EXACTNESS + OTHERS for slow in (False, True)]
+    found = [outcome for name, slow in names for outcome in recorded.read(record_of(out, name, slow), of)]
     return ", ".join(f"{n} {what}" for what, n in sorted(Counter(o["outcome"] for o in found).items()))
 
 
 def digest(device: str) -> str:
-    """Return what outcomes of tests are of: the sources, the version of torch and the device."""
+    """Return what outcomes of tests are of: the sources, the version of torch and the device.
+
+    Raises:
+        SystemExit: the device is not there.
+    """
     import torch
 
+    sys.path.insert(0, str(ROOT))
+    from gradfree.devices.device import description, is_there
+
+    if not is_there(device):
+        sys.exit(f"torch {torch.__version__} finds no device {device} here.")
     found = hashlib.sha256()
     for folder in ("gradfree", "algorithms", "models", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    name = torch.cuda.get_device_name() if device == "cuda" else device
-    return f"sources {found.hexdigest()[:12]}, torch {torch.__version__}, {name}"
+    return f"sources {found.hexdigest()[:12]}, torch {torch.__version__}, {description(device)}"
 
 
-def lacking(extra: Path) -> list[str]:
-    """Return the packages that neither the interpreter has nor ``extra``."""
-    there = {found.name.lower() for found in metadata.distributions(path=[*sys.path, str(extra)])}
-    return [name for name in NEEDED if name not in there]
+def has_all(name: str) -> bool:
+    """Tell whether all is there that a file of tests or a suite needs; say so if not."""
+    needed = ALSO_NEEDED.get(name)
+    if needed is None or find_spec(needed):
+        return True
+    print(f"{name}: left out, {needed} is not installed")
+    return False
 
 
-def refuse_what_is_missing(device: str, extra: Path) -> None:
-    """End with one line if the device is not there, or packages that no wheel brings to ``extra``."""
-    if lacking(extra) and (wheels := [str(path) for path in sorted(WHEELS.glob("*.whl"))]):
-        command = ["-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
-        subprocess.run([sys.executable, *command, "--target", str(extra), *wheels], check=True)
-    if missing := lacking(extra):
-        sys.exit(f"{sys.executable} lacks {', '.join(missing)}; `make wheels` on a machine with a network brings them.")
-    import torch
+class Stage(NamedTuple):
+    """A part of the work: what does it, and its share of the time."""
 
-    if device == "cuda" and not torch.cuda.is_available():
-        sys.exit(f"torch {torch.__version__} finds no CUDA device here.")
+    name: str
+    work: Callable[[Runner], Result]
+    share: float
+
+
+def stages(device: str, of: str) -> list[Stage]:
+    """Return the stages in their order."""
+    exactness, others = (tuple(filter(has_all, files)) for files in (EXACTNESS, OTHERS))
+    suites = SUITES | (dict.fromkeys(WITH_DATA, 1) if os.environ.get("GRADFREE_DATA") else {})
+    return [
+        Stage("exactness", partial(run_tests, exactness, device, of, False), 3),
+        *(Stage(name, partial(run_suite, name, device), share) for name, share in suites.items() if has_all(name)),
+        Stage("other tests", partial(run_tests, others, device, of, False), 1),
+        Stage("slow tests", partial(run_tests, exactness + others, device, of, True), 1),
+    ]
+
+
+def run_stages(waiting: list[Stage], out: Path, end: float) -> tuple[list[str], bool]:
+    """Run each stage for its share of the time, then those that were not done; return these, and whether any failed."""
+    failed = False
+    while waiting and monotonic() < end:
+        left = []
+        for n, stage in enumerate(waiting):
+            begin = monotonic()
+            share = stage.share / sum(other.share for other in waiting[n:])
+            problems, unfinished = stage.work(Runner(out, begin + share * (end - begin)))
+            failed |= bool(problems)
+            left += [stage] * unfinished
+            state = "not done yet" if unfinished else "done"
+            told = f"{stage.name}: {state}, {monotonic() - begin:.0f} s"
+            told += f", {len(records_in(out / stage.name))} records" if (out / stage.name).is_dir() else ""
+            print("\n  ".join([told, *problems]), flush=True)
+        waiting = left
+    return [stage.name for stage in waiting], failed
 
 
 def main() -> None:
@@ -178,27 +231,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--device", required=True)
     options = parser.parse_args()
-    out, device = options.out.resolve(), options.device
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        sys.exit(f"{sys.executable} lacks {', '.join(missing)}.")
+    out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    extra = ROOT / "build" / "wheels"
-    refuse_what_is_missing(device, extra)
-    run, of = Runner(out, 60 * options.minutes - (monotonic() - begin), extra), digest(device)
-    suites = SUITES + (WITH_DATA if os.environ.get("GRADFREE_DATA") else ())
-    stages: Mapping[str, Callable[[], list[str]]] = {
-        "tests": partial(run_tests, run, device, of, slow=False),
-        **{suite: partial(run_suite, run, device, suite) for suite in suites},
-        "slow tests": partial(run_tests, run, device, of, slow=True),
-    }
+    of = digest(options.device)
     print(f"{of}; logs and results: {out}", flush=True)
-    left, failed = [], []
-    for name, stage in stages.items():
-        try:
-            problems = stage()
-        except TimeIsOver:
-            left.append(name)
-            continue
-        failed += problems
-        print("\n  ".join([f"{name}: {'failures' if problems else 'done'}", *problems]), flush=True)
+    left, failed = run_stages(stages(options.device, of), out, begin + 60 * options.minutes - _TO_END)
     print(f"tests: {counts(out, of)}")
     if left:
         sys.exit(f"The time is over; the same command goes on with: {', '.join(left)}.")

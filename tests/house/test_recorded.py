@@ -1,6 +1,10 @@
 """``make gpu`` goes on where it stopped: a test on record is not run again, until what is tested is something else."""
 
+import runpy
 from pathlib import Path
+from time import monotonic
+
+import pytest
 
 CI = Path(__file__).parents[2] / ".ci"
 
@@ -21,3 +25,33 @@ def test_tests_on_record_are_not_run_again_until_the_sources_change(pytester):
     record.write_text("".join(whole) + last[:10])
     assert run("one") == {"failed": 1, "deselected": 1}
     assert run("another") == {"passed": 1, "failed": 1}
+
+
+def test_each_stage_has_its_share_of_the_time_and_goes_on_with_what_is_left(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(CI)
+    gpu = runpy.run_path(str(CI / "gpu.py"))
+    calls = []
+
+    def stage(name, unfinished_at_first, problems=()):
+        def work(run):
+            calls.append((name, run.end - monotonic()))
+            first = [called for called, _ in calls].count(name) == 1
+            return gpu["Result"](list(problems), first and unfinished_at_first)
+
+        return gpu["Stage"](name, work, {"long": 3, "short": 1}[name])
+
+    left, failed = gpu["run_stages"](
+        [stage("long", True), stage("short", False, ["broken"])], tmp_path, monotonic() + 100
+    )
+    assert (left, failed) == ([], True)
+    assert [name for name, _ in calls] == ["long", "short", "long"]
+    assert [seconds for _, seconds in calls] == pytest.approx([75, 100, 100], abs=5)
+    assert "long: not done yet" in capsys.readouterr().out
+
+
+def test_nothing_runs_when_the_time_is_over(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(CI)
+    gpu = runpy.run_path(str(CI / "gpu.py"))
+    assert gpu["Runner"](tmp_path, monotonic() - 1)("log", "-c", "raise SystemExit") is None
+    left, failed = gpu["run_stages"]([gpu["Stage"]("one", None, 1)], tmp_path, monotonic() - 1)
+    assert (left, failed) == (["one"], False)
