@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
+from gradfree.devices.device import sent
 from gradfree.engines.options import check_count
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
@@ -88,5 +89,6 @@ class DSF(SweepEngine):
         if isinstance(self.feedback, tuple):
             if len(self.feedback) != units:
                 raise ChainError(f"DSF: feedback has {len(self.feedback)} numbers, but the states have {units} units.")
-            return chain.constant(chain.like.new_tensor(self.feedback, dtype=wide))
+            numbers = torch.tensor(self.feedback, dtype=wide, device="cpu")
+            return chain.constant(sent(numbers, chain.like.device))
         return chain.constant(cast("float", self.feedback))

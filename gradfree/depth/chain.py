@@ -127,7 +127,10 @@ class DepthChain(Chain):
     def mean_residual(self, momentum: float) -> list[Factor]:
         """Return the running mean of the residual path's diagonal: one number for all links and units."""
         wide = torch.promote_types(self.like.dtype, torch.float32)
-        means = [torch.as_tensor(f, dtype=wide, device=self.like.device).mean() for f in self.residual()[1:]]
+        means = [
+            f.to(wide).mean() if isinstance(f, Tensor) else self.like.new_full((), f, dtype=wide)
+            for f in self.residual()[1:]
+        ]
         if not means:
             return self.constant(0.0)
         mean = torch.stack(means).mean()

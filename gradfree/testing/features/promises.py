@@ -225,7 +225,11 @@ def _attributes(model: nn.Module) -> dict[str, dict[str, str]]:
 
 class _NoSync(TorchDispatchMode):
     _waiting = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+    _comparing = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default, torch.ops.aten.masked_select.default)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        require(func not in self._waiting, f"{func} waits for the device")
+        # What is kept on the CPU, as random states are, is no state or gradient.
+        compares = func in self._comparing and args[0].is_floating_point()
+        masked = func is torch.ops.aten.index.Tensor and any(i is not None and i.dtype is torch.bool for i in args[1])
+        require(not (func in self._waiting or compares or masked), f"{func} waits for the device")
         return func(*args, **(kwargs or {}))
