@@ -10,7 +10,7 @@ from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
-from gradfree.chains.report import Report
+from gradfree.chains.report import Report, path_name
 from gradfree.engines.across import OwnSegment
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
@@ -22,8 +22,8 @@ class Backprop(Engine):
 
     Args:
         plain: what is left to autograd. ``None``: chains in depth, where its own way to the same gradients is the
-            quickest; only recurrent layers are attached to, if there are any. ``True``: everything, the model trains
-            as it would without gradfree. ``False``: nothing, chains in depth are solved link by link, too.
+            quickest; only recurrent layers are attached to, with a warning if there are none. ``True``: everything, the
+            model trains as it would without gradfree. ``False``: nothing, chains in depth are solved link by link, too.
     """
 
     plain: bool | None = None
@@ -60,5 +60,8 @@ class Backprop(Engine):
             return super().find(model, chains)
         left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]
         report = validate(model, chains, [kind for kind in self.kinds if kind not in left], left)
-        notes = [] if report.chains or report.problems else ["nothing is attached: autograd computes all gradients"]
-        return replace(report, notes=notes)
+        if report.chains or report.problems or self.plain:
+            return report
+        depth = ", ".join(map(path_name, validate(model, chains, left).chains))
+        why = f"plain=False takes {depth}, too" if depth else "the model has no recurrent layer"
+        return replace(report, notes=[f"nothing is attached, autograd computes all gradients: {why}."])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gradfree.chains.chain import Chain
+from gradfree.engines.options import check_number
 from gradfree.engines.sweeps import IteratedEngine
 
 
@@ -40,8 +41,7 @@ class HighwayBP(IteratedEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int | float):
-            raise TypeError(f"HighwayBP: gamma must be a number from 0 to 1, not {self.gamma!r}.")
+        check_number(self, "gamma", "a number from 0 to 1")
         if not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"HighwayBP: gamma must be from 0 to 1, not {self.gamma}.")
         if not isinstance(self.block, bool):

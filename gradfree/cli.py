@@ -15,7 +15,7 @@ from gradfree import __doc__ as description
 from gradfree import __version__
 from gradfree.entries import ENGINES, MODELS, entries, load, lookup
 from gradfree.extras import MissingExtra, needs_extra
-from gradfree.wording import plain
+from gradfree.wording import of_docstring, plain
 
 COMMANDS = "gradfree.commands"
 _REMOVED = {
@@ -64,6 +64,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if given and _reads_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
+            if sys.flags.optimize > 1:
+                raise UsageError("Python runs with -OO, which takes away docstrings: options and charts need them.")
             with needs_extra("bench"):
                 from gradfree.command_parser import run_command
             run_command(commands, given, description)
@@ -119,7 +121,7 @@ def _tell(group: str, arguments: Sequence[str]) -> None:
     except (ValueError, ImportError) as error:
         raise UsageError(error) from None
     for name, entry in told:
-        print(f"{name}: {inspect.getdoc(entry)}\n\nOptions and defaults:")
+        print(f"{name}: {of_docstring(inspect.getdoc(entry) or '')}\n\nOptions and defaults:")
         options = inspect.signature(entry).parameters.values()
         print("\n".join(f"    {option.name} = {option.default!r}" for option in options) or "    none", end="\n\n")
     if not names:
@@ -131,7 +133,7 @@ def _list(group: str) -> None:
     width = max(map(len, found))
     for name, entry in found.items():
         try:
-            told = inspect.getdoc(load(entry)) or ""
+            told = of_docstring(inspect.getdoc(load(entry)) or "")
         except ImportError as error:
             told = str(error)
         print(f"{name:{width}}  {told.partition(chr(10))[0]}")

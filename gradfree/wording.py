@@ -14,6 +14,11 @@ def plain(text: str) -> str:
     return "".join(c for c in _ESCAPE.sub("", text) if c.isprintable() or c in "\n\t")
 
 
+def of_docstring(text: str) -> str:
+    """Return a docstring without its markup for Sphinx: ``:class:`~gradfree.Engine``` is Engine."""
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", text)
+
+
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
     """Return that no ``kind`` is called ``name``, with what is nearest to it, and all there are."""
     known = list(known)

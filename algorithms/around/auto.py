@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -22,6 +23,8 @@ from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
 from gradfree.trial.dry_run import Batch
+
+PLAIN = Backprop(plain=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,13 @@ class Auto(Engine):
         if not joined.ok:
             problems = "\n".join(f"- {problem}" for problem in joined.problems)
             raise ChainError(f"Auto cannot be attached to {type(model).__name__}:\n{problems}")
-        ways = [Way(_short(engine), partial(engine.attach, model, chains, **options)) for engine in _distinct(reports)]
+        if not joined.chains:
+            warnings.warn(f"Auto: {joined.notes[0]}", stacklevel=2)
+        ways = [
+            # What has nothing to attach to says so, each time that it is its turn.
+            Way(_short(engine), partial((engine if reports[engine].chains else PLAIN).attach, model, chains, **options))
+            for engine in _distinct(reports)
+        ]
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
         once = 1 if any(is_compiled(module) for module in model.modules()) else None
         return SwitchingHandle(ways, blocks or {"": model}, self._allowed, once)
@@ -103,11 +112,11 @@ class Auto(Engine):
 
 
 def _joined(reports: dict[Engine, Report]) -> Report:
-    fit, first = _distinct(reports), next(iter(reports.values()))
-    # An engine that attaches to nothing always fits: that it does is no answer to what stands in the others' way.
-    if not any(reports[engine].chains for engine in fit) and not first.ok:
-        return first
+    fit = _distinct(reports)
     chains = {path: site for engine in reversed(fit) for path, site in reports[engine].chains.items()}
+    if not chains:
+        # An engine that attaches to nothing always fits: the first says why the others do not.
+        return next(iter(reports.values()))
     findings = {path: found for engine in reversed(fit) for path, found in reports[engine].findings.items()}
     return Report(chains, (), [f"these take turns over the first steps: {', '.join(map(_short, fit))}"], findings)
 

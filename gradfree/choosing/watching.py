@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import combinations
-from math import inf, isfinite, nan, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from statistics import median
 from typing import Any
 
 import torch
 
 from gradfree.chains.handle import Handle
-from gradfree.engines.options import check_count
+from gradfree.engines.options import check_count, check_number
 
 _log = logging.getLogger("gradfree")
 
@@ -51,11 +51,10 @@ class GradientWatch:
     """
 
     def __init__(self, every: int = 100, least_cosine: float = 0.99, rises: int = 3):
-        if isinstance(least_cosine, bool) or not isinstance(least_cosine, int | float):
-            raise TypeError(f"GradientWatch: least_cosine must be a number, not {least_cosine!r}.")
+        self.every, self.least_cosine, self.rises = every, least_cosine, rises
+        check_number(self, "least_cosine", "a number")
         if not -1.0 < least_cosine < 1.0:
             raise ValueError(f"GradientWatch: least_cosine must be between -1 and 1, not {least_cosine}.")
-        self.every, self.least_cosine, self.rises = every, least_cosine, rises
         check_count(self, "every", least=1)
         check_count(self, "rises", least=0)
         self.cosines: dict[int, float] = {}
@@ -114,7 +113,7 @@ class GradientWatch:
 
     def _reason(self) -> str | None:
         """Return what is wrong with the gradients that have been seen since the last change."""
-        looks = [cosine for step, cosine in self.cosines.items() if step >= self._since and not _is_nan(cosine)]
+        looks = [cosine for step, cosine in self.cosines.items() if step >= self._since and not isnan(cosine)]
         if not looks:
             return None
         if looks[-1] < self.least_cosine:
@@ -156,7 +155,3 @@ def _cosine(seen: torch.Tensor) -> float:
     if not isfinite(exact) or exact == 0.0:
         return nan
     return float(product / sqrt(size * exact)) if isfinite(size) and size > 0.0 else 0.0
-
-
-def _is_nan(x: float) -> bool:
-    return x != x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -318,7 +319,10 @@ class Engine(ABC):
         if not report.ok:
             lines = "\n".join(f"- {line}" for line in (*report.problems, *report.notes))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
-        if report.chains and "torch._dynamo" in sys.modules:
+        if not report.chains:
+            for note in report.notes:
+                warnings.warn(f"{type(self).__name__}: {note}", stacklevel=2)
+        elif "torch._dynamo" in sys.modules:
             # What it has compiled would run on without the engine.
             torch.compiler.reset()
         blocks = (block for site in report.chains.values() for block in site.blocks.values())

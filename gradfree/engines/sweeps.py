@@ -17,7 +17,7 @@ from gradfree.chains.line import Line
 from gradfree.chains.report import Report
 from gradfree.engines.across import OwnSegment
 from gradfree.engines.engine import Engine
-from gradfree.engines.options import check_count, check_positive, refuse_unresolved
+from gradfree.engines.options import check_count, check_positive, refuse_unresolved, whole_number
 from gradfree.engines.segmented import Segments
 
 
@@ -60,12 +60,15 @@ class SweepEngine(Engine):
         """
         tolerance = self.tolerance
         refuse_unresolved(self, tolerance, chain.like.dtype)
+        sweeps, most = 0, whole_number(self, "sweeps", least=0)
         factors = self.split(chain)
+        if factors is None:
+            raise TypeError(f"{type(self).__name__}.split must return what chain.constant or chain.residual returns.")
         count = self.segments
         system = _Links(chain, direct, factors) if count is None else Segments(chain, direct, factors, count)
         delta = system.first()
         change: torch.Tensor | None = None
-        sweeps, most = 0, min(self.sweeps, len(system) - 1)
+        most = min(most, len(system) - 1)
         # Not "change <= tolerance" to end it: NaN does, too.
         while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
             before, delta = delta, system.sweep(delta)

@@ -12,7 +12,7 @@ from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.convergence.outcome import resolved, within
 from gradfree.engines.engine import Engine
-from gradfree.engines.options import check_count
+from gradfree.engines.options import check_count, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,7 @@ class SettlingEngine(Engine):
             check_count(self, "max_sweeps", self.fewest_sweeps)
         if self.tolerance is None:
             return
-        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
-            raise TypeError(f"{name}: tolerance must be a number or None, not {self.tolerance!r}.")
+        check_number(self, "tolerance", "a number or None")
         if not finest <= self.tolerance < 1.0:
             raise ValueError(
                 f"{name}: tolerance must be below 1 and at least {finest:.0e}, what float64 resolves, not "

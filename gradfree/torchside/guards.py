@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from gradfree.errors import ChainError
-from gradfree.torchside.private import is_one_of_many, transforms_active, version
+from gradfree.torchside.private import is_one_of_many, other_pass, transforms_active, version
 
 
 def refuse_second_derivatives() -> None:
@@ -23,12 +23,14 @@ def refuse_second_derivatives() -> None:
 
 
 def refuse_transforms(where: str) -> None:
-    """Raise if ``where`` runs inside a transform of ``torch.func``, whose passes an engine has no part in."""
+    """Raise if ``where`` runs in a transform of ``torch.func``, or in another pass that an engine has no part in."""
     if transforms_active():
         raise ChainError(
             f"{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which an engine's passes do not go "
             "through. Detach the engine for it, or call loss.backward() or torch.autograd.grad."
         )
+    if (other := other_pass()) is not None:
+        raise ChainError(f"{where} runs in {other}, which an engine's passes do not go through. Detach it first.")
 
 
 def refuse_batched(cotangents: Iterable[Tensor | None], where: str) -> None:

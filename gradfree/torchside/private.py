@@ -198,6 +198,21 @@ transforms_active: Callable[[], bool] = (
 )
 """Tell whether a transform of ``torch.func`` is running."""
 
+
+def other_pass() -> str | None:
+    """Return what runs the model in place of an ordinary forward pass, for messages; ``None`` if nothing does.
+
+    Two of them are flags of torch's modules, the second of one that takes long to import. Without them passes of these
+    kinds end in torch's own errors.
+    """
+    if torch.jit.is_tracing():
+        return "torch.jit.trace"
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return "forward-mode differentiation (torch.autograd.forward_ad)"
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return "compiled autograd" if getattr(compiled, "compiled_autograd_enabled", False) else None
+
+
 is_one_of_many: Callable[[Tensor], bool] = (
     _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
     or _never

@@ -112,7 +112,7 @@ def test_a_registered_kind_has_the_features_of_other_blocks(name):
 @pytest.mark.usefixtures("loops")
 def test_engines_take_kinds_by_what_these_say_of_themselves():
     """Backpropagation leaves it to autograd, as all chains in depth; those for layers say what they know instead."""
-    assert engine("backprop").validate(LoopModel()).notes == ["nothing is attached: autograd computes all gradients"]
+    assert "nothing is attached" in engine("backprop").validate(LoopModel()).notes[0]
     assert list(engine("backprop", plain=False).validate(LoopModel()).chains) == ["blocks"]
     assert Loops not in engine("dfa").kinds
     with pytest.raises(gradfree.ChainError, match=r"engine is an nn.Sequential, nn.ModuleList or nn.ModuleDict. What"):

@@ -4,6 +4,7 @@ import gc
 import io
 import logging
 import pickle
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import ClassVar
@@ -270,6 +271,16 @@ def test_a_cell_that_is_not_known_can_be_compared():
         model(torch.randn(5, 2, 3)).pow(2).sum().backward()
         optimizer.step()
     assert max(optimizer.handle.errors.values()) < 1e-10
+
+
+def test_that_it_attaches_to_nothing_is_said_with_what_could_be_named():
+    with pytest.warns(UserWarning, match="nothing is attached.*plain=False takes 'blocks'"):
+        gradfree.create_engine("auto").attach(plain_model()).detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        handle = gradfree.create_engine("auto", tolerance=1e-3).attach(plain_model())
+        assert len(handle.ways) > 1
+        handle.detach()
 
 
 def test_detached_in_the_middle_nothing_is_left():

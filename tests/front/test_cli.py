@@ -38,6 +38,20 @@ def test_a_line_says_what_the_engine_is(capsys):
     assert dict(lines)["highway_bp"].startswith("Highway-BP: gradients travel the whole residual path")
 
 
+def test_engines_are_listed_without_markup(capsys):
+    main(["engines"])
+    main(["engines", "foton"])
+    assert ":class:" not in capsys.readouterr().out
+
+
+def test_without_docstrings_commands_that_need_them_end_before_they_begin():
+    done = subprocess.run(
+        [sys.executable, "-OO", "-m", "gradfree", "bench", "run", "--dry-run"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "-OO" in done.stderr
+
+
 def test_a_named_engine_is_told_with_its_options(capsys):
     main(["engines", "truncated", "dfa"])
     out = capsys.readouterr().out

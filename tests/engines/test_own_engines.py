@@ -1,0 +1,49 @@
+"""What an engine of somebody else's is told that it has got wrong."""
+
+from dataclasses import dataclass
+
+import numpy
+import pytest
+import torch
+
+import gradfree
+from gradfree import SweepEngine
+from gradfree.testing.cases.models import plain_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(SweepEngine):
+    count: object = 1
+    factor: object = 0.0
+
+    @property
+    def sweeps(self):
+        return self.count
+
+    def split(self, chain):
+        return None if self.factor is None else chain.constant(self.factor)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "what"),
+    [
+        ({"factor": None}, TypeError, "split"),
+        ({"count": 1.5}, TypeError, "sweeps"),
+        ({"count": True}, TypeError, "sweeps"),
+        ({"count": -1}, ValueError, "sweeps"),
+    ],
+)
+def test_a_split_or_a_number_of_sweeps_that_is_none_is_refused_by_name(options, error, what):
+    model = plain_model()
+    with Own(**options).attach(model), pytest.raises(error, match=f"Own.*{what}"):
+        model(torch.randn(3, 6)).sum().backward()
+    assert all(p.grad is None for p in model.blocks.parameters())
+
+
+def test_numbers_of_numpys_are_numbers():
+    engine = gradfree.create_engine("highway_bp", iterations=numpy.int64(2), gamma=numpy.float32(0.5))
+    assert engine == gradfree.create_engine("highway_bp", iterations=2, gamma=0.5)
+    assert repr(engine) == repr(gradfree.create_engine("highway_bp", iterations=2, gamma=0.5))
+    assert gradfree.create_engine("auto", tolerance=numpy.float32(0.5)).tolerance == 0.5
+    with pytest.raises(TypeError, match="iterations"):
+        gradfree.create_engine("highway_bp", iterations=numpy.float64(2.0))
