@@ -205,7 +205,7 @@ def other_pass() -> str | None:
     Two of them are flags of torch's modules, the second of one that takes long to import. Without them passes of these
     kinds end in torch's own errors.
     """
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "torch.jit.trace"
     if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
         return "forward-mode differentiation (torch.autograd.forward_ad)"
