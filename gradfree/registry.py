@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from torch import nn
 
 from gradfree.engines.engine import Engine
-from gradfree.entries import ENGINES, MODELS, entries, lookup
+from gradfree.entries import ENGINES, MODELS, entries, load, lookup
 
 
 def list_engines() -> list[str]:
@@ -22,13 +23,15 @@ def list_models() -> list[str]:
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the class registered as ``name``.
+    """Return the class registered as ``name``, or anybody's by import path, ``"my_module:MyEngine"``.
 
     Raises:
         ValueError: unknown name.
         TypeError: what has this name is no engine.
+        ImportError: the module of an import path cannot be imported, or has no such class.
     """
-    found = lookup(ENGINES, name)
+    by_path = isinstance(name, str) and ":" in name
+    found = load(EntryPoint(name, name, ENGINES)) if by_path else lookup(ENGINES, name)
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise TypeError(f"the engine {name!r} must be a subclass of gradfree.Engine, not {found!r}.")
     return found
@@ -41,6 +44,7 @@ def create_engine(name: str, **options: Any) -> Engine:
         name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
             ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or
             what other packages have registered: :func:`list_engines`. ``gradfree engines NAME`` tells all about one.
+            Anybody's engine by import path, too: ``"my_module:MyEngine"``.
         **options: as its class has them.
 
     Raises:

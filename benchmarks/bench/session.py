@@ -12,6 +12,7 @@ from pathlib import Path
 from gradfree.benchmarks.bench.commands import DRAWING
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.names import without_sources
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.running.runner import (
     RECORDS,
@@ -101,6 +102,8 @@ def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> No
     finished = finished_in(known, options.retry)
     if skipped := count_finished(listed, finished):
         print(f"{skipped} of {len(listed)} cases are in {file.path} already: skipped.")
+    if changed := _changed(listed, known):
+        print(f"{changed} of {len(listed)} cases are run anew: code of yours that they depend on has changed since.")
     if options.dry:
         print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
         print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
@@ -116,6 +119,13 @@ def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> No
     known = file.read()
     _report(plan.suite, known, file, kept)
     _refuse_failures(list(plan.cases(known)), known)
+
+
+def _changed(cases: Sequence[Case | None], records: Mapping[str, Record]) -> int:
+    """Return how many cases have records of the same settings with other code of the user's own."""
+    known = {without_sources(record["config"]) for record in records.values()}
+    missing = [case for case in cases if case is not None and case.id not in records]
+    return sum(without_sources(case.config) in known for case in missing)
 
 
 def _executor(options: RunOptions) -> Executor:

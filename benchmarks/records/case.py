@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 from gradfree import Engine, create_engine
-from gradfree.benchmarks.records.names import recorded_class, recorded_name
+from gradfree.benchmarks.records.names import recorded_class, recorded_name, recorded_source
+from gradfree.registry import engine_class
 
 ADDED = {"omit_default": True}
 """Metadata of a dataclass field that came after records had been written: at its default it is not in a case's
@@ -23,7 +24,8 @@ class Row:
 
     Attributes:
         label: for people.
-        engine: name of a registered engine.
+        engine: name of a registered engine, or the import path of another, ``module:Class``; the files of engines
+            that are not ours are part of a case's id.
         options: of the engine.
     """
 
@@ -110,7 +112,8 @@ class Case(ABC):
 def _plain(value: Any) -> Any:
     """Return dataclasses as dicts."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {**recorded_class(type(value)), **_fields(value)}
+        source = recorded_source(engine_class(value.engine)) if isinstance(value, Row) else {}
+        return {**recorded_class(type(value)), **_fields(value), **source}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -141,6 +141,8 @@ def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool 
             progress.set_postfix_str(_describe(running, executor.jobs))
             with closing(executor.run(list(running.values()))) as outcomes:
                 for record in outcomes:
+                    if record["case"] not in running:
+                        raise UsageError("code was changed while it was run; start the command again.")
                     file.append(record)
                     records[record["case"]] = record
                     finished.add(record["case"])

@@ -185,6 +185,8 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
     """Return plain backprop and all engines with each combination of their options that the model allows."""
     every = sweep.engines is None or sweep.engines == "all"
     wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
+    # The baseline, which every comparison begins with.
+    wanted.pop("autograd", None)
     rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
     model = task.create_model(0)
     problems = {candidate.label: _problem(candidate, model, task) for candidate in rows}

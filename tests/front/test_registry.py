@@ -44,6 +44,26 @@ def test_engine_names_and_options(name, options, error, message):
     assert message in str(caught.value)
 
 
+def test_an_engine_by_import_path(tmp_path, monkeypatch):
+    """Wherever a name is taken."""
+    text = "from dataclasses import dataclass\nimport gradfree.algorithms\n"
+    text += "@dataclass(frozen=True)\nclass Mine(gradfree.algorithms.FixedPoint):\n    gain: int = 1\nother = 1\n"
+    (tmp_path / "mine_alone.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = gradfree.create_engine("mine_alone:Mine", gain=2, iterations=3)
+    assert (type(engine).__name__, engine.gain, engine.iterations) == ("Mine", 2, 3)
+    model = torch.nn.GRU(2, 3)
+    optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, engine="mine_alone:Mine")
+    assert type(optimizer.engine).__name__ == "Mine"
+    for name, error in (
+        ("mine_alone:other", TypeError),
+        ("mine_alone:Nobody", ImportError),
+        ("no_such:X", ImportError),
+    ):
+        with pytest.raises(error, match=name):
+            gradfree.create_engine(name)
+
+
 def test_help_names_the_engines():
     for name in gradfree.list_engines():
         assert f'``"{name}"``' in gradfree.create_engine.__doc__

@@ -11,12 +11,16 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 import torch
-from tiny_suite import PLAIN, training
+from tiny_suite import PLAIN, fake, training
 
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.digests import examples_digest
+from gradfree.benchmarks.records.names import source_digest
+from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.running.workers import PRELOADED
-from gradfree.benchmarks.tasks.imported import source_digest
+from gradfree.benchmarks.sweeps.axes import Sweep
+from gradfree.benchmarks.sweeps.sweep import suite_of
+from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.cli import main
 
@@ -123,17 +127,23 @@ def test_changed_examples_are_other_cases(folder):
     assert len({*before, *after}) == 8
 
 
+def digest(module):
+    """Of the files as they are now."""
+    source_digest.cache_clear()
+    return source_digest(module)
+
+
 @pytest.mark.parametrize("file", ["parts/__init__.py", "parts/blocks.py", "parts/numbers.py", "lazy/sub/late.py"])
 def test_a_changed_import_is_another_case(folder, file, monkeypatch):
     """In a package, by a relative import, through another module, in a function, in folders without an __init__."""
     monkeypatch.syspath_prepend(folder)
-    before = source_digest("theirs")
+    before = digest("theirs")
     for other in ("unrelated.py", "table.csv"):
         edit(folder / other, "0\n")
     os.utime(folder / file)
-    assert source_digest("theirs") == before
+    assert digest("theirs") == before
     edit(folder / file, "# edited\n")
-    assert source_digest("theirs") != before
+    assert digest("theirs") != before
 
 
 @pytest.mark.processes
@@ -157,12 +167,12 @@ def test_what_is_installed_does_not_count(folder, monkeypatch):
         (folder / "site-packages" / name).write_text(text)
     (folder / "caller.py").write_text("import gradfree.benchmarks, json, installed\n")
     monkeypatch.syspath_prepend(folder)
-    caller, installed = source_digest("caller"), source_digest("installed")
+    caller, installed = digest("caller"), digest("installed")
     edit(folder / "site-packages" / "beside.py", "# edited\n")
-    assert (source_digest("caller"), source_digest("installed")) == (caller, installed)
+    assert (digest("caller"), digest("installed")) == (caller, installed)
     edit(folder / "site-packages" / "installed.py", "# edited\n")
-    assert source_digest("caller") == caller
-    assert source_digest("installed") != installed
+    assert digest("caller") == caller
+    assert digest("installed") != installed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
@@ -201,3 +211,40 @@ def test_a_sweep_on_a_rewritten_file_has_other_cases(folder):
     after = fresh(listed, folder)
     assert not {*before.splitlines()} & {*after.splitlines()}
     assert len({*after.splitlines()}) == len({*before.splitlines()}) > 0
+
+
+OWN = """
+from dataclasses import dataclass
+import gradfree
+from gradfree.algorithms import FixedPoint
+
+@dataclass(frozen=True)
+class Mine(FixedPoint):
+    gain: int = 1
+"""
+
+
+def planned(folder, capsys, *options):
+    """The cases of a run with an engine from a file, and what is said of them."""
+    source_digest.cache_clear()
+    given = ["--tasks", "digits", "--engines", "{own_engine:Mine: {gain: 2}, autograd: }", "--seeds", "1"]
+    main(["bench", "run", *given, "--out", str(folder / "out"), *options])
+    return capsys.readouterr().out
+
+
+def test_an_engine_by_import_path_has_cases_of_its_own_and_a_changed_one_is_run_anew(folder, monkeypatch, capsys):
+    torch.set_default_dtype(torch.float32)
+    (folder / "own_engine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(folder)
+    before = planned(folder, capsys, "--list")
+    assert [line.split("/")[2] for line in before.splitlines()] == ["backprop", "own_engine:Mine gain=2", "all rows"]
+    (suite,) = suite_of(Sweep(tasks="digits", engines={"own_engine:Mine": {"gain": 2}}))
+    file = RecordFile(folder / "out" / "records.jsonl")
+    file.path.parent.mkdir()
+    for case in cases((suite,), 1, "cpu", {}):
+        file.append(fake(case, {})[1])
+    assert "3 of 3 cases are in" in planned(folder, capsys, "--dry-run")
+    edit(folder / "own_engine.py", "# a flipped sign\n")
+    said = planned(folder, capsys, "--dry-run")
+    assert "2 of 3 cases are run anew" in said
+    assert "2 of 3 cases would be run" in said

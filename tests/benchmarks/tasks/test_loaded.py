@@ -8,6 +8,7 @@ import torch
 import user_module
 from tiny_suite import PLAIN, TASK, training
 
+from gradfree.benchmarks.records.names import source_digest
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
@@ -66,8 +67,10 @@ def test_a_changed_module_has_no_records_yet(monkeypatch):
     """What was measured with the code as it was says nothing of the code as it is."""
     before = training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id
     assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id == before
-    monkeypatch.setattr("gradfree.benchmarks.tasks.imported.Path.read_bytes", lambda path: b"edited")
+    source_digest.cache_clear()
+    monkeypatch.setattr("gradfree.benchmarks.records.names.Path.read_bytes", lambda path: b"edited")
     assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id != before
+    source_digest.cache_clear()
 
 
 def test_options_and_axes_reach_the_builder():
