@@ -22,11 +22,10 @@ from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from gradfree.benchmarks.maps.rank_blocks import in_parts
-from gradfree.benchmarks.maps.step_time import StepTime
+from gradfree.benchmarks.maps.step_time import StepTime, forward_only_share
 from gradfree.benchmarks.timing.allocations import allocations
 from gradfree.layers.roles import register_layer
 from gradfree.pipelines.forward_pipeline import forward_pipeline
-from gradfree.pipelines.order import share
 
 LAYERS, BATCH, CLASSES, STEPS, REPEATS = 8, 256, 10, 3, 2
 MICROBATCHES = (1, 4, 16)
@@ -165,7 +164,7 @@ def main() -> None:
     runs: dict[str, tuple[float, Callable[[], object]]] = {}
     runs["one process"] = 1.0, partial(in_parts, one, x) if rank == 0 else lambda: None
     for m in MICROBATCHES:
-        runs[f"forward only, {m} microbatches"] = share(ranks, m), forward_only(waiting(), m, x)
+        runs[f"forward only, {m} microbatches"] = forward_only_share(ranks, m), forward_only(waiting(), m, x)
         runs[f"1F1B, {m} microbatches"] = StepTime().one_f_one_b(ranks, m), one_forward_one_backward(waiting(), m, x)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(REPEATS + 1):

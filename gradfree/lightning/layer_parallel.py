@@ -40,9 +40,6 @@ class LayerParallelStrategy(DDPStrategy):
             its only child, or itself where it has several and a ``forward``.
         chains: as in :func:`gradfree.layer_parallel`, with paths in that module; likewise all that follow.
         costs: of each block.
-        first: what the first device is to hold.
-        last: what the last one is to hold.
-        taps: blocks whose outputs are used behind the chain.
         residual: as in :meth:`gradfree.Engine.attach`.
         microbatches: the parts that a batch goes through the devices in.
         uncut: arguments that each part is given as they are.
@@ -60,9 +57,6 @@ class LayerParallelStrategy(DDPStrategy):
         model: str | None = None,
         chains: Chains | None = None,
         costs: Sequence[float] | None = None,
-        first: Sequence[str] = (),
-        last: Sequence[str] = (),
-        taps: Sequence[str] = (),
         residual: float | None = None,
         microbatches: int = 1,
         uncut: Sequence[str] = (),
@@ -73,8 +67,8 @@ class LayerParallelStrategy(DDPStrategy):
         known = {f.name for f in fields(engine_class(engine))} if isinstance(engine, str) else set()
         self.engine = resolve_engine(engine, {name: options.pop(name) for name in list(options) if name in known})
         self.stages, self._path = stages, model
-        self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "first": first, "last": last}
-        self._placed |= {"taps": taps, "residual": residual, "microbatches": microbatches, "uncut": uncut}
+        self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "residual": residual}
+        self._placed |= {"microbatches": microbatches, "uncut": uncut}
         super().__init__(**options)
 
     stage: Stage | None = None
@@ -118,7 +112,7 @@ class LayerParallelStrategy(DDPStrategy):
             )
         assert self.accelerator is not None
         assert self._mesh is not None
-        # What stands in for other devices' weights is of the type and on the device that these have now.
+        # The placeholders of other devices' weights are of the type and on the device that these have now.
         self.precision_plugin.convert_module(self._module)
         self.model_to_device()
         path, target = self._target()

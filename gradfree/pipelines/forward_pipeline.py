@@ -16,14 +16,13 @@ from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.layers.chain import LINEAR
 from gradfree.layers.roles import Role, adjoint, role_of
-from gradfree.pipelines.neighbours import Neighbours
+from gradfree.pipelines.forward_neighbours import ForwardNeighbours
 from gradfree.pipelines.order import order
-from gradfree.ranks.absent import Left, stand_in, vacate
+from gradfree.ranks.absent import EarlyExit, absent_weight
 from gradfree.ranks.messages import Messages, check_tags, group_of
-from gradfree.ranks.placement import Placement, place
-from gradfree.ranks.whole import Whole
+from gradfree.ranks.model_part import ModelPart
+from gradfree.ranks.placement import Placement, only_chain, place, refuse_removed
 from gradfree.registry import resolve_engine
-from gradfree.torchside.graph import walk
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,8 +36,6 @@ def forward_pipeline(
     mesh: DeviceMesh | distributed.ProcessGroup | None = None,
     chains: Chains | None = None,
     costs: Sequence[float] | None = None,
-    first: Sequence[str] = (),
-    last: Sequence[str] = (),
     **options: Any,
 ) -> ForwardPipeline:
     """Leave of ``model`` what this rank is to hold, one run of layers, and train it by passes that only go forward.
@@ -57,8 +54,6 @@ def forward_pipeline(
         mesh: the ranks, in the order of the layers: a dimension of a ``DeviceMesh``, a process group; by default all.
         chains: as in :meth:`gradfree.Engine.validate`, the one chain; by default it is found.
         costs: of each layer; by default its number of parameters. A layer's activation stays with it.
-        first: paths of modules or parameters that the first rank holds; by default what comes before the layers.
-        last: likewise of the last rank; by default all else.
         **options: the engine's options, if it is given by name.
 
     Returns:
@@ -67,24 +62,23 @@ def forward_pipeline(
     Raises:
         ChainError: the engine, the model or the options cannot be; ranks differ in them.
     """
+    refuse_removed(options)
     group = group_of(mesh)
     check_tags(group, model, "forward pipelines")
     messages = Messages(group)
     solver = resolve_engine(engine, options)
-    line = Neighbours(messages, next(model.parameters()).device)
+    line = ForwardNeighbours(messages, next(model.parameters()).device)
     of_run = solver.onward(line)
     site = _site(model, solver, chains, messages.count, microbatches)
     layers = list(site.blocks.values())
     starts = [i for i, layer in enumerate(layers) if role_of(layer) is Role.WEIGHTS]
-    placement = place(model, site, messages.count, costs, first, last, [0, *starts[1:]])
-    if shared := next(iter(placement.shared), None):
-        raise ChainError(f"{shared} is used on several ranks, which a forward pipeline does not sum gradients over.")
+    placement = place(model, site, messages.count, costs, [0, *starts[1:]])
     weights = {f"the weight {name!r}": f"{tuple(p.shape)}, {p.dtype}" for name, p in model.named_parameters()}
     messages.agree({"the engine": repr(solver), "microbatches": microbatches, "runs": placement.runs, **weights})
-    return ForwardPipeline(model, loss, of_run, line, site, placement, microbatches)
+    return ForwardPipeline(model, loss, of_run, line, placement, microbatches)
 
 
-class ForwardPipeline(Whole):
+class ForwardPipeline(ModelPart):
     """One rank's part of a model, and of the steps that train it; see :func:`forward_pipeline`, which makes it.
 
     Attributes:
@@ -96,37 +90,32 @@ class ForwardPipeline(Whole):
         model: nn.Module,
         loss: Loss,
         engine: Engine,
-        line: Neighbours,
-        site: Site,
+        line: ForwardNeighbours,
         placement: Placement,
         microbatches: int,
     ):
-        super().__init__(model, list(model.state_dict()), placement, line.messages)
+        super().__init__(model, placement, line.messages)
         self._loss, self._line, self._microbatches = loss, line, microbatches
         run = placement.runs[line.position]
-        paths, layers = list(site.blocks), list(site.blocks.values())
-        held = {id(p) for name, p in model.named_parameters() if line.position in placement.holders[name]}
+        layers = [model.get_submodule(path) for path in placement.blocks]
         own = layers[run.start : run.stop]
-        self._where = f"{paths[run.start]} to {paths[run.stop - 1]}"
-        self._gone = vacate(model, held, {layer for layer in layers if layer not in own})
-        self.handle = engine.attach(model, [paths[run.start : run.stop]])
+        self.handle = engine.attach(model, [self.run])
         for layer in own:
             layer.register_forward_pre_hook(self._note, prepend=True)
         if line.is_last:
             own[-1].register_forward_hook(self._cut)
         for layer in layers[: run.start]:
-            stand_in(layer, lambda state: state)
+            layer.forward = _same
         if run.start:
-            stand_in(layers[run.start - 1], lambda _: self._arrived)
+            layers[run.start - 1].forward = self._arrive
         for layer in layers[run.stop :]:
-            stand_in(layer, _leave)
+            layer.forward = _leave
         self._forward, model.forward = model.forward, self.outputs
         self._arrived: Tensor
         self._entered: dict[nn.Module, torch.Size] = {}
         self._end: tuple[Tensor, Tensor]
         self._left: dict[int, tuple[Tensor, Tensor]] = {}
-        self._passed, self._looked = 0, False
-        self._stopped = ""
+        self._passed, self._stopped = 0, ""
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Add the gradients of a batch to those of this rank's weights; all ranks call it with the same batch.
@@ -145,8 +134,7 @@ class ForwardPipeline(Whole):
         # All ranks see the same batch, so that nobody is to be told.
         if len(inputs) < self._microbatches:
             raise ChainError(f"{len(inputs)} samples cannot go through the ranks in {self._microbatches} parts.")
-        with self._telling():
-            self._line.begin(self._passed)
+        with self._stopping():
             sent = self.messages.unsettled
             parts = list(zip(*(t.tensor_split(self._microbatches) for t in (inputs, targets)), strict=True))
             self._entered, total = {}, None
@@ -168,9 +156,9 @@ class ForwardPipeline(Whole):
     @torch.no_grad()
     def outputs(self, inputs: Tensor) -> Tensor | None:
         """Return the model's outputs on the last rank, ``None`` on the others, without gradients."""
-        with self._telling():
-            self._line.begin(self._passed)
+        with self._stopping():
             sent = self.messages.unsettled
+            self._line.number = self._passed
             out = self._run(inputs)
             if not self._line.is_last:
                 self._line.state_leaving(out)
@@ -185,8 +173,8 @@ class ForwardPipeline(Whole):
             self._arrived = self._line.state_entering().requires_grad_(torch.is_grad_enabled())
         try:
             out: Tensor = self._forward(inputs)
-        except Left as left:
-            return left.state
+        except EarlyExit as leaving:
+            return leaving.state
         return out
 
     def _first_pass(self, j: int, inputs: Tensor, targets: Tensor, share: float) -> Tensor | None:
@@ -238,20 +226,16 @@ class ForwardPipeline(Whole):
         return self._end[1]
 
     def _refuse_absent(self, out: Tensor) -> None:
-        """Refuse a model that uses weights of the first rank behind its layers, in its first pass."""
-        if self._looked:
-            return
-        self._looked = True
-        for leaf in walk([out]).leaves:
-            if name := self._gone.get(id(leaf)):
-                raise ChainError(
-                    f"what the model returns depends on {name}, which is not on the last rank. If it is used behind "
-                    f"the layers only, say so: forward_pipeline(..., last=[{name!r}])."
-                )
+        """Refuse a model that uses weights of another rank behind its layers, in its first pass."""
+        if self.is_new("outputs") and (name := absent_weight([out], self.absent)):
+            raise ChainError(
+                f"what the model returns depends on {name}, which is not on the last rank. Register it behind the "
+                "layers, or use layer_parallel, which sends it."
+            )
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Let the others know of what stops this rank, which takes no step any more."""
+    def _stopping(self) -> Iterator[None]:
+        """Report what stops this rank, which takes no step any more."""
         if self._stopped:
             raise ChainError(
                 "this pipeline has stopped, and its ranks may be a step apart: start again from a checkpoint, in a new "
@@ -261,21 +245,24 @@ class ForwardPipeline(Whole):
             yield
         except Exception as error:
             self._stopped = f"{type(error).__name__}: {error}"
-            if halt := self.messages.stopped(error, self._where):
-                # Ranks on the left may be a step ahead.
-                self._line.give_up(halt, range(self._passed, self._passed + 2 * self._microbatches))
+            self.messages.report(error)
             raise
+
+    def _arrive(self, _: Tensor) -> Tensor:
+        return self._arrived
+
+
+def _same(state: Tensor) -> Tensor:
+    return state
 
 
 def _leave(state: Tensor) -> None:
-    raise Left(state)
+    raise EarlyExit(state)
 
 
 def _site(model: nn.Module, engine: Engine, chains: Chains | None, count: int, microbatches: int) -> Site:
     report = engine.judge(model, engine.find(model, chains))
-    problems = list(report.problems)
-    if len(report.chains) > 1:
-        problems.append(f"there are several chains; name one: chains=[{next(iter(report.chains))!r}].")
+    problems = []
     if count < 2:
         problems.append("there is one rank: attach the engine instead.")
     if microbatches < 1:
@@ -284,8 +271,4 @@ def _site(model: nn.Module, engine: Engine, chains: Chains | None, count: int, m
         *_, (path, end) = site.blocks.items()
         if role_of(end) is not Role.WEIGHTS:
             problems.append(f"{path} is the last layer, but has no weights: leave it out, or let the loss do it.")
-    if problems:
-        raise ChainError(
-            "\n".join([f"{type(model).__name__} cannot go to {count} ranks:", *map("- {}".format, problems)])
-        )
-    return next(iter(report.chains.values()))
+    return only_chain(model, report, problems, f"{count} ranks")

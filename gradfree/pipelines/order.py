@@ -1,4 +1,4 @@
-"""What a rank of a forward-only pipeline does in a step, in which order; how long steps take by that."""
+"""What a rank of a forward-only pipeline does in a step, and in which order."""
 
 from __future__ import annotations
 
@@ -29,21 +29,3 @@ def order(position: int, count: int, microbatches: int) -> Iterator[Job]:
         yield "second pass", j
         if j + ahead < microbatches:
             yield "first pass", j + ahead
-
-
-def share(count: int, microbatches: int, more: bool = True) -> float:
-    """Return a step's time as a share of one process's, if links, errors and transposed weights cost nothing.
-
-    A unit each for a run's first pass, second pass, and gradients of its weights; what goes on is sent between the two
-    last. 1F1B takes (1 + (count - 1) / microbatches) / count.
-
-    Args:
-        count: of ranks.
-        microbatches: of a step.
-        more: whether other steps come before and after: a rank goes on to the next one when it has done its part.
-    """
-    if more:
-        units = max(3 * microbatches, 2 * microbatches + count)
-    else:
-        units = max(3 * microbatches + count - 1, 2 * (microbatches + count) - 1)
-    return units / (3 * microbatches * count)

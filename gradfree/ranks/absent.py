@@ -1,4 +1,4 @@
-"""What stands in for the parts of a model that other ranks hold: NaN for weights, a return by the way for blocks.
+"""What replaces the parts of a model that other ranks hold: NaN for weights, an early exit for blocks.
 
 A rank runs the whole forward of the model, so that masks and the like are there that blocks are given. What it computes
 before its own blocks is of weights that are not there, and is not used; that would be seen. Behind its own blocks it
@@ -7,14 +7,15 @@ leaves the model's forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from gradfree.torchside.graph import walk
 
-class Left(BaseException):
+
+class EarlyExit(BaseException):
     """Takes a rank out of the model's forward behind its last block. No error: nobody is to handle it.
 
     Args:
@@ -26,11 +27,10 @@ class Left(BaseException):
         self.state = state
 
 
-def nowhere(tensor: Tensor, shape: torch.Size | None = None) -> Tensor:
-    """Return NaN, like ``tensor``, in no memory; a leaf of autograd's graph, by which its use is found out."""
+def placeholder(tensor: Tensor) -> Tensor:
+    """Return NaN, like ``tensor``, in no memory; a leaf of autograd's graph, by which its use is found."""
     number = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
-    empty = tensor.detach().new_full((), number).expand(tensor.shape if shape is None else shape)
-    return empty.requires_grad_(tensor.requires_grad)
+    return tensor.detach().new_full((), number).expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
 def vacate(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Module]) -> dict[int, str]:
@@ -42,25 +42,26 @@ def vacate(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Modul
         elsewhere: the modules that never run here.
 
     Returns:
-        The names of what stands in their places, by id.
+        The names of the parameters that are gone, by the ids of their placeholders.
     """
-    gone: dict[int, str] = {}
-    stands: dict[int, Tensor] = {}
+    names: dict[int, str] = {}
+    placeholders: dict[int, Tensor] = {}
     for path, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None or id(parameter) in held:
                 continue
+            own = placeholders.setdefault(id(parameter), placeholder(parameter))
             # A plain attribute: nothing that asks for the module's parameters or state finds it.
-            stand = stands.setdefault(id(parameter), nowhere(parameter))
             del module._parameters[name]
-            object.__setattr__(module, name, stand)
-            gone[id(stand)] = f"{path}.{name}" if path else name
+            setattr(module, name, own)
+            names[id(own)] = f"{path}.{name}" if path else name
     for module in elsewhere:
         for name in module._buffers:
             module._buffers[name] = None
-    return gone
+    return names
 
 
-def stand_in(block: nn.Module, run: Callable[..., Any]) -> None:
-    """Let ``run`` be what the block does."""
-    block.forward = run
+def absent_weight(tensors: Iterable[Tensor], names: Mapping[int, str]) -> str | None:
+    """Return the name of a weight that ``tensors`` depend on and that is not here, by what :func:`vacate` returned."""
+    leaves = walk(tensor for tensor in tensors if tensor.requires_grad).leaves
+    return next((names[id(leaf)] for leaf in leaves if id(leaf) in names), None)

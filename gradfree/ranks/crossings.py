@@ -11,113 +11,69 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.torchside.guards import refuse_second_derivatives
+from gradfree.torchside.private import node_class
 
 
 class _Context(FunctionCtx):
     given: Any
-    like: list[tuple[Tensor, torch.Size]]
-    outputs: int
+    needs_input_grad: tuple[bool, ...]
 
 
 class Arrived(torch.autograd.Function):
-    """(what to do with its cotangent, tensor of another rank, others) -> that tensor, which needs a gradient.
+    """(what to do with their cotangents, n, n tensors of another rank, others) -> these tensors.
 
-    Backward passes that come by here go on to the others, with nothing for them.
+    Backward passes that come by here go on to the others, with no gradient for them.
     """
 
     @staticmethod
-    def forward(ctx: _Context, send: Callable[[Cotangent], None] | None, tensor: Tensor, *others: Tensor) -> Tensor:
-        """Hand it on."""
-        ctx.given, ctx.outputs = send, len(others)
+    def forward(
+        ctx: _Context, send: Callable[[Sequence[Cotangent]], None] | None, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the tensors with this node behind them."""
+        ctx.given = send
         ctx.set_materialize_grads(False)
-        return tensor.detach()
+        return tuple(tensor.detach() for tensor in tensors[:count])
 
     @staticmethod
-    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, ...]:
-        """Send its cotangent back, if the engine has not."""
+    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[None, ...]:
+        """Send the cotangents back, if the engine has not."""
         if ctx.given is not None:
-            ctx.given(cotangent)
-        return (None,) * (2 + ctx.outputs)
+            ctx.given(cotangents)
+        return (None,) * len(ctx.needs_input_grad)
 
 
 class Departed(torch.autograd.Function):
-    """(what looks at their cotangents, how to get others, which need one, what has gone, outputs) -> these outputs.
+    """(what returns cotangents of the departed, n, which outputs need one, n departed tensors, outputs) -> outputs.
 
-    What the loss makes of the outputs is the affair of the last rank, which has computed them. Here they lead backward
-    passes to this rank's chain.
+    Backward passes through an output reach what this rank has sent to others, whose cotangents come from there.
     """
 
     @staticmethod
     def forward(
         ctx: _Context,
-        look: Callable[[Sequence[Cotangent]], None],
-        takes: Sequence[Callable[[], Tensor] | None],
+        returned: Callable[[Sequence[Cotangent]], Sequence[Cotangent]],
+        count: int,
         needing: Sequence[bool],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Hand on the outputs."""
-        gone, outputs = tensors[: len(takes)], tensors[len(takes) :]
-        ctx.given, ctx.outputs = (look, takes), len(outputs)
-        ctx.like = [(tensor.new_zeros(()), tensor.shape) for tensor in gone]
-        return _handed(ctx, needing, outputs)
-
-    @staticmethod
-    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
-        """Return the direct cotangents of what has gone: zero, where the engine itself asks for more."""
-        refuse_second_derivatives()
-        look, takes = ctx.given
-        look(cotangents)
-        pairs = zip(takes, ctx.like, strict=True)
-        direct = [zero.expand(shape) if take is None else take() for take, (zero, shape) in pairs]
-        return None, None, None, *direct, *(None,) * ctx.outputs
-
-
-class HandedOut(torch.autograd.Function):
-    """(what looks at their cotangents, which need one, how many states, last states, outputs) -> these outputs.
-
-    On the last rank, whose chain every backward pass through an output must reach: other ranks wait for cotangents.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: _Context,
-        look: Callable[[Sequence[Cotangent]], None],
-        needing: Sequence[bool],
-        states: int,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Hand on the outputs."""
-        ctx.given, ctx.like = look, [(state.new_zeros(()), state.shape) for state in tensors[:states]]
-        return _handed(ctx, needing, tensors[states:])
-
-    @staticmethod
-    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
-        """Return those of the outputs, and zero for the states."""
-        refuse_second_derivatives()
-        ctx.given(cotangents)
-        return None, None, None, *(zero.expand(shape) for zero, shape in ctx.like), *cotangents
-
-
-class Shared(torch.autograd.Function):
-    """(how to sum over ranks, parameters that several ranks use) -> the same, for one pass."""
-
-    @staticmethod
-    def forward(ctx: _Context, total: Callable[[list[Tensor]], Sequence[Tensor]], *parameters: Tensor) -> Any:
-        """Hand them on."""
-        ctx.given, ctx.like = total, [(p.detach(), p.shape) for p in parameters]
+        """Return the outputs with this node behind them."""
+        ctx.given = returned
         ctx.set_materialize_grads(False)
-        return tuple(p.detach() for p in parameters)
+        outputs = tuple(tensor.detach() for tensor in tensors[count:])
+        ctx.mark_non_differentiable(*(t for t, needed in zip(outputs, needing, strict=True) if not needed))
+        return outputs
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Cotangent) -> tuple[Cotangent, ...]:
-        """Return the sums of their gradients over the ranks that use them."""
-        own = [torch.zeros_like(p) if g is None else g for (p, _), g in zip(ctx.like, gradients, strict=True)]
-        return None, *ctx.given(own)
+    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
+        """Return the cotangents of the departed, and those of the outputs as they are."""
+        refuse_second_derivatives()
+        return None, None, None, *ctx.given(cotangents), *cotangents
 
 
-def _handed(ctx: _Context, needing: Sequence[bool], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return a node's outputs, of which those that are ``needing`` a gradient lead to it."""
-    ctx.set_materialize_grads(False)
-    handed = tuple(tensor.detach() for tensor in outputs)
-    ctx.mark_non_differentiable(*(t for t, needed in zip(handed, needing, strict=True) if not needed))
-    return handed
+ARRIVED = node_class(Arrived)
+"""The class of the nodes behind tensors of other ranks."""
+
+
+def anchor() -> Tensor:
+    """Return a leaf that makes autograd record what is computed with it."""
+    return torch.zeros((), requires_grad=True)

@@ -1,13 +1,12 @@
-"""What the ranks of one chain send each other, and what is said where it does not come."""
+"""Messages between the ranks of one chain, and the errors that name a rank which does not answer."""
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -15,12 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradfree.errors import ChainError
 
-_FRAME = 1024
-"""Bytes that a note has at least, so that most are one message."""
-
-NOTE, STATE, COTANGENT, SHARED, LOSS, TAP = range(6)
-"""What a message is, so that no other is taken for it; of taps there may be as many as blocks."""
-_KINDS, _PASSES = 2**14, 2**16
+STATE, COTANGENT, LOAN, LOSS, SHIFT, ERROR, ROWS = range(7)
+"""Kinds of messages, so that none is taken for another."""
+_KINDS, _PASSES = 8, 2**27
 
 
 def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.ProcessGroup:
@@ -38,28 +34,14 @@ def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.
 
 
 def check_tags(group: distributed.ProcessGroup, model: nn.Module, what: str) -> None:
-    """Refuse ``what`` where messages between two ranks are not told apart: one could be taken for another."""
+    """Refuse ``what`` where messages between two ranks have no tags: one could be taken for another."""
     backends = dict(pair.split(":") for pair in str(distributed.get_backend_config(group)).split(","))
     kind = next(model.parameters()).device.type
     if backends.get(kind) != "gloo":
         raise ChainError(
-            f"{what} go over gloo alone, which tells messages apart by tags; on {kind} this group has "
-            f"{backends.get(kind)}. Do without, or give a group of gloo's as mesh."
+            f"{what} need the tags of gloo's messages; on {kind} this group has {backends.get(kind)}. Do without, or "
+            "give a group of gloo's as mesh."
         )
-
-
-class Halt(NamedTuple):
-    """A note in place of what was to come.
-
-    Attributes:
-        reason: why that does not.
-    """
-
-    reason: str
-
-
-class Halted(ChainError):
-    """Another rank has stopped, and says why."""
 
 
 class Lost(ChainError):
@@ -80,7 +62,7 @@ class Messages:
     def __init__(self, group: distributed.ProcessGroup):
         self.position, self.count = distributed.get_rank(group), distributed.get_world_size(group)
         self._group, self._ranks = group, distributed.get_process_group_ranks(group)
-        # Notes say what is to come, on the CPU: to read them waits for no device.
+        # Notes go over the CPU: to read them waits for no device.
         gloo = "gloo" in str(distributed.get_backend_config(group))
         self._notes = group if gloo else distributed.new_group(self._ranks, None, "gloo", None, True)
         self._sent: list[tuple[Any, Tensor, int, str]] = []
@@ -92,28 +74,28 @@ class Messages:
         Raises:
             ChainError: it names two ranks, and what they differ in.
         """
-        with self._telling("what it was set up with", (self.position + 1) % self.count):
-            told = self.exchanged(facts)
-        for other, its in enumerate(told):
-            for name in told[0] | its:
-                if its.get(name) != told[0].get(name):
+        with self._naming("what it was set up with", (self.position + 1) % self.count):
+            all_facts = self.exchanged(facts)
+        for other, its in enumerate(all_facts):
+            for name in all_facts[0] | its:
+                if its.get(name) != all_facts[0].get(name):
                     raise ChainError(
-                        f"the ranks of one chain differ in {name}: rank {self._ranks[0]} has {told[0].get(name)}, rank "
-                        f"{self._ranks[other]} has {its.get(name)}. All must call layer_parallel with the same model "
-                        "and the same options."
+                        f"the ranks of one chain differ in {name}: rank {self._ranks[0]} has {all_facts[0].get(name)}, "
+                        f"rank {self._ranks[other]} has {its.get(name)}. All must make the same call with the same "
+                        "model and the same options."
                     )
 
     def gathered(self, thing: Any) -> list[Any] | None:
         """Return what every rank has, on the first one; ``None`` on the others."""
-        told: list[Any] | None = [None] * self.count if self.position == 0 else None
-        distributed.gather_object(thing, told, dst=self._ranks[0], group=self._notes)
-        return told
+        found: list[Any] | None = [None] * self.count if self.position == 0 else None
+        distributed.gather_object(thing, found, dst=self._ranks[0], group=self._notes)
+        return found
 
     def exchanged(self, thing: Any) -> list[Any]:
         """Return what every rank has, on all of them."""
-        told: list[Any] = [None] * self.count
-        distributed.all_gather_object(told, thing, group=self._notes)
-        return told
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, thing, group=self._notes)
+        return found
 
     def reduced(self, number: Tensor, largest: bool) -> Tensor:
         """Return the largest, or the sum, of what every rank has."""
@@ -123,76 +105,55 @@ class Messages:
         return total
 
     def send(self, tensor: Tensor, to: int, number: int, kind: int, what: str) -> None:
-        """Send a tensor without waiting for it; ``number`` is that of the pass, ``what`` its name for messages."""
-        tensor = tensor.detach().contiguous()
-        with self._telling(what, to):
-            work = distributed.isend(tensor, self._ranks[to], self._group, _tag(number, kind))
-        self._sent.append((work, tensor, to, what))
+        """Send a tensor without waiting for it; ``number`` is that of the pass, ``what`` its name for errors."""
+        self._isend(tensor.detach().contiguous(), self._group, to, _tag(number, kind), what)
 
     def receive(self, into: Tensor, source: int, number: int, kind: int, what: str) -> Tensor:
         """Fill a tensor with what ``source`` sends."""
-        with self._telling(what, source):
+        with self._naming(what, source):
             distributed.recv(into, self._ranks[source], self._group, _tag(number, kind))
         return into
 
     def send_note(self, note: Any, to: int, number: int, kind: int, what: str) -> None:
         """Send anything that can be pickled."""
         for frame in _frames(note):
-            with self._telling(what, to):
-                work = distributed.isend(frame, self._ranks[to], self._notes, _tag(number, kind))
-            self._sent.append((work, frame, to, what))
+            self._isend(frame, self._notes, to, _tag(number, kind), what)
 
     def receive_note(self, source: int, number: int, kind: int, what: str) -> Any:
-        """Return what :meth:`send_note` has sent.
-
-        Raises:
-            Halted: it is a :class:`Halt`.
-        """
+        """Return what :meth:`send_note` has sent."""
 
         def receive(frame: Tensor) -> None:
-            with self._telling(what, source):
+            with self._naming(what, source):
                 distributed.recv(frame, self._ranks[source], self._notes, _tag(number, kind))
 
-        return _heeded(_unframed(receive))
+        return _unframed(receive)
 
-    def share_note(self, note: Any, source: int, what: str) -> Any:
-        """Return what ``source`` has to tell all ranks; the others' ``note`` does not count.
+    def give(self, tensors: Sequence[Tensor], to: int, number: int, kind: int, what: str, extra: Any = None) -> None:
+        """Send tensors whose shapes the other rank does not know, and a note beside them."""
+        self.send_note((_shapes(tensors), extra), to, number, kind, what)
+        for tensor in tensors:
+            self.send(tensor, to, number, kind, what)
 
-        Raises:
-            Halted: it is a :class:`Halt`.
-        """
-        frames = _frames(note) if source == self.position else []
+    def take(self, source: int, number: int, kind: int, what: str, device: torch.device) -> tuple[list[Tensor], Any]:
+        """Return what :meth:`give` has sent: the tensors, on ``device``, and the note beside them."""
+        shapes, extra = self.receive_note(source, number, kind, what)
+        empty = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        return [self.receive(tensor, source, number, kind, what) for tensor in empty], extra
 
-        def share(frame: Tensor) -> None:
-            with self._telling(what, source):
-                distributed.broadcast(frame, self._ranks[source], self._notes)
+    def give_all(self, tensors: Sequence[Tensor], what: str, extra: Any) -> None:
+        """Send all ranks tensors, and a note beside them."""
+        for frame in _frames((_shapes(tensors), extra)):
+            self._broadcast(frame, self._notes, self.position, what)
+        for tensor in tensors:
+            self._broadcast(tensor.detach().contiguous(), self._group, self.position, what)
 
-        if source != self.position:
-            return _heeded(_unframed(share))
-        for frame in frames:
-            share(frame)
-        return note
-
-    def share(self, tensor: Tensor, source: int, what: str) -> Tensor:
-        """Fill the tensors of all ranks with that of ``source``."""
-        with self._telling(what, source):
-            distributed.broadcast(tensor, self._ranks[source], self._group)
-        return tensor
-
-    def stopped(self, error: Exception, where: str = "") -> Halt | None:
-        """Leave word of what has stopped this rank; return the note for all that wait for it, if it can be told.
-
-        Args:
-            error: what has stopped it.
-            where: modules, for messages.
-        """
-        self.tell(error)
-        if isinstance(error, Lost):
-            return None
-        if isinstance(error, Halted):
-            return Halt(str(error))
-        at = where and f" in {where}"
-        return Halt(f"rank {self._ranks[self.position]} has stopped{at}: {type(error).__name__}: {error}")
+    def take_all(self, source: int, what: str, device: torch.device) -> tuple[list[Tensor], Any]:
+        """Return what :meth:`give_all` has sent, on every other rank."""
+        shapes, extra = _unframed(lambda frame: self._broadcast(frame, self._notes, source, what))
+        found = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        for tensor in found:
+            self._broadcast(tensor, self._group, source, what)
+        return found, extra
 
     @property
     def unsettled(self) -> int:
@@ -204,34 +165,17 @@ class Messages:
         count = self.unsettled if count is None else count
         sent, self._sent = self._sent[:count], self._sent[count:]
         for work, _, to, what in sent:
-            with self._telling(what, to):
+            with self._naming(what, to):
                 work.wait()
 
-    def summed(self, tensors: Sequence[Tensor], holders: Sequence[int], number: int, what: str) -> list[Tensor]:
-        """Return the sums over ``holders`` of each tensor, the same bits on each: the first of them adds them up."""
-        first, *others = holders
-        total = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
-        for tensor in total:
-            if self.position != first:
-                self.send(tensor, first, number, SHARED, what)
-                self.settle()
-                self.receive(tensor, first, number, SHARED, what)
-                continue
-            for other in others:
-                tensor += self.receive(torch.empty_like(tensor), other, number, SHARED, what)
-            for other in others:
-                self.send(tensor, other, number, SHARED, what)
-            self.settle()
-        return total
-
-    def tell(self, error: BaseException) -> None:
-        """Leave word of what has stopped this rank, for those that wait for it."""
-        said = str(error) if isinstance(error, ChainError) else f"{type(error).__name__}: {error}"
+    def report(self, error: BaseException) -> None:
+        """Store what has stopped this rank, for those that wait for it."""
+        reason = str(error) if isinstance(error, ChainError) else f"{type(error).__name__}: {error}"
         with suppress(Exception):
-            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", said)
+            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", reason)
 
-    def _told(self, other: int) -> str:
-        """Return what ``other`` has left word of, nothing if there is no word."""
+    def _reported(self, other: int) -> str:
+        """Return what ``other`` has reported, nothing if it has not."""
         store, key = distributed.distributed_c10d._get_default_store(), f"{self._key}/{other}"
         with suppress(Exception):
             # Ranks that wait for each other give up at about the same time.
@@ -239,14 +183,25 @@ class Messages:
             return str(store.get(key).decode())
         return ""
 
+    def _isend(self, tensor: Tensor, group: distributed.ProcessGroup, to: int, tag: int, what: str) -> None:
+        with self._naming(what, to):
+            work = distributed.isend(tensor, self._ranks[to], group, tag)
+        self._sent.append((work, tensor, to, what))
+
+    def _broadcast(self, tensor: Tensor, group: distributed.ProcessGroup, source: int, what: str) -> None:
+        with self._naming(what, source):
+            distributed.broadcast(tensor, self._ranks[source], group)
+
     @contextmanager
-    def _telling(self, what: str, other: int) -> Iterator[None]:
-        """Say whom this rank has waited for in vain, and what has stopped that one if it is known."""
+    def _naming(self, what: str, other: int) -> Iterator[None]:
+        """Name the rank that does not answer, and what has stopped it if it has reported that."""
         try:
             yield
         except RuntimeError as error:
-            told = self._told(other)
-            reason = f"What has stopped it: {told}" if told else f"It has ended, hangs or does something else: {error}"
+            cause = self._reported(other)
+            reason = (
+                f"What has stopped it: {cause}" if cause else f"It has ended, hangs or does something else: {error}"
+            )
             raise Lost(
                 f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. {reason}"
             ) from error
@@ -256,31 +211,20 @@ def _tag(number: int, kind: int) -> int:
     return number % _PASSES * _KINDS + kind
 
 
-def _heeded(note: Any) -> Any:
-    if isinstance(note, Halt):
-        raise Halted(note.reason)
-    return note
+def _shapes(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
 def _frames(note: Any) -> list[Tensor]:
-    """Return one frame, or one with the length of the next: the length in eight bytes, then the note."""
-    written = io.BytesIO()
-    pickle.dump(note, written)
-    content = written.getvalue()
-    head = len(content).to_bytes(8, "little")
-    if len(content) + 8 <= _FRAME:
-        return [torch.frombuffer(bytearray((head + content).ljust(_FRAME, b"\0")), dtype=torch.uint8)]
-    rest = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return [torch.frombuffer(bytearray(head.ljust(_FRAME, b"\0")), dtype=torch.uint8), rest]
+    """Return the length of a note, and the note."""
+    content = torch.frombuffer(bytearray(pickle.dumps(note)), dtype=torch.uint8)
+    return [torch.tensor([len(content)]), content]
 
 
 def _unframed(receive: Callable[[Tensor], None]) -> Any:
-    frame = torch.empty(_FRAME, dtype=torch.uint8)
-    receive(frame)
-    content = frame.numpy().tobytes()
-    length = int.from_bytes(content[:8], "little")
-    if length + 8 <= _FRAME:
-        return pickle.loads(content[8 : 8 + length])
-    rest = torch.empty(length, dtype=torch.uint8)
-    receive(rest)
-    return pickle.loads(rest.numpy().tobytes())
+    """Return the note whose frames ``receive`` fills."""
+    length = torch.zeros(1, dtype=torch.int64)
+    receive(length)
+    content = torch.empty(int(length), dtype=torch.uint8)
+    receive(content)
+    return pickle.loads(content.numpy().tobytes())

@@ -50,19 +50,16 @@ class Cutter:
         self._positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self._count, self._uncut = count, uncut
-        self._unknown = [name for name in uncut if name not in self._named]
         if all(p.kind != p.VAR_KEYWORD for p in parameters):
-            self._refuse_unknown()
+            self._refuse_unknown(())
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BatchPart]:
         """Return the parts of what a model is given, one for each sample if there are fewer of these.
 
         Raises:
-            ChainError: tensors of no batch, or not all of one; a model that mixes samples; in the first call, names
-                that are not of what is given, either.
+            ChainError: tensors of no batch, or not all of one; a model that mixes samples; names of no argument.
         """
         self._refuse_unknown(kwargs)
-        self._unknown = []
         if self._count == 1:
             return [BatchPart(args, kwargs)]
         refuse_mixing(model)
@@ -75,11 +72,11 @@ class Cutter:
             BatchPart(tuple(own[n] for n in names), {n: own[n] for n in kwargs}, samples) for own, samples in columns
         ]
 
-    def _refuse_unknown(self, given: Collection[str] = ()) -> None:
+    def _refuse_unknown(self, given: Collection[str]) -> None:
         """Refuse names that are neither of the signature nor of the keywords ``given``."""
-        if wrong := [name for name in self._unknown if name not in given]:
-            there = ", ".join(dict.fromkeys([*self._named, *given]))
-            raise ChainError(f"uncut names {wrong[0]!r}, but the model's forward has {there}.")
+        there = dict.fromkeys([*self._named, *given])
+        if wrong := [name for name in self._uncut if name not in there]:
+            raise ChainError(f"uncut names {wrong[0]!r}, but the model's forward has {', '.join(there)}.")
 
 
 def refuse_mixing(model: nn.Module) -> None:

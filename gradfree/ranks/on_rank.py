@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
@@ -17,31 +18,21 @@ from gradfree.ranks.rank_pass import RankPass
 from gradfree.torchside.private import after_backward
 
 
-class Host(Protocol):
-    """What has the rank's blocks."""
-
-    messages: Messages
-
-    def pass_of(self, chain: DepthChain) -> RankPass:
-        """Return the pass that ``chain`` was recorded in."""
-
-    def summed(self, chain: DepthChain, gradients: ChainGradients, number: int) -> ChainGradients:
-        """Return ``gradients``, those of weights that blocks of several ranks share summed over these."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OnRank(Engine):
-    """What is attached to a rank's blocks: hands their chain to the engine, with the line to its neighbours.
+    """What is attached to a rank's blocks: gives their chain to the engine, with the line to its neighbours.
 
     Args:
         engine: the engine.
         name: what the rank's chain is called.
-        host: has the blocks.
+        messages: the ranks.
+        passes: those that may have a backward pass, by what their first block has returned.
     """
 
     engine: Engine
     name: str
-    host: Host = field(repr=False)
+    messages: Messages = field(repr=False)
+    passes: Mapping[Tensor, RankPass] = field(repr=False)
 
     def solves(self, kind: type[Site]) -> bool:
         """Tell whether ``kind`` is one of whole blocks in depth."""
@@ -63,12 +54,12 @@ class OnRank(Engine):
         """Return the gradients of this rank's links."""
         assert isinstance(chain, DepthChain)
         try:
-            through = self.host.pass_of(chain)
-            chain.before = through.before
-            found = self.host.summed(chain, self.engine.across(chain, direct, through), through.number)
+            its = self.passes[chain.links[0].out]
+            chain.before = its.before
+            found = self.engine.across(chain, direct, its)
         except Exception as error:
-            self.host.messages.tell(error)
+            self.messages.report(error)
             raise
         # Not now: a rank may have to get something else from this one first.
-        after_backward(self.host.messages.settle)
+        after_backward(self.messages.settle)
         return found

@@ -1,12 +1,12 @@
-"""What a model returns whose blocks lie on several ranks: the last one alone computes it, all are given it.
+"""What a model returns whose blocks lie on several ranks: only the last one computes it, all are given it.
 
-The loss that each computes of it must be the same, of which the last one's alone counts.
+Each rank computes the loss of it, which must be the same on all; the last one's counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from math import isnan
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import replaced, tensors_in
 from gradfree.errors import ChainError
-from gradfree.ranks.crossings import Departed, HandedOut
-from gradfree.ranks.messages import LOSS, Halt, Messages
+from gradfree.ranks.crossings import Departed
+from gradfree.ranks.messages import LOSS, Messages
 from gradfree.ranks.microbatches import skeleton_of
 from gradfree.ranks.rank_pass import RankPass
 
-Look = Callable[[Sequence[Cotangent]], None]
+Check = Callable[[Sequence[Cotangent]], None]
+_WHAT = "the model's outputs"
 
 
 class AllOutputs:
@@ -29,47 +30,46 @@ class AllOutputs:
 
     Args:
         messages: the ranks.
-        look: what is told the outputs' cotangents in a backward pass.
+        check: is given the outputs' cotangents in a backward pass.
     """
 
-    def __init__(self, messages: Messages, look: Look):
-        self._messages, self._look = messages, look
-        self._last, self._begun = messages.count - 1, False
+    def __init__(self, messages: Messages, check: Check):
+        self._messages, self._check = messages, check
+        self._last = messages.count - 1
 
-    def hand_out(self, passes: Sequence[RankPass], out: Any) -> Any:
-        """Send all ranks ``out``, which the last one's ``passes`` came to; return it."""
-        states = [state for through in passes for state, _ in through.left()]
+    def give(self, passes: Sequence[RankPass], reached: Sequence[Tensor], out: Any) -> Any:
+        """Send all ranks ``out``, to which ``passes`` have come on the last one; return it.
+
+        Args:
+            passes: of the batch.
+            reached: what backward passes must come by, too.
+            out: of the model.
+        """
+        departed = [its.departed() for its in passes]
         if self._last == 0:
             return out
         skeleton, tensors = skeleton_of(out)
-        metas = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors]
-        self._begun = True
-        self._messages.share_note((skeleton, metas), self._last, _WHAT)
-        for tensor in tensors:
-            self._messages.share(tensor.detach().contiguous(), self._last, _WHAT)
-        needing = [needed for *_, needed in metas]
+        needing = [tensor.requires_grad for tensor in tensors]
+        self._messages.give_all(tensors, _WHAT, (skeleton, needing))
+        # Other ranks wait for cotangents: every backward pass through an output must reach this rank's chain.
+        return _filled(skeleton, self._joined(departed, reached, needing, tensors))
+
+    def take(self, passes: Sequence[RankPass], reached: Sequence[Tensor], device: torch.device) -> Any:
+        """Return what the last rank gives all, where this one's ``passes`` have gone on to the next."""
+        tensors, (skeleton, needing) = self._messages.take_all(self._last, _WHAT, device)
+        departed = [its.departed() for its in passes]
+        return _filled(skeleton, self._joined(departed, reached, needing, tensors))
+
+    def _joined(
+        self, departed: Sequence[Tensor], reached: Sequence[Tensor], needing: Sequence[bool], tensors: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return the outputs such that backward passes through them lead to all that has departed."""
         if not (torch.is_grad_enabled() and any(needing)):
-            return out
-        return _filled(skeleton, HandedOut.apply(self._look, needing, len(states), *states, *tensors))
-
-    def receive(self, passes: Sequence[RankPass], device: torch.device) -> Any:
-        """Return what the last rank hands out, where this one's ``passes`` have gone on to the next."""
-        self._begun = True
-        skeleton, metas = self._messages.share_note(None, self._last, _WHAT)
-        found = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in metas]
-        for tensor in found:
-            self._messages.share(tensor, self._last, _WHAT)
-        needing = [needed for *_, needed in metas]
-        gone = [pair for through in passes for pair in through.left()]
-        if torch.is_grad_enabled() and any(needing):
-            found = Departed.apply(self._look, [take for _, take in gone], needing, *(t for t, _ in gone), *found)
-        return _filled(skeleton, found)
-
-    def give_up(self, halt: Halt) -> None:
-        """Let all ranks know at once what has stopped this one, if they wait for the outputs."""
-        with suppress(ChainError):
-            if self._last > 0 and not self._begun:
-                self._messages.share_note(halt, self._last, _WHAT)
+            return tensors
+        zeros = [*(state.new_zeros(()).expand(state.shape) for state in departed), *(None for _ in reached)]
+        ends, returned = [*departed, *reached], partial(_returned, self._check, zeros)
+        found: Sequence[Tensor] = Departed.apply(returned, len(ends), needing, *ends, *tensors)
+        return found
 
 
 def compare_loss(messages: Messages, number: int, cotangents: Sequence[Cotangent]) -> None:
@@ -95,7 +95,7 @@ def compare_loss(messages: Messages, number: int, cotangents: Sequence[Cotangent
             f"the loss is not that of the last rank: the gradients of the model's outputs have norms {own} here, {its} "
             "there. All ranks must be given the same batches and compute the same loss."
         )
-        messages.tell(error)
+        messages.report(error)
         raise error
 
 
@@ -105,7 +105,10 @@ def _alike(own: float | None, its: float | None) -> bool:
     return own == its or (isnan(own) and isnan(its)) or abs(own - its) <= 1e-3 * max(own, its)
 
 
-_WHAT = "the model's outputs"
+def _returned(check: Check, zeros: Sequence[Cotangent], cotangents: Sequence[Cotangent]) -> Sequence[Cotangent]:
+    """Check the outputs' cotangents; the engine itself asks for those of the states that have departed."""
+    check(cotangents)
+    return zeros
 
 
 def _filled(skeleton: Any, found: Sequence[Tensor]) -> Any:

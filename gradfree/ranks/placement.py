@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, pairwise
 
 from torch import Tensor, nn
 
+from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.errors import ChainError
 
@@ -20,19 +21,14 @@ class Placement:
     Attributes:
         blocks: module paths of the chain's blocks.
         runs: for each rank, which of them it holds.
-        holders: of each parameter and buffer of the model, by name, the ranks that hold it.
-        names: the names of each parameter that has several, the first one for all of them.
+        home: of each parameter and buffer of the model, by name, the rank that holds it.
+        names: the first name of each parameter, by all its names.
     """
 
     blocks: Sequence[str]
     runs: Sequence[range]
-    holders: Mapping[str, Sequence[int]]
+    home: dict[str, int]
     names: Mapping[str, str]
-
-    @property
-    def shared(self) -> dict[str, Sequence[int]]:
-        """The parameters that several ranks hold, by their first names, with these ranks."""
-        return {name: self.holders[name] for name in self.names.values() if len(self.holders[name]) > 1}
 
     def in_blocks(self, name: str) -> bool:
         """Tell whether a parameter or buffer of this name belongs to a block."""
@@ -44,24 +40,21 @@ def place(
     site: Site,
     count: int,
     costs: Sequence[float] | None,
-    first: Sequence[str],
-    last: Sequence[str],
     starts: Sequence[int] | None = None,
 ) -> Placement:
     """Return a placement of ``model`` on ``count`` ranks.
+
+    What comes before the blocks in ``model.named_modules()`` lies on the first, all else around them on the last.
 
     Args:
         model: the model.
         site: its chain.
         count: the number of ranks.
         costs: of each block; ``None``: its number of parameters.
-        first: paths of modules and parameters outside the chain that the first rank holds.
-        last: likewise of the last rank. By default what comes before the chain's blocks in ``model.named_modules()``
-            lies on the first, all else on the last.
         starts: the indices of blocks that a run may begin with, 0 first; ``None``: any.
 
     Raises:
-        ChainError: fewer blocks than ranks, costs or paths that do not fit.
+        ChainError: fewer blocks than ranks, costs that do not fit, blocks of several ranks that share weights.
     """
     blocks = list(site.blocks)
     starts = range(len(blocks)) if starts is None else starts
@@ -77,28 +70,53 @@ def place(
     together = balanced([sum(costs[start:end]) for start, end in zip(starts, ends, strict=True)], count)
     runs = [range(starts[run.start], ends[run.stop - 1]) for run in together]
     tensors = dict(_tensors(model))
-    for path in (*first, *last):
-        if not any(_within(name, [path]) for name in tensors):
-            raise ChainError(f"the model has no weights at {path!r}, which first or last names.")
     rank_of = {path: rank for rank, run in enumerate(runs) for path in blocks[run.start : run.stop]}
     order = {path: n for n, (path, _) in enumerate(model.named_modules(remove_duplicate=False))}
     start = min(order[path] for path in blocks)
-    found: dict[int, list[str]] = {}
-    ranks: dict[int, set[int]] = {}
+    names: dict[int, str] = {}
+    home: dict[str, int] = {}
     for name, tensor in tensors.items():
         block = next((path for path in blocks if name.startswith(f"{path}.")), None)
-        before = order[name.rpartition(".")[0]] < start
-        outside = 0 if _within(name, first) or (before and not _within(name, last)) else count - 1
-        found.setdefault(id(tensor), []).append(name)
-        ranks.setdefault(id(tensor), set()).add(outside if block is None else rank_of[block])
-    holders = {name: sorted(ranks[id(tensor)]) for name, tensor in tensors.items()}
-    names = {name: found[id(tensor)][0] for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
-    placement = Placement(blocks, runs, holders, names)
-    for name in placement.shared:
-        kinds = {placement.in_blocks(other) for other in found[id(tensors[name])]}
-        if len(kinds) > 1:
-            raise ChainError(f"{name} is a weight of a block and of what lies around the chain, on several ranks.")
-    return placement
+        outside = 0 if order[name.rpartition(".")[0]] < start else count - 1
+        rank, same = outside if block is None else rank_of[block], names.setdefault(id(tensor), name)
+        home[name] = home.get(same, rank)
+        if home[name] != rank and any(_within(n, blocks) for n in (name, same)):
+            raise ChainError(
+                f"{same} and {name} are one weight, which blocks on several ranks would use, or a block and what lies "
+                "around the chain elsewhere. Copy it, or let these blocks lie on one rank, by costs."
+            )
+    own = {name: names[id(tensor)] for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
+    return Placement(blocks, runs, home, own)
+
+
+def only_chain(model: nn.Module, report: Report, problems: Iterable[str], where: str) -> Site:
+    """Return the one chain that a report has.
+
+    Raises:
+        ChainError: it says all ``problems`` of having it ``where``, and those of the report.
+    """
+    found = [*problems, *report.problems]
+    if len(report.chains) > 1:
+        found.append(
+            f"there are several chains; name the one that goes to ranks: chains=[{next(iter(report.chains))!r}]."
+        )
+    if found:
+        raise ChainError("\n".join([f"{type(model).__name__} cannot go to {where}:", *(f"- {p}" for p in found)]))
+    return next(iter(report.chains.values()))
+
+
+def refuse_removed(options: Mapping[str, object]) -> None:
+    """Refuse options that earlier releases had.
+
+    Raises:
+        TypeError: one of them is given.
+    """
+    for name in ("first", "last", "taps"):
+        if name in options:
+            raise TypeError(
+                f"there is no option {name} any more. Weights around the blocks are sent where they are used; what "
+                "lies behind the blocks may use the last block's output only."
+            )
 
 
 def balanced(costs: Sequence[float], count: int) -> list[range]:
@@ -110,30 +128,20 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
     """
     sums = [0.0, *accumulate(map(float, costs))]
 
-    def furthest(start: int, limit: float) -> int:
-        return bisect_right(sums, sums[start] + limit) - 1
+    @cache
+    def best(start: int, runs: int) -> tuple[float, float, list[int]]:
+        """Return the dearest run's cost, the sum of squares, less for more even ones, and where runs end."""
+        if runs == 1:
+            return sums[-1] - sums[start], (sums[-1] - sums[start]) ** 2, [len(costs)]
+        found = []
+        for stop in range(start + 1, len(costs) - runs + 2):
+            own = sums[stop] - sums[start]
+            dearest, squares, ends = best(stop, runs - 1)
+            found.append((max(own, dearest), own**2 + squares, [stop, *ends]))
+        return min(found, key=lambda split: (split[0], split[1], -split[2][0]))
 
-    def fits(start: int, runs: int, limit: float) -> bool:
-        for _ in range(runs):
-            start = max(start, furthest(start, limit))
-        return start == len(costs)
-
-    # Every limit that matters is the cost of some run; doubles are told apart far beyond what costs mean.
-    low, high = max(costs), sums[-1]
-    for _ in range(64):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(0, count, middle) else (middle, high)
-    limit = high * (1 + 1e-9)
-    runs, start = [], 0
-    for left in range(count, 0, -1):
-        share = sums[start] + (sums[-1] - sums[start]) / left
-        most = min(furthest(start, limit), len(costs) - left + 1)
-        stop = min(most, max(start + 1, bisect_left(sums, share * (1 - 1e-9), start)))
-        if not fits(stop, left - 1, limit):
-            stop = most
-        runs.append(range(start, stop))
-        start = stop
-    return runs
+    ends = [0, *best(0, count)[2]]
+    return [range(start, stop) for start, stop in pairwise(ends)]
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

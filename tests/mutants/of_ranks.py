@@ -14,6 +14,7 @@ MUTANTS = (
             "tensor += self.receive(torch.empty_like(tensor), other, number, SHARED, what)",
             "self.receive(torch.empty_like(tensor), other, number, SHARED, what)",
         ),
+        ("gradfree/ranks/loans.py", "return [found.get(name) for name in names]", "return [None] * len(names)"),
     ),
     mutant(
         "the direct cotangent of a rank's last state is dropped",
@@ -39,18 +40,24 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a tap's cotangent does not come back to its rank",
+        "what a rank gives another besides states gets no gradient back",
         RANKS,
         (
             "gradfree/ranks/*.py",
             "sent = like.empty().zero_() if cotangent is None else cotangent\n",
             "sent = like.empty().zero_()\n",
         ),
+        (
+            "gradfree/ranks/loans.py",
+            "self.messages.give(list(found.values()),",
+            "self.messages.give([0 * g for g in found.values()],",
+        ),
     ),
     mutant(
         "weights that modules around the chain share are each rank's own",
         RANKS,
         ("gradfree/ranks/shared.py", "if not trained or not torch.is_grad_enabled():", "if True:"),
+        ("gradfree/ranks/loans.py", "if node is self._node}", "if node is None}"),
     ),
     mutant(
         "a microbatch counts as the whole batch",

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree.errors import ChainError
-from gradfree.ranks.placement import balanced
 from gradfree.testing.cases.models import BLOCKS, Model, Plain, assert_equal_gradients, gradients
 
 LENGTH = 7
@@ -90,12 +89,37 @@ def frozen(*names):
     return model, x
 
 
-def albert():
-    """Three blocks in turns have the same weights."""
+def shared():
+    """The first two blocks have the same weights, and lie on one rank."""
     model, x = plain()
-    for i in range(3, LENGTH):
-        model.blocks[i].linear.weight = model.blocks[i % 3].linear.weight
+    model.blocks[1].linear.weight = model.blocks[0].linear.weight
     return model, x
+
+
+class Shuffled(nn.Module):
+    """Registers its head before its blocks, and its stem behind them."""
+
+    def __init__(self, around=False):
+        super().__init__()
+        self.around = around
+        self.scale = nn.Parameter(torch.ones(6))
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList([Plain() for _ in range(LENGTH)])
+        self.stem, self.entering = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        state = entering = self.entering(self.stem(x))
+        for block in self.blocks:
+            state = block(state)
+        return self.head(self.norm(state + entering if self.around else state)) * self.scale.sum()
+
+
+def shuffled(*frozen, **options):
+    model = Shuffled(**options)
+    for name, parameter in model.named_parameters():
+        if name.startswith(frozen):
+            parameter.requires_grad_(False)
+    return model, torch.randn(4, 6)
 
 
 def gpt():
@@ -122,12 +146,8 @@ def twice(model, x):
     return torch.cat([model(x), model(2 * x)])
 
 
-def tapped(*taps):
-    def run(model, x):
-        return model(x, taps=taps)
-
-    run.taps = taps
-    return run
+def tapped(model, x):
+    return model(x, taps=(4, 6))
 
 
 EXACT = {
@@ -139,24 +159,27 @@ EXACT = {
     "frozen stem": (lambda: frozen("stem"), once, {}),
     "frozen first blocks": (lambda: frozen("stem", "blocks.0", "blocks.1", "blocks.2", "blocks.3"), once, {}),
     "frozen last blocks": (lambda: frozen("blocks.4", "blocks.5", "blocks.6", "heads"), once, {}),
-    "shared by blocks": (albert, once, {}),
+    "shared by blocks": (shared, once, {}),
+    "head before the blocks, stem behind": (shuffled, once, {}),
+    "frozen head before the blocks": (lambda: shuffled("head"), once, {}),
+    "frozen stem behind the blocks": (lambda: shuffled("stem", "entering"), once, {}),
+    "head before the blocks, two passes": (shuffled, twice, {}),
+    "a skip connection around the blocks": (lambda: shuffled(around=True), once, {}),
     "two passes": (plain, twice, {}),
-    "taps": (plain, tapped(0, 1, 3, 6), {}),
-    "taps of one rank, one at its end": (plain, tapped(1, 2, 3, 4, 6), {}),
-    "a loss that misses the last blocks": (plain, tapped(0, 2), {}),
+    "a loss on states of the last rank": (plain, tapped, {"costs": [9, 9, 9, 9, 1, 1, 1]}),
     "costs": (plain, once, {"costs": [9, 1, 1, 1, 1, 5, 5]}),
     "microbatches": (plain, once, {"microbatches": 3}),
     "microbatches, tied embedding": (gpt, once, {"microbatches": 2}),
     "microbatches, keyword arguments": (lambda: (Named(), torch.randint(11, (3, 4))), logits, {"microbatches": 2}),
-    "microbatches, taps": (plain, tapped(0, 1, 3, 6), {"microbatches": 2}),
-    "microbatches, two passes, shared by blocks": (albert, twice, {"microbatches": 9}),
+    "microbatches, two passes, shared by blocks": (shared, twice, {"microbatches": 9}),
 }
 """What makes a model and an input, what runs it, options."""
 
 SWEPT = {
     "plain": (plain, once, {}),
     "microbatches": (plain, once, {"microbatches": 3}),
-    "taps": (plain, tapped(0, 2, 3, 6), {}),
+    "head before the blocks, stem behind": (shuffled, once, {}),
+    "a loss on states of the last rank": (plain, tapped, {"costs": [9, 9, 9, 9, 1, 1, 1]}),
     "tied embedding": (gpt, once, {"costs": [1] * 8}),
     "post-LN": (lambda: plain("post-LN"), once, {}),
     "post-activation ResNet": (lambda: plain("post-activation ResNet"), once, {}),
@@ -169,7 +192,7 @@ SWEEPING = {
     "highway_bp, gamma": {"gamma": 0.2},
     "fixed_point": {},
 }
-FEW = ("plain", "tied embedding", "microbatches")
+FEW = ("plain", "tied embedding", "microbatches", "head before the blocks, stem behind")
 
 
 def exact_cases(ranks):
@@ -198,39 +221,35 @@ def chain_of(model):
 
 
 def of_one_process(make, run, engine=None, **options):
-    """Return the outputs and the gradients of one process."""
+    """Return the outputs, the gradients and, after as many passes, the state of one process."""
     model, x = made(make)
     if engine is not None:
         gradfree.create_engine(engine, **options).attach(model, [chain_of(model)])
     with torch.no_grad():
         out = run(model, x)
-    return out, gradients(model, lambda: run(model, x))
+    passes = [gradients(model, lambda: run(model, x)) for _ in range(2)]
+    return out, passes[0], {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def held_against(expected, make, run, group, placed, solver):
     """Return how many gradients of a model on ranks there are, the same as those of one process."""
     model, x = made(make)
-    chain = chain_of(model)
-    blocks = model.get_submodule(chain)
-    costs = placed.get("costs") or [sum(p.numel() for p in block.parameters()) for block in blocks]
-    last = balanced(costs, distributed.get_world_size(group))[-1]
-    taps = [f"{chain}.{tap}" for tap in getattr(run, "taps", ()) if tap < last.start]
-    gradfree.layer_parallel(model, solver, mesh=group, chains=[chain], taps=taps, **placed)
-    out, its = expected
-    early = LENGTH - 1 not in getattr(run, "taps", [LENGTH - 1])
+    stage = gradfree.layer_parallel(model, solver, mesh=group, chains=[chain_of(model)], **placed)
+    out, its, state = expected
     with torch.no_grad():
         its_out = run(model, x)
     passes = [gradients(model, lambda: run(model, x)) for _ in range(2)]
+    its_state = stage.state_dict()
     # Now that ranks no longer wait for each other.
     if "microbatches" in placed:
         torch.testing.assert_close(its_out, out, rtol=1e-12, atol=1e-12)
     else:
         assert torch.equal(its_out, out)
     for found in passes:
-        # Blocks that the loss does not reach have zero: ranks do not know of that.
-        unreached = [name for name, g in found.items() if early and its[name] is None and g is not None]
-        zero = {name: torch.zeros_like(found[name]) for name in unreached}
-        assert_equal_gradients(found, {name: its[name] for name in found} | zero)
+        assert_equal_gradients(found, {name: its[name] for name in found})
+    if its_state:
+        assert list(its_state) == list(state)
+        torch.testing.assert_close(its_state, state, rtol=1e-10, atol=1e-10)
     return len(found)
 
 

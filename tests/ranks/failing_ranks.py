@@ -86,7 +86,7 @@ def main(folder, way):
     if way == "no residual path":
         model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(5)])
     # What a rank leaves behind that ends, nobody is to wait for.
-    impatient = distributed.new_group(timeout=None if way == "ends in backward" else TIMEOUT)
+    impatient = distributed.new_group(timeout=None if way in ("raises", "ends in backward") else TIMEOUT)
     distributed.barrier()
     said = ""
     try:
@@ -99,9 +99,9 @@ def main(folder, way):
         said = f"{'ChainError' if isinstance(error, ChainError) else 'ValueError'}: {error}"
     torch.save(said, os.path.join(folder, f"{RANK}.part"))
     os.rename(os.path.join(folder, f"{RANK}.part"), os.path.join(folder, f"{RANK}.pt"))
-    if way == "ends in backward" and RANK == 1:
+    # An error ends a process; the others hear of it when each that waits for another ends, too.
+    if way == "raises" or (way == "ends in backward" and RANK == 1):
         os._exit(1)
-    # The others are to hear of it by the process group, not by the end of the process.
     signal.pause()
 
 

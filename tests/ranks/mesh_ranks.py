@@ -24,22 +24,20 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def sharing():
-    """Of whose six blocks some share weights with others on their own rank, and with others elsewhere."""
+    """Of whose six blocks some share weights with others on their own rank, and whose head is registered first."""
     torch.manual_seed(0)
     model = Tokens()
-    for block in model.blocks[2:4]:
-        block.linear.weight = model.blocks[0].linear.weight
-    for block in model.blocks[4:]:
-        block.linear.weight = model.blocks[1].linear.weight
+    for i in (0, 3):
+        model.blocks[i + 1].linear.weight = model.blocks[i].linear.weight
     return model
 
 
 class Tokens(nn.Module):
     def __init__(self):
         super().__init__()
+        self.head = nn.Linear(6, 13)
         self.embedding = nn.Embedding(13, 6)
         self.blocks = nn.ModuleList([Plain() for _ in range(6)])
-        self.head = nn.Linear(6, 13)
 
     def forward(self, tokens):
         state = self.embedding(tokens)

@@ -4,20 +4,19 @@ They are called as ``python SCRIPT FOLDER`` with the environment of torchrun, an
 FOLDER/<rank>.pt.
 """
 
-import socket
-
 import torch
 from forked_scripts import Script
 
 
 def start_ranks(script, *arguments, ranks=2):
-    """Start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    """Start them; what they store outlives each of them, as with torchrun."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     of_rank = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    return [Script(script, *arguments, environment=own) for own in of_rank]
+    started = [Script(script, *arguments, environment=own) for own in of_rank]
+    started[0].store = store
+    return started
 
 
 def run_ranks(script, *arguments, ranks=2):

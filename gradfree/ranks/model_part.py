@@ -1,4 +1,4 @@
-"""What is of the whole model where its blocks lie on ranks: states for checkpoints, the norm of all gradients."""
+"""One rank's part of a model, and what concerns the whole: states for checkpoints, the norm of all gradients."""
 
 from __future__ import annotations
 
@@ -12,40 +12,51 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from gradfree.errors import ChainError
+from gradfree.ranks.absent import vacate
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.placement import Placement
 from gradfree.torchside.sharding import whole
 
 
-class Whole:
-    """Puts together what the ranks hold, by the names that the model had before.
+class ModelPart:
+    """Leaves of a model what one rank holds; puts states of all ranks together by the names that the model had before.
 
     Args:
-        model: with this rank's part.
-        keys: of the whole model's state, in its order.
+        model: changed in place.
         placement: what lies where.
         messages: the ranks.
+
+    Attributes:
+        run: the paths of this rank's blocks.
+        absent: names of the weights that are not here, by the ids of their placeholders.
     """
 
-    def __init__(self, model: nn.Module, keys: list[str], placement: Placement, messages: Messages):
-        self.model, self.placement, self.messages, self._keys = model, placement, messages, keys
+    def __init__(self, model: nn.Module, placement: Placement, messages: Messages):
+        self.model, self.placement, self.messages = model, placement, messages
+        self._keys = list(model.state_dict())
+        run = placement.runs[messages.position]
+        self.run = placement.blocks[run.start : run.stop]
+        held = {id(p) for name, p in model.named_parameters() if self._holds(name)}
+        here = {module for path in self.run for module in model.get_submodule(path).modules()}
+        chain = {module for path in placement.blocks for module in model.get_submodule(path).modules()}
+        self.absent = vacate(model, held, chain - here)
+        self._seen: set[object] = set()
+
+    def is_new(self, what: object) -> bool:
+        """Tell whether ``what`` has not been asked for before."""
+        new = what not in self._seen
+        self._seen.add(what)
+        return new
+
+    @property
+    def device(self) -> torch.device:
+        """Where its states are: with its weights."""
+        return next(self.model.parameters()).device
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the whole model, on the CPU, on the first rank; nothing on the others.
-
-        Raises:
-            ChainError: weights that several ranks hold are no longer the same on them.
-        """
+        """Return the state of the whole model, on the CPU, on the first rank; nothing on the others."""
         own = {key: value for key, value in self.model.state_dict().items() if self._holds(key)}
-        told = self.messages.gathered(_on_cpu(own))
-        found: dict[str, Any] = {}
-        for its in told or ():
-            for key, value in its.items():
-                if not torch.equal(found.setdefault(key, value), value):
-                    raise ChainError(
-                        f"{key} has drifted apart on the ranks that use it. All gradients must be scaled alike, by "
-                        "Stage.clip_grad_norm_, and the same optimizer must step on every rank."
-                    )
+        found = {key: value for its in self.messages.gathered(_on_cpu(own)) or () for key, value in its.items()}
         return {key: found[key] for key in self._keys if key in found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -55,7 +66,7 @@ class Whole:
             ChainError: other keys; nothing is loaded then.
         """
         if wrong := set(self._keys) ^ state.keys():
-            raise ChainError(f"the state is not that of this model: {sorted(wrong)[0]!r} is in one of them alone.")
+            raise ChainError(f"the state is not that of this model: {sorted(wrong)[0]!r} is only in one of them.")
         self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
 
     def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -66,14 +77,14 @@ class Whole:
         names = self._names()
         own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         state = {names[id(p)]: kept for p, kept in optimizer.state.items()}
-        told = self.messages.gathered((own, _on_cpu(state)))
-        if told is None:
+        found = self.messages.gathered((own, _on_cpu(state)))
+        if found is None:
             return {}
-        groups = self._numbered([groups for groups, _ in told])
+        groups = self._numbered([groups for groups, _ in found])
         numbers = {name: n for group in groups for name, n in group.items()}
         options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return {
-            "state": {numbers[name]: kept for _, its in told for name, kept in its.items()},
+            "state": {numbers[name]: kept for _, its in found for name, kept in its.items()},
             "param_groups": [o | {"params": list(g.values())} for o, g in zip(options, groups, strict=True)],
         }
 
@@ -106,35 +117,32 @@ class Whole:
             norm_type: which norm.
             parameters: this rank's whose gradients are meant; by default all.
         """
-        meant = None if parameters is None else set(map(id, parameters))
-        named = [(name, p) for name, p in self.model.named_parameters() if meant is None or id(p) in meant]
-        grads = {name: p.grad for name, p in named if p.grad is not None}
-        first = [g for name, g in grads.items() if self.placement.holders[name][0] == self.messages.position]
-        device = next(self.model.parameters()).device
-        norms = [whole(torch.linalg.vector_norm(g, norm_type)).to(device) for g in first]
-        norms = norms or [torch.zeros((), device=device)]
+        own = self.model.parameters() if parameters is None else parameters
+        grads = [p.grad for p in own if p.grad is not None]
+        norms = [whole(torch.linalg.vector_norm(g, norm_type)).to(self.device) for g in grads]
+        norms = norms or [torch.zeros((), device=self.device)]
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         if norm_type == inf:
             total = self.messages.reduced(norm, largest=True)
         else:
             total = self.messages.reduced(norm**norm_type, largest=False) ** (1 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for grad in grads.values():
+        for grad in grads:
             grad.mul_(scale.to(grad.device))
         return total
 
     def _holds(self, key: str) -> bool:
-        return self.messages.position in self.placement.holders.get(key, ())
+        return self.placement.home.get(key) == self.messages.position
 
     def _names(self) -> dict[int, str]:
         return {id(p): name for name, p in self.model.named_parameters()}
 
-    def _numbered(self, told: list[list[list[str]]]) -> list[dict[str, int]]:
+    def _numbered(self, of_ranks: list[list[list[str]]]) -> list[dict[str, int]]:
         """Return for each group the numbers of its parameters by name, as an optimizer of the whole model has them."""
-        order = {name: n for n, name in enumerate(self.placement.holders)}
+        order = {name: n for n, name in enumerate(self.placement.home)}
         first = 0
         groups = []
-        for its in zip(*told, strict=True):
+        for its in zip(*of_ranks, strict=True):
             names = sorted({self.placement.names[name] for names in its for name in names}, key=order.__getitem__)
             groups.append({name: first + n for n, name in enumerate(names)})
             first += len(names)
