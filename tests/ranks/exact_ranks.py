@@ -179,7 +179,6 @@ SWEPT = {
     "plain": (plain, once, {}),
     "microbatches": (plain, once, {"microbatches": 3}),
     "head before the blocks, stem behind": (shuffled, once, {}),
-    "a loss on states of the last rank": (plain, tapped, {"costs": [9, 9, 9, 9, 1, 1, 1]}),
     "tied embedding": (gpt, once, {"costs": [1] * 8}),
     "post-LN": (lambda: plain("post-LN"), once, {}),
     "post-activation ResNet": (lambda: plain("post-activation ResNet"), once, {}),
