@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from torch import nn
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
 from gradfree.chains.report import Report, path_name
+from gradfree.devices.recurrent_costs import own_kernel_is_faster
 from gradfree.engines.across import OwnSegment
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
+from gradfree.time.forward import LayerCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,16 @@ class Backprop(Engine):
     def reads_states(self) -> bool:
         """Whether it asks for the values of states: never."""
         return False
+
+    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+        """Leave nothing, but say where torch's own kernel is faster."""
+        if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
+            call.say(
+                f"backprop is slower here than torch's own kernel, {call.mode} over {call.length} steps of "
+                f"{tuple(call.like.shape)} in {call.like.dtype}. The engine 'shooting' leaves such layers to torch, "
+                "backprop(plain=True) all of them."
+            )
+        return None
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.options import check_positive
 from gradfree.engines.until import SettlingEngine
 from gradfree.newton.newton_backward import by_newton
 from gradfree.newton.newton_forward import AllAtOnce
 from gradfree.newton.options import NewtonOptions
-from gradfree.time.forward import Forward
+from gradfree.time.forward import Forward, LayerCall
 
 _JACOBIANS = ("gate", "diagonal", "dense")
 
@@ -53,6 +54,11 @@ class Newton(SettlingEngine):
     def forwards(self) -> Sequence[Forward]:
         """All steps at once."""
         return (AllAtOnce(self._options),)
+
+    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+        """Leave to torch what is not swept, where its own kernel is faster than the closed form."""
+        swept = self._options.patience(call.length, call.like, call.mode) is not None
+        return left_to_torch(call, "newton", swept)
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients to the tolerance."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from gradfree.chains.chain import ChainGradients
+from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.options import check_count
 from gradfree.engines.until import SettlingEngine
-from gradfree.segments.rule import Rule
+from gradfree.segments.rule import Part, Rule
 from gradfree.segments.segmented_backward import in_segments
 from gradfree.segments.segmented_forward import InSegments
-from gradfree.time.forward import Forward
+from gradfree.time.forward import Forward, LayerCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class Shooting(SettlingEngine):
     def forwards(self) -> Sequence[Forward]:
         """In segments."""
         return (InSegments(self._rule),)
+
+    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+        """Leave to torch what is not cut, where its own kernel is faster than the closed form."""
+        part = Part("", "forward", "", {}, call.length, call.like, call.mode, fused=not call.packed)
+        return left_to_torch(call, "segments", self._rule.cuts(part))
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients to the tolerance."""

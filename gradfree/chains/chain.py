@@ -190,6 +190,9 @@ class Solver(Protocol):
     def forwards(self) -> Sequence[Any]:
         """Its own ways to run chains in time forward, the best first; see ``gradfree.time.forward``."""
 
+    def leaves(self, call: Any) -> Callable[[], None] | None:
+        """Return what to do in the backward pass if a recurrent layer is left to torch; see ``Engine.leaves``."""
+
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit."""
 

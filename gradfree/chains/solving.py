@@ -36,6 +36,7 @@ class Attachment:
         differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
             backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
             pass is compared.
+        contested: whether other engines take turns with this one.
         told: figures of the chain that are told with the engine's own.
         surveys: takes what there is to tell of each chain that is solved, where somebody asks.
 
@@ -63,6 +64,7 @@ class Attachment:
         self.memory = Memory()
         self.exactly = False
         self.differences: list[Tensor] | None = None
+        self.contested = False
         self.told: Mapping[str, Tensor] = {}
         self.surveys: list[Sequence[LinkFindings]] | None = None
 

@@ -101,6 +101,7 @@ class SwitchingHandle(Handle):
         """Have in hand what ``other`` has; its chains tell which way it is."""
         super().become(other)
         for attachment in self._attachments.values():
+            attachment.contested = len(self._ways) > 1
             attachment.told = {name: torch.tensor(figure) for name, figure in self.figures.items()}
 
     def detach(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from gradfree.chains.chain import Chain
 from gradfree.convergence.outcome import Outcome
+from gradfree.devices.recurrent_costs import own_kernel_is_faster
+from gradfree.time.forward import LayerCall
 
 _FIRST_PAUSE = 50
 
@@ -85,3 +88,28 @@ class Pass:
     def _keep(self, wait: int, pause: int) -> None:
         # On the CPU whatever torch.set_default_device says, where to look is no wait.
         self.memory[self._pause_key] = torch.tensor([wait, pause], device="cpu")
+
+
+def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Callable[[], None] | None:
+    """Leave a layer to torch's kernel where that is faster than the closed form, and no sweeps are tried.
+
+    Args:
+        call: of the layer.
+        owner: of what is remembered of its passes.
+        swept: whether sizes and options allow sweeps.
+
+    Returns:
+        What :meth:`gradfree.Engine.leaves` returns: lets the chains that wait for another try come closer to it.
+    """
+    chains = zip(call.paths, call.names, strict=True)
+    memory = call.memory.of(owner)
+    passes = [Pass(path, what, name, memory) for path, name in chains for what in ("forward", "backward")]
+    tried = swept and not any(each.waits for each in passes)
+    if tried or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
+        return None
+
+    def learn() -> None:
+        for each in passes:
+            each.learn(None, "")
+
+    return learn

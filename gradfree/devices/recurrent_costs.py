@@ -164,3 +164,24 @@ def sweeps_worth(length: int, like: Tensor, kind: str, jacobian: str) -> int:
     row = _ROW if separate or (jacobian != "dense" and kind != "any") else _ROW * units
     worth = int(length * cost.sequential(batch) / (_START + row * length * batch / cost.free))
     return worth if worth >= (_FEWEST_OF_ALL if separate or jacobian == "dense" else _FEWEST) else 0
+
+
+def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
+    """Tell whether torch's own kernel takes less time, both passes, than the closed form of ``backprop``.
+
+    Measured on one thread of a CPU (``scripts/uncut_layers.py``): the closed form has some 0.3 ms to start with, wins on
+    GRUs of any width, on RNNs that are not wide, and on narrow LSTMs for which there is no kernel of oneDNN's. On other
+    devices it goes step by step in Python: an estimate.
+
+    Args:
+        kind: which of torch's own cells it is.
+        length: T.
+        like: a state, (B, H); not looked at.
+        packed: whether sequences are packed.
+    """
+    if like.device.type != "cpu" or length < 12:
+        return True
+    if kind == "LSTM":
+        by_onednn = like.dtype is torch.float32 and not packed and torch.backends.mkldnn.is_available()
+        return by_onednn or like.numel() > 512
+    return kind != "GRU" and like.numel() >= 2**14

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -26,7 +26,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.engines.alternatives import alternatives
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
 from gradfree.errors import ChainError
-from gradfree.time.forward import Forward
+from gradfree.time.forward import Forward, LayerCall
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
 from gradfree.trial.dry_run import Batch, dry_run
@@ -109,6 +109,19 @@ class Engine(ABC):
     def forwards(self) -> Sequence[Forward]:
         """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
         return ()
+
+    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+        """Tell whether a call of a recurrent layer is left to torch's own kernel, both passes: here, never.
+
+        An engine with exact gradients leaves what it would not solve faster.
+
+        Args:
+            call: what is known before it runs.
+
+        Returns:
+            What to do once its backward pass runs; ``None``: the engine solves it.
+        """
+        return None
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit.

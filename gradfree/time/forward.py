@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,56 @@ class Recurrence:
         """Whether sequences are not packed, and states are vectors."""
         vectors = 3 if self.cell is None else 2
         return self.packing is None and all(part.dim() == vectors for part in self.first)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of one layer of a recurrent module, in one direction or both, before it runs.
+
+    Attributes:
+        mode: as of :class:`Recurrence`.
+        length: T.
+        like: a state, (B, H), of the layer's device and precision.
+        packed: whether sequences are packed.
+        memory: as of :class:`Recurrence`, likewise all that follow but the last.
+        names: of each direction.
+        paths: of each direction.
+        say: warns of what it is given, the first time.
+    """
+
+    mode: str
+    length: int
+    like: Tensor
+    packed: bool
+    memory: Memory
+    names: Sequence[str]
+    paths: Sequence[str]
+    say: Callable[[str], None]
+
+
+class OneStepCalls:
+    """Says, once, that a layer sees only calls of one step, of which no engine can make more.
+
+    Args:
+        path: of the layer.
+    """
+
+    def __init__(self, path: str):
+        self.path, self.left = path, 16
+
+    def saw(self, length: int) -> None:
+        """Take note of a call of so many steps."""
+        if length > 1:
+            self.left = 0
+        elif self.left:
+            self.left -= 1
+            if not self.left:
+                warnings.warn(
+                    f"{self.path or 'the recurrent layer'} has been called with single steps only, of which an engine "
+                    "cannot run any at once. Give it whole sequences; gradfree.run_with_resets(layer, input, state, "
+                    "resets) takes those that begin anew in the middle.",
+                    stacklevel=2,
+                )
 
 
 class Trajectory(NamedTuple):

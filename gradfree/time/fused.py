@@ -6,7 +6,9 @@ inside an autograd function whose backward asks the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,9 +19,13 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.devices.device import longest_call
+from gradfree.errors import ChainError
+from gradfree.time.forward import LayerCall, OneStepCalls, Recurrence, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import refuse_transforms
+from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.unsaved import Unsaved
 
 
@@ -59,8 +65,8 @@ class Recurrent(Site):
             yield f"{self.path or 'the model'} has an engine attached already: call detach() on its handle first."
         elif "forward" in vars(module):
             yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."
-        elif type(module).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}:
-            yield f"{self.path} is a {type(module).__name__} with a forward of its own, which an engine would replace."
+        elif torchs_own(type(module)) is nn.RNNBase:
+            yield f"{self.path} is a {type(module).__name__}, which is neither an nn.RNN nor an nn.GRU or nn.LSTM."
         if module.proj_size:
             yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
@@ -80,33 +86,62 @@ class Recurrent(Site):
 
 
 class RecurrentRecorder:
-    """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
+    """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``, or of a subclass that calls theirs."""
 
     def __init__(self, attachment: Attachment, module: nn.RNNBase):
         self.attachment, self.module = attachment, module
+        self.short = OneStepCalls(attachment.path)
+        self._torchs = torchs_own(type(module))
+        self._has_recorded = self._has_said = False
 
     def remove(self) -> None:
         """Give the module its own forward back."""
         del self.module.forward
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns, bitwise; arguments as the module's."""
+        kind = type(self.module)
+        if kind.forward is self._torchs.forward:
+            return self.record(*args, **kwargs)
+        # The same attributes under a class whose super().forward is record.
+        module = object.__new__(_with_recorded_super(kind))
+        module.__dict__ = self.module.__dict__
+        result = kind.forward(module, *args, **kwargs)
+        if torch.is_grad_enabled() and not self._has_recorded:
+            raise ChainError(
+                f"{self.attachment.path or 'the model'} is a {kind.__name__} whose forward does not call "
+                f"super().forward, the {self._torchs.__name__}'s, which is what an engine solves. Leave it out: "
+                "chains=[...]."
+            )
+        return result
+
+    def record(self, input: Any, hx: Any = None) -> Any:
+        """Return what torch's own forward returns, bitwise."""
         module = self.module
         if not torch.is_grad_enabled():
-            return type(module).forward(module, input, hx)
+            return self._own(input, hx)
         refuse_transforms(self.attachment.path or "the layer")
         packed = isinstance(input, PackedSequence)
         x: Any
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
         if not packed and not _well_formed(x, hx):
-            return type(module).forward(module, input, hx)  # It raises, in its own words.
+            return self._own(input, hx)  # It raises, in its own words.
+        self._has_recorded = True
         batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
         # As the module itself does: the layout decides how products are rounded.
         x = x if batched else x.unsqueeze(0 if batch_first else 1)
         x = x.transpose(0, 1) if batch_first else x
         states = self._initial(x, batch_sizes, order, hx, batched)
+        length = len(x) if batch_sizes is None else len(batch_sizes)
+        self.short.saw(length)
+        left = [self._left(number, length, states[0][0], packed) for number in range(module.num_layers)]
+        most = longest_call(x.device)
+        if all(left) and (most is None or length <= most):
+            out, final = self._own(input, hx)
+            when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), left)
+            return out, final
         packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
-        out, finals = self._layers(x, states, packing)
+        out, finals = self._layers(x, states, packing, left)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
             return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
@@ -114,6 +149,35 @@ class RecurrentRecorder:
         if not batched:
             out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
         return out, tuple(finals) if len(finals) > 1 else finals[0]
+
+    def _own(self, input: Any, hx: Any) -> Any:
+        return self._torchs.forward(self.module, input, hx)
+
+    def _left(self, number: int, length: int, like: Tensor, packed: bool) -> Callable[[], None] | None:
+        """Return what to do in the backward pass of a layer that the engine leaves to torch; ``None``: it does not."""
+        at = self.attachment
+        # Who asks to see the chain is shown it. What autocast runs a kernel in has not been measured.
+        if at.lean or at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
+            return None
+        directions = 2 if self.module.bidirectional else 1
+        layer = FusedLayer(at, number, self.module.mode, directions, None)
+        names, paths = zip(*((layer.chain_name(d), layer.chain_path(d)) for d in range(directions)), strict=True)
+        learn = at.engine.leaves(
+            LayerCall(self.module.mode, length, like, packed, at.memory, names, paths, self._say_once)
+        )
+        if learn is None:
+            return None
+
+        def solved() -> None:
+            learn()
+            at.solved.add(at.path)
+
+        return solved
+
+    def _say_once(self, message: str) -> None:
+        if not self._has_said and not self.attachment.contested:
+            self._has_said = True
+            warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
 
     def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:
         """Return the checked initial states, (layers · directions, B, H) each, in the batch's order."""
@@ -132,7 +196,9 @@ class RecurrentRecorder:
         module.check_forward_args(time_major, checked, batch_sizes)
         return states
 
-    def _layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
+    def _layers(
+        self, x: Tensor, states: list[Tensor], packing: Packing | None, left: Sequence[Callable[[], None] | None]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
         module = self.module
         directions = 2 if module.bidirectional else 1
@@ -144,12 +210,34 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            layer = FusedLayer(self.attachment, number, module.mode, directions, packing)
-            x, *final = LayerFunction.apply(layer, x, *(state[mine] for state in states), *weights)
+            first, learn = [state[mine] for state in states], left[number]
+            if learn is not None:
+                recurrence = Recurrence(x, first, weights, module.mode, directions=directions, packing=packing)
+                x, *final = found = run_kernel(recurrence)
+                when_backward(found, [learn])
+            else:
+                layer = FusedLayer(self.attachment, number, module.mode, directions, packing)
+                x, *final = LayerFunction.apply(layer, x, *first, *weights)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:
                 x = F.dropout(x, module.dropout, module.training)
         return x, [torch.cat(part) for part in zip(*finals, strict=True)]
+
+
+def torchs_own(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
+    """Return which of torch's layers ``kind`` is a subclass of."""
+    return next((own for own in (nn.RNN, nn.GRU, nn.LSTM) if issubclass(kind, own)), nn.RNNBase)
+
+
+@cache
+def _with_recorded_super(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
+    """Return a subclass of ``kind`` in which torch's own ``forward`` is the one that the module's recorder has."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["forward"].__self__.record(*args, **kwargs)
+
+    between = type(kind)("Recorded", (torchs_own(kind),), {"forward": forward})
+    return type(kind)(kind.__name__, (kind, between), {})  # type: ignore[return-value]
 
 
 def _well_formed(x: Tensor, hx: Any) -> bool:

@@ -15,7 +15,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
-from gradfree.time.forward import Recurrence, run
+from gradfree.time.forward import OneStepCalls, Recurrence, run
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
 from gradfree.torchside.graph import asked_for
 from gradfree.torchside.guards import (
@@ -96,6 +96,7 @@ class CellRecorder:
     def __init__(self, attachment: Attachment, layer: CellLayer, inside: dict[str, nn.Module]):
         self.attachment, self.layer, self.inside = attachment, layer, inside
         self.where = f"{attachment.path}.cell".removeprefix(".")
+        self.short = OneStepCalls(attachment.path)
         self.again = StepsAgain(attachment, layer.cell, self.where)
 
     def remove(self) -> None:
@@ -111,6 +112,7 @@ class CellRecorder:
                 f"{self.where} has a state of several tensors, of which an engine knows the last step's alone: "
                 "run_with_resets takes it without an engine, or nn.LSTM in place of nn.LSTMCell."
             )
+        self.short.saw(len(x))
         refuse_transforms(self.where)
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))

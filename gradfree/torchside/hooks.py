@@ -1,4 +1,4 @@
-"""Keeping tensor hooks from running where autograd would not run them."""
+"""Hooks: keeping tensors' from running where autograd would not run them, and noticing a backward pass."""
 
 from __future__ import annotations
 
@@ -44,3 +44,16 @@ def spare_hooks(hooks: Iterable[dict[int, Any] | None]) -> None:
 
 def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -> Tensor | None:
     return None if grad is None else hook(grad)
+
+
+def when_backward(outputs: Iterable[Tensor], calls: Iterable[Callable[[], None]]) -> None:
+    """Make each of ``calls`` once, when a backward pass comes to what has made one of ``outputs``."""
+    waiting = list(calls)
+
+    def call(*_: Any) -> None:
+        while waiting:
+            waiting.pop()()
+
+    for node in {out.grad_fn for out in outputs}:
+        if node is not None:
+            node.register_hook(call)

@@ -99,7 +99,7 @@ def test_the_fastest_stays_and_is_told_once(fastest, caplog):
 
 
 def test_figures_tell_whose_turn_it_is_and_what_was_taken(fastest):
-    """By the way's number; plain backpropagation has no chain that could tell."""
+    """By the way's number; plain backpropagation and what is left to torch have no chain that could tell."""
     fastest(3)
     model = fresh()
     optimizer = wrapped(model)
@@ -109,7 +109,8 @@ def test_figures_tell_whose_turn_it_is_and_what_was_taken(fastest):
         with gradfree.engine_figures() as figures:
             told.append(int(optimizer.handle.figures["way"]))
             train(model, optimizer, 1)
-        assert [chain["way"].item() for chain in figures.values()] == ([] if told[-1] == 1 else [told[-1]])
+        seen = [chain["way"].item() for chain in figures.values()]
+        assert seen in {1: [[]], 2: [[], [2]]}.get(told[-1], [[told[-1]]])
     assert told[:12] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     assert told[48:] == [3, 3]
 

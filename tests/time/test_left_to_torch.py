@@ -1,0 +1,140 @@
+"""Calls of recurrent layers that exact engines leave to torch's own kernel, and warnings where they should not run."""
+
+import warnings
+
+import pytest
+import torch
+from oracles import off_by
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradfree
+from gradfree.time.fused import LayerFunction
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """The lengths of the sequences that an engine has run in place of torch."""
+    lengths = []
+
+    def seen(layer, x, *rest, run=LayerFunction.apply):
+        lengths.append(len(x))
+        return run(layer, x, *rest)
+
+    monkeypatch.setattr(LayerFunction, "apply", seen)
+    return lengths
+
+
+def gradients(layer, x):
+    out, final = layer(x)
+    parts = [out, *(final if isinstance(final, tuple) else [final])]
+    loss = sum((part * torch.linspace(-1, 2, part.numel()).view(part.shape)).sum() for part in parts)
+    return [*parts, *torch.autograd.grad(loss, [x, *layer.parameters()])]
+
+
+LEFT = {
+    "an LSTM in float32, wide": (lambda: nn.LSTM(3, 64).float(), (20, 64, 3)),
+    "stacked, both directions": (
+        lambda: nn.LSTM(3, 8, num_layers=2, bidirectional=True, dropout=0.0).float(),
+        (20, 4, 3),
+    ),
+    "short, batch first": (lambda: nn.GRU(3, 8, batch_first=True), (4, 5, 3)),
+}
+
+
+@pytest.mark.parametrize("engine", ["shooting", "newton"])
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_not_cut_is_torchs_own_to_the_last_bit(engine, case, solved):
+    make, shape = LEFT[case]
+    layer = make()
+    x = torch.randn(shape, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
+    expected = gradients(layer, x)
+    with gradfree.create_engine(engine).attach(layer) as handle:
+        found = gradients(layer, x)
+        assert all(map(torch.equal, found, expected))
+        assert handle.chains[""].solved == {""}
+        handle.watch()
+    assert not solved
+
+
+def test_what_is_cut_or_faster_in_closed_form_is_the_engines(solved):
+    for layer, length in ((nn.LSTM(3, 8).float(), 2048), (nn.GRU(3, 64), 64)):
+        x = torch.randn(length, 1, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
+        with gradfree.create_engine("shooting").attach(layer):
+            gradients(layer, x)
+    assert solved == [2048, 64]
+
+
+def remembering():
+    """An LSTM of two layers, the first of which keeps its c."""
+    layer = nn.LSTM(3, 8, num_layers=2).float()
+    with torch.no_grad():
+        layer.bias_ih_l0[8:16] = 12.0
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*does not forget")
+def test_a_layer_that_does_not_forget_is_left_until_it_is_tried_again(solved):
+    """The other layer of the stack goes on in segments."""
+    layer = remembering()
+    x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
+    expected = gradients(layer, x)
+    with gradfree.create_engine("shooting", segments=16).attach(layer):
+        runs = []
+        for _ in range(53):
+            before = len(solved)
+            assert off_by(gradients(layer, x), expected) < 1e-4
+            runs.append(len(solved) - before)
+    assert runs[0] == 2
+    assert runs[1:51] == [1] * 50
+    assert runs[51] == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*does not forget")
+def test_a_checkpoint_runs_the_layer_again_as_it_went_first():
+    layer = remembering()
+    x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
+    expected = torch.autograd.grad(layer(x)[0].sum(), x)
+    with gradfree.create_engine("shooting", segments=16).attach(layer):
+        for _ in range(53):
+            out, _ = checkpoint(layer, x, use_reentrant=False)
+            assert off_by(torch.autograd.grad(out.sum(), x), expected) < 1e-4
+
+
+def test_backprop_says_once_where_torch_is_faster():
+    layer, x = nn.LSTM(3, 8).float(), torch.randn(20, 2, 3, dtype=torch.float32)
+    with gradfree.create_engine("backprop").attach(layer):
+        with pytest.warns(UserWarning, match="slower here than torch's own kernel"):
+            layer(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layer(x)
+    with warnings.catch_warnings(), gradfree.create_engine("backprop").attach(nn.GRU(3, 64)) as handle:
+        warnings.simplefilter("error")
+        handle.blocks[""](torch.randn(64, 2, 3))
+
+
+def test_auto_says_nothing_and_takes_torchs():
+    layer, x = nn.LSTM(3, 8).float(), torch.randn(20, 2, 3, dtype=torch.float32)
+    with warnings.catch_warnings(), gradfree.create_engine("auto").attach(layer):
+        warnings.simplefilter("error")
+        layer(x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
+def test_a_layer_that_only_sees_single_steps_is_told_of_resets_once(make):
+    layer = make()
+    with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(50):
+            layer(torch.randn(1, 2, 3))
+    assert ["run_with_resets" in str(each.message) for each in said] == [True]
+
+
+def test_a_layer_that_also_sees_sequences_is_told_nothing():
+    layer = nn.GRU(3, 4)
+    with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(torch.randn(5, 2, 3))
+        for _ in range(50):
+            layer(torch.randn(1, 2, 3))
