@@ -110,7 +110,7 @@ def test_figures_tell_whose_turn_it_is_and_what_was_taken(fastest):
             told.append(int(optimizer.handle.figures["way"]))
             train(model, optimizer, 1)
         seen = [chain["way"].item() for chain in figures.values()]
-        assert seen in {1: [[]], 2: [[], [2]]}.get(told[-1], [[told[-1]]])
+        assert seen in {0: [[0]], 1: [[]]}.get(told[-1], [[], [told[-1]]])
     assert told[:12] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     assert told[48:] == [3, 3]
 

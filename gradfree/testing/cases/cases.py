@@ -57,7 +57,7 @@ def _residual(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...]) 
 
 
 def _recurrent(name: str, layer: Callable[[], nn.Module], outputs: int = 4, packed: bool = False) -> ModelCase:
-    return ModelCase(name, RECURRENT, lambda: RecurrentModel(layer(), outputs, packed), (8, 5, 6), "layer")
+    return ModelCase(name, RECURRENT, lambda: RecurrentModel(layer(), outputs, packed), (8, 12, 6), "layer")
 
 
 def _layers(name: str, shape: tuple[int, ...], outputs: int, *layers: Callable[[], nn.Module]) -> ModelCase:
