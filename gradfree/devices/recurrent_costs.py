@@ -169,9 +169,9 @@ def sweeps_worth(length: int, like: Tensor, kind: str, jacobian: str) -> int:
 def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
     """Tell whether torch's own kernel takes less time, both passes, than the closed form of ``backprop``.
 
-    Measured on one thread of a CPU (``scripts/uncut_layers.py``): the closed form has some 0.3 ms to start with, wins on
-    GRUs of any width, on RNNs that are not wide, and on narrow LSTMs for which there is no kernel of oneDNN's. On other
-    devices it goes step by step in Python: an estimate.
+    Measured on one thread of a CPU, by ``benchmarks/scripts/uncut_layers.py``: the closed form takes 0.3 ms to start
+    with. It wins on GRUs of any width, on RNNs that are not wide, and on narrow LSTMs for which there is no kernel of
+    oneDNN's. On other devices it goes step by step in Python: an estimate.
 
     Args:
         kind: which of torch's own cells it is.
