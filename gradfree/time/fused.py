@@ -100,7 +100,7 @@ class RecurrentRecorder:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns, bitwise; arguments as the module's."""
-        kind = type(self.module)
+        kind: Any = type(self.module)
         if kind.forward is self._torchs.forward:
             return self.record(*args, **kwargs)
         # The same attributes under a class whose super().forward is record.
@@ -136,9 +136,10 @@ class RecurrentRecorder:
         self.short.saw(length)
         left = [self._left(number, length, states[0][0], packed) for number in range(module.num_layers)]
         most = longest_call(x.device)
-        if all(left) and (most is None or length <= most):
+        learn = [call for call in left if call is not None]
+        if len(learn) == len(left) and (most is None or length <= most):
             out, final = self._own(input, hx)
-            when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), left)
+            when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), learn)
             return out, final
         packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
         out, finals = self._layers(x, states, packing, left)
@@ -205,7 +206,7 @@ class RecurrentRecorder:
         finals = []
         # As the module's own forward does: weights that are computed (weight norm) are computed once.
         module._update_flat_weights()
-        flat = module._flat_weights
+        flat: list[Any] = module._flat_weights
         each = len(flat) // module.num_layers
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
@@ -230,14 +231,14 @@ def torchs_own(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
 
 
 @cache
-def _with_recorded_super(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
+def _with_recorded_super(kind: Any) -> Any:
     """Return a subclass of ``kind`` in which torch's own ``forward`` is the one that the module's recorder has."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return vars(self)["forward"].__self__.record(*args, **kwargs)
 
     between = type(kind)("Recorded", (torchs_own(kind),), {"forward": forward})
-    return type(kind)(kind.__name__, (kind, between), {})  # type: ignore[return-value]
+    return type(kind)(kind.__name__, (kind, between), {})
 
 
 def _well_formed(x: Tensor, hx: Any) -> bool:
