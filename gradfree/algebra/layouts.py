@@ -53,7 +53,12 @@ class Layout:
             # Of all elements, unless it broadcasts there.
             if factor.dim() >= -dim and factor.shape[dim] > 1:
                 factor = factor.narrow(dim, start, length)
-        return factor if self.back is None else self.back(factor)
+        if self.back is None:
+            return factor
+        if factor.device != self.device:
+            # A Python number, which autograd keeps on the CPU: nothing waits for the device to read it.
+            factor = torch.full((), factor.item(), dtype=factor.dtype, device=self.device)
+        return self.back(factor)
 
     def end(self) -> Factor:
         """Return the factor of a tensor that is the state, or a part of it: 1 where its elements have come back."""

@@ -20,6 +20,6 @@ def test_a_state_is_restored_on_the_device_and_on_the_cpu(device):
 def test_a_device_without_random_numbers_leaves_the_cpu_its_own():
     state = RandomState.of(torch.device("meta"))
     with torch_states_kept([torch.device("meta"), torch.device("cpu")]):
-        torch.rand(3)
+        torch.rand(3, device="cpu")
         assert state.moved
     assert not state.moved

@@ -202,12 +202,13 @@ def test_compiled_blocks_train_where_it_is_declared():
     assert engine.validate(model, residual=0.5).ok
 
 
-def test_a_state_that_is_split_and_joined_has_its_factor_on_its_own_device():
+@pytest.mark.parametrize("change", [lambda a: a, lambda a: 0.5 * a], ids=["as it was", "times a number"])
+def test_a_state_that_is_split_and_joined_has_its_factor_on_its_own_device(change):
     linear = nn.Linear(3, 3, device="meta")
 
     def block(x):
         a, b = x.chunk(2, -1)
-        return torch.cat([a + torch.tanh(linear(b)), b], -1)
+        return torch.cat([change(a) + torch.tanh(linear(b)), b], -1)
 
     factor, out = read(block, torch.randn(4, 6, device="meta"))
     assert factor.device == out.device
