@@ -24,7 +24,7 @@ _REMOVED = {
     "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
     "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
     "advise --train": "`gradfree bench run --model ... --data ... --engines ... --seconds 60` trains on held-out data",
-    "features --models": "`python benchmarks/scripts/models_page.py --out PAGE` makes it, in a checkout",
+    "features": "in a checkout, `python benchmarks/scripts/features_page.py` and `models_page.py` make the pages",
     "fit --engine": "--trainer.strategy takes its name, docs/fit.md has its options",
 }
 """What to use instead of commands and options that versions before 0.3 had."""

@@ -57,7 +57,7 @@ class Newton(SettlingEngine):
 
     def leaves(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave to torch what is not swept, where its own kernel is faster than the closed form."""
-        swept = self._options.patience(call.length, call.like, call.mode) is not None
+        swept = self._options.stopping(call.length, call.like, call.mode) is not None
         return left_to_torch(call, "newton", swept)
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:

@@ -26,7 +26,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Patience:
+class StoppingRule:
     """When to stop.
 
     Attributes:
@@ -39,7 +39,7 @@ class Patience:
     most: int
     worth: float = inf
 
-    def gone(self, outcome: Outcome) -> bool:
+    def gives_up(self, outcome: Outcome) -> bool:
         """Tell whether the sequential call is the better bet, by the rate at which mismatches have decayed."""
         left, mismatches = self.most - outcome.sweeps, outcome.mismatches
         if left <= 0 or not isfinite(mismatches[-1]):

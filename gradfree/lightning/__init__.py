@@ -16,7 +16,7 @@ with needs_extra("lightning"):
     from gradfree.lightning.callbacks import EngineFigures, GradientFidelity, WatchGradient
     from gradfree.lightning.carriers import with_engine
     from gradfree.lightning.layer_parallel import LayerParallelStrategy
-    from gradfree.lightning.modules import Classifier, LanguageModel
+    from gradfree.lightning.modules import Classifier
     from gradfree.lightning.resuming import RandomStates, ResumableLoader
     from gradfree.lightning.strategies import register_engines
 
@@ -41,6 +41,12 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
     return with_engine(base)(engine, **options)
 
 
+def __getattr__(name: str) -> Any:
+    if name == "LanguageModel":
+        raise AttributeError("gradfree.lightning.LanguageModel is gone: a LightningModule of your own takes ten lines.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 register_engines()
 LayerParallelStrategy.register_strategies(StrategyRegistry)
 
@@ -50,7 +56,6 @@ __all__ = [
     "EngineFigures",
     "EngineStrategy",
     "GradientFidelity",
-    "LanguageModel",
     "LayerParallelStrategy",
     "RandomStates",
     "ResumableLoader",

@@ -7,7 +7,7 @@ from math import inf, isfinite, log, nan
 
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, Patience, largest, relative
+from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 
 # Where sweeps change less so slowly, what they leave is anybody's guess.
 _MOST_LEFT = 10.0
@@ -16,16 +16,16 @@ _MOST_LEFT = 10.0
 def iterate(
     sweep: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     state: Sequence[Tensor],
-    patience: Patience,
+    stopping: StoppingRule,
     given: Sequence[Tensor],
     whole: bool,
 ) -> tuple[Sequence[Tensor], Outcome]:
-    """Sweep until the state changes by less than the tolerance, or patience is gone; waits for the device once a sweep.
+    """Sweep until the state changes by less than the tolerance, or it is no use; waits for the device once a sweep.
 
     Args:
         sweep: returns a new state, exact in one step more than the one that it is given.
         state: the first guess, part by part, (T, B, H).
-        patience: when to stop.
+        stopping: when to stop.
         given: what is finite unless bad input is not.
         whole: whether K is all of F, so that sweeps are Newton's own and get better faster and faster.
 
@@ -41,8 +41,8 @@ def iterate(
         changes.append(relative(jumps, [largest(new) for new in state]))
         outcome.mismatches.append(changes[-1] * _left(changes, whole) if isfinite(changes[-1]) else blame(given))
         exact = outcome.sweeps >= len(state[0]) and isfinite(changes[-1])
-        outcome.settled = exact or outcome.mismatches[-1] <= patience.tolerance
-        if outcome.settled or patience.gone(outcome):
+        outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance
+        if outcome.settled or stopping.gives_up(outcome):
             return state, outcome
 
 

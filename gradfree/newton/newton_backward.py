@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.chain import ChainGradients
-from gradfree.convergence.outcome import Outcome, Patience, largest, relative
+from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 from gradfree.convergence.passes import Pass
 from gradfree.newton.iteration import iterate
 from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
@@ -37,18 +37,18 @@ def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainG
 
 def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, Solved | None]:
     """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
-    patience = options.patience(len(chain), chain.like[0], chain.kind)
-    if patience is None or any(e is not None and e.dim() != 3 for e in direct):
+    stopping = options.stopping(len(chain), chain.like[0], chain.kind)
+    if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
         return None, None
     this = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
     if this.waits:
         return None, Solved(this)
     options.refuse_large(chain.path, len(chain), [state[0] for state in chain.states], chain.kind)
-    delta, outcome = _solve(chain, direct, options, patience)
+    delta, outcome = _solve(chain, direct, options, stopping)
     return delta if outcome.settled else None, Solved(this, outcome)
 
 
-def _solve(chain: TimeChain, direct: State, options: NewtonOptions, patience: Patience) -> tuple[State, Outcome]:
+def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:
     terms = [torch.zeros_like(s) if e is None else e for e, s in zip(direct, chain.states, strict=True)]
     whole = options.takes_all(chain.kind)
     links = _links(chain, options.jacobian, whole)
@@ -64,9 +64,9 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, patience: Pa
     delta = links.backward(terms)
     if whole:
         mismatch = relative(off(delta), [largest(part) for part in delta])
-        if mismatch <= patience.tolerance:
+        if mismatch <= stopping.tolerance:
             return tuple(delta), Outcome(0, [mismatch], settled=True)
-    delta, outcome = iterate(sweep, delta, patience, [*terms, *chain.states], whole=False)
+    delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states], whole=False)
     return tuple(delta), outcome
 
 

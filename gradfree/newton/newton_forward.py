@@ -30,7 +30,7 @@ class AllAtOnce(Forward):
         if recurrence.mode is not None and torch.is_autocast_enabled(x.device.type):
             return False
         like = recurrence.first[0].flatten(0, -2)
-        return self.options.patience(len(x), like, recurrence.kind) is not None
+        return self.options.stopping(len(x), like, recurrence.kind) is not None
 
     def run(self, recurrence: Recurrence) -> Trajectory:
         """Return outputs to the tolerance, or where they do not settle in time the sequential ones.
@@ -45,15 +45,15 @@ class AllAtOnce(Forward):
         x, like = recurrence.x, recurrence.first[0].flatten(0, -2)
         (name,), (path,) = recurrence.names, recurrence.paths
         this = Pass(path, "forward", name, recurrence.memory.of("newton"))
-        patience = self.options.patience(len(x), like, recurrence.kind)
-        assert patience is not None
+        stopping = self.options.stopping(len(x), like, recurrence.kind)
+        assert stopping is not None
         if this.waits:
             return run_plainly(recurrence)._replace(told=[Solved(this)])
         self.options.refuse_large(path, len(x), recurrence.first, recurrence.kind)
         steps = AllSteps.of(recurrence, self.options.jacobian)
         start = steps.start()
         whole = self.options.takes_all(recurrence.kind)
-        states, outcome = iterate(steps.sweep, start, patience, start, whole)
+        states, outcome = iterate(steps.sweep, start, stopping, start, whole)
         told = [Solved(this, outcome)]
         if not outcome.settled:
             return run_plainly(recurrence)._replace(told=told)

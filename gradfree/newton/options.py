@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradfree.chains.chain import Chain
 from gradfree.chains.refusals import refuse_large_jacobians
-from gradfree.convergence.outcome import Outcome, Patience, within
+from gradfree.convergence.outcome import Outcome, StoppingRule, within
 from gradfree.convergence.passes import Pass
 from gradfree.devices.recurrent_costs import sweeps_worth
 
@@ -25,7 +25,7 @@ class NewtonOptions:
     max_sweeps: int | None
     memory_limit: float
 
-    def patience(self, length: int, like: Tensor, kind: str) -> Patience | None:
+    def stopping(self, length: int, like: Tensor, kind: str) -> StoppingRule | None:
         """Return when to stop, or ``None`` if sweeps cannot be worth it; looks at no tensor.
 
         Args:
@@ -37,7 +37,7 @@ class NewtonOptions:
             return None
         sweeps = self.max_sweeps or sweeps_worth(length, like, kind, self.jacobian)
         # As many as there are steps are exact.
-        return Patience(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
+        return StoppingRule(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
     def takes_all(self, kind: str) -> bool:
         """Tell whether K is all of F for cells of ``kind``."""

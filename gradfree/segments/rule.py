@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, Patience, within
+from gradfree.convergence.outcome import Outcome, StoppingRule, within
 from gradfree.convergence.passes import Pass
 from gradfree.devices.recurrent_costs import (
     ONEDNN,
@@ -72,7 +72,7 @@ class SegmentPlan:
 
     count: int
     burn: int
-    patience: Patience
+    stopping: StoppingRule
 
 
 class FinishedPass(NamedTuple):
@@ -124,10 +124,11 @@ class Rule:
             count = self.segments if isinstance(self.segments, int) else best
         count = min(count, part.length)
         if self.max_sweeps is None:
-            patience = Patience(within(self.tolerance, part.like.dtype), count - 1, segments_worth(count, batch, cost))
+            most, worth = count - 1, segments_worth(count, batch, cost)
         else:
-            patience = Patience(within(self.tolerance, part.like.dtype), min(self.max_sweeps, count - 1), inf)
-        return SegmentPlan(count, min(burn, part.length // count), patience)
+            most, worth = min(self.max_sweeps, count - 1), inf
+        stopping = StoppingRule(within(self.tolerance, part.like.dtype), most, worth)
+        return SegmentPlan(count, min(burn, part.length // count), stopping)
 
     def learn(self, taken: FinishedPass) -> None:
         """Keep what a pass has shown: a better burn, or that the chain does not forget; said the first time.
@@ -151,7 +152,7 @@ def _better_burn(plan: SegmentPlan, mismatch: float, length: int) -> int:
     """Return the steps after which a start is forgotten to a tenth of the tolerance, in multiples of 8."""
     if not 0.0 < mismatch < 1.0:
         return plan.burn
-    needed = plan.burn * log(plan.patience.tolerance / 10) / log(mismatch)
-    if mismatch <= plan.patience.tolerance and needed > 0.7 * plan.burn:
+    needed = plan.burn * log(plan.stopping.tolerance / 10) / log(mismatch)
+    if mismatch <= plan.stopping.tolerance and needed > 0.7 * plan.burn:
         return plan.burn
     return max(8, min(8 * -(-int(needed) // 8), length // plan.count))

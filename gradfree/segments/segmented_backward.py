@@ -65,7 +65,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
     else:
         segments = _Segments(chain, direct, plan)
     reach = None if rule.corrector is None or isinstance(segments, ReplayPieces) else segments.reach
-    result, outcome = settle(segments.run, segments.guess(), plan.patience, reach, reverse=True)
+    result, outcome = settle(segments.run, segments.guess(), plan.stopping, reach, reverse=True)
     return segments.gradients(result) if outcome.settled else None, FinishedPass(part, plan, outcome)
 
 

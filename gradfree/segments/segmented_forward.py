@@ -52,7 +52,7 @@ class InSegments(Forward):
         else:
             segments = _Segments(recurrence, plan, graph, plan.burn if behind is None else behind.burn)
         reach = segments.reach if self.rule.corrector and recurrence.mode is not None else None
-        found, outcome = settle(segments.run, segments.guess(), plan.patience, reach)
+        found, outcome = settle(segments.run, segments.guess(), plan.stopping, reach)
         whole = segments.whole(found) if outcome.settled else run_plainly(recurrence)
         return whole._replace(told=[FinishedPass(part, plan, outcome, segments.replay if outcome.settled else None)])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.algebra.time_scan import scan
-from gradfree.convergence.outcome import Outcome, Patience, relative
+from gradfree.convergence.outcome import Outcome, StoppingRule, relative
 
 
 class Run(NamedTuple):
@@ -35,16 +35,16 @@ class Run(NamedTuple):
 def settle(
     run: Callable[[Sequence[Tensor]], Run],
     entering: Sequence[Tensor],
-    patience: Patience,
+    stopping: StoppingRule,
     reach: Callable[[], Sequence[Factor]] | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Outcome]:
-    """Run all segments until their borders fit, or patience is gone; waits for the device once a run.
+    """Run all segments until their borders fit, or stopping says that it is no use; waits for the device once a run.
 
     Args:
         run: all segments, from what enters them.
         entering: the first guess, part by part, (C, B, H); what enters the first segment to run is right.
-        patience: when to stop.
+        stopping: when to stop.
         reach: the diagonals by which a change at one border is carried to the next, part by part, (C, B, H) or 0.0;
             ``None``: as if none were.
         reverse: whether segments run from the last to the first.
@@ -60,8 +60,8 @@ def settle(
         outcome.mismatches.append(relative(jumps, sizes))
         # As many sweeps as borders are exact by themselves.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
-        outcome.settled = exact or outcome.mismatches[-1] <= patience.tolerance
-        if outcome.settled or patience.gone(outcome):
+        outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance
+        if outcome.settled or stopping.gives_up(outcome):
             return result, outcome
         if reach is not None:
             factors = reach() if factors is None else factors

@@ -84,12 +84,13 @@ def _reached(trained: Sequence[Tensor], out: Any) -> set[int]:
     if not roots:
         raise ChainError("the model returned no tensor that needs a gradient: there is nothing to go backward from.")
     probes = [_probe(root) for root in roots]
-    if all(kind.__name__ != _REENTRANT for kind in walk(roots).kinds):
-        grads = torch.autograd.grad(roots, trained, probes, allow_unused=True)
-        return {id(p) for p, grad in zip(trained, grads, strict=True) if grad is not None}
-    with _without_gradients(trained):
-        torch.autograd.backward(roots, probes)  # A reentrant checkpoint runs by no other way.
-        return {id(p) for p in trained if p.grad is not None}
+    if any(kind.__name__ == _REENTRANT for kind in walk(roots).kinds):
+        raise ChainError(
+            "a dry run cannot go backward through reentrant checkpoints: use checkpoint(..., use_reentrant=False), or "
+            "leave the batch out."
+        )
+    grads = torch.autograd.grad(roots, trained, probes, allow_unused=True)
+    return {id(p) for p, grad in zip(trained, grads, strict=True) if grad is not None}
 
 
 def _roots(out: Any) -> list[Tensor]:
@@ -108,24 +109,6 @@ def _probe(root: Tensor) -> Tensor:
         return torch.ones_like(root)
     count = torch.arange(1.0, root.numel() + 1, dtype=widest(root.device), device=root.device)
     return (count * count).sin().div(root.numel()).reshape(root.shape).to(root.dtype)
-
-
-@contextmanager
-def _without_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Put aside the gradients that ``parameters`` have, and what runs when they get one."""
-    grads = [p.grad for p in parameters]
-    hooked = [(hooks, dict(hooks)) for p in parameters if (hooks := p._post_accumulate_grad_hooks)]
-    for hooks, _ in hooked:
-        hooks.clear()
-    for p in parameters:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, grad in zip(parameters, grads, strict=True):
-            p.grad = grad
-        for hooks, kept in hooked:
-            hooks.update(kept)
 
 
 @contextmanager

@@ -157,6 +157,7 @@ def test_wrong_words_are_met_with_those_there_are(args, message, capsys):
     ("args", "instead"),
     [
         (["bench", "search", "--trials", "3"], "docs/search.md"),
+        (["features", "--models"], "features_page.py"),
         (["plan-ranks"], "docs/ranks.md"),
         (["bench", "run", "--tracker=csv"], "report.parquet"),
         (["bench", "report", "--tracker", "csv"], "report.parquet"),
@@ -177,13 +178,6 @@ def test_a_device_that_is_not_there_is_said_before_anything_starts(name, capsys,
     assert code == 2
     assert err.splitlines() == [f"gradfree: error: torch finds no device '{name}' here; leave out --device {name}."]
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_is_not_there_is_said_before_features_are_tried(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("gradfree.testing.table.make_tables", lambda *_, **__: pytest.fail("tried"))
-    code, _, err = outcome(capsys, "features", "--out", str(tmp_path / "nowhere" / "x.md"))
-    assert code == 2
-    assert "there is no folder" in err
 
 
 def test_nothing_to_report_is_an_error(capsys, tmp_path):

@@ -6,15 +6,14 @@ from functools import cache
 
 import pytest
 import torch
+from features_page import CHAINS, Table, Unclear, make_tables, markdown, shown
 from pairwise import cover
 from places import DOCS
 
 import gradfree
-from gradfree.cli import main
 from gradfree.engines.engine import Engine
 from gradfree.testing import FEATURES, EngineConformance
 from gradfree.testing.cases.cases import CASES, STANDING_FOR
-from gradfree.testing.table import CHAINS, Table, Unclear, make_tables, markdown, shown
 
 PAGE = (DOCS / "features.md").read_text(encoding="utf-8")
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
@@ -65,7 +64,7 @@ class Registered(Covering):
         return [cell for key, cell in found.items() if (key in chosen) is self.pairs]
 
     def test_a_feature_works_or_is_refused(self, engine, case, feature):
-        """As the committed table has it; ``gradfree features --out docs/features.md`` makes it anew."""
+        """As the committed table has it; ``features_page.py`` makes it anew."""
         name = next(name for name in ENGINES if ENGINES[name] == engine)
         cell = FEATURE_CELLS.get(case.name, {}).get((feature.name, name))
         if cell is None:
@@ -189,21 +188,14 @@ class BrokenBlocks(Wrong):
         return chain.gradients([e if e is None else e[:, :2] for e in direct])
 
 
-def test_the_command_names_what_is_neither_and_writes_nothing(monkeypatch, capsys, tmp_path):
+def test_what_is_neither_is_named(monkeypatch):
     few = {name: FEATURES[name] for name in (BASIC, "gradient accumulation")}
-    monkeypatch.setattr("gradfree.testing.table.FEATURES", few)
+    monkeypatch.setattr("features_page.FEATURES", few)
     with pytest.raises(Unclear, match=r"gradient accumulation, linear layers, mine: AssertionError: .* is off by"):
         make_tables({"mine": Wrong()})
-    monkeypatch.setattr("gradfree.testing.commands.list_engines", lambda: ["mine"])
-    monkeypatch.setattr("gradfree.testing.commands.create_engine", lambda name: Wrong(how="none"))
-    with pytest.raises(SystemExit) as ended:
-        main(["features", "--out", str(tmp_path / "features.md")])
-    assert ended.value.code == 2
-    assert "forward and backward pass, GRU, two layers, mine: AssertionError" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("gradfree.testing.commands.create_engine", lambda name: ENGINES["dsf"])
-    main(["features", "--out", str(tmp_path / "features.md")])
-    assert "| gradient accumulation | works |" in (tmp_path / "features.md").read_text(encoding="utf-8")
+    with pytest.raises(Unclear, match="forward and backward pass, GRU, two layers, mine: AssertionError"):
+        make_tables({"mine": Wrong(how="none")})
+    assert "| gradient accumulation | works |" in markdown(make_tables({"mine": ENGINES["dsf"]}))
 
 
 def test_a_table_lists_each_message_once():

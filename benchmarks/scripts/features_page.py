@@ -1,12 +1,21 @@
-"""The table of engines and features in Markdown, found by trying every cell."""
+"""The table of engines and features in Markdown, found by trying every cell; takes some minutes.
+
+python benchmarks/scripts/features_page.py --out docs/features.md
+
+Every engine that is installed has a column. Where something neither works nor is refused, nothing is written.
+"""
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gradfree.engines.engine import Engine
+from gradfree.registry import create_engine, list_engines
 from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, ModelCase
 from gradfree.testing.conformance import BASIC
 from gradfree.testing.features.registry import FEATURES, Feature
@@ -16,9 +25,10 @@ CHAINS = "Chains"
 
 _INTRODUCTION = """# What works with which engine
 
-Made by `gradfree features --out docs/features.md`, which tries every cell. **works**: it was done, and the result is
-that of the same engine without it. **refused**: the engine answered by the message below the table. The command
-fails if something is neither. Engines have their default options; [what the rows mean](#what-the-rows-mean).
+Made by `python benchmarks/scripts/features_page.py --out docs/features.md`, which tries every cell. **works**: it was
+done, and the result is that of the same engine without it. **refused**: the engine answered by the message below the
+table. The script fails if something is neither. Engines have their default options; [what the rows
+mean](#what-the-rows-mean).
 """
 
 
@@ -116,3 +126,14 @@ def _cell(feature: Feature, case: ModelCase, name: str, engine: Engine, unclear:
 
 def _meaning(feature: Feature) -> str:
     return (inspect.getdoc(feature.check) or "").replace("``", "`").replace("\n\n", " ").replace("\n", " ")
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="file to write the page to")
+    path = parser.parse_args().out
+    path.write_text(markdown(make_tables({name: create_engine(name) for name in list_engines()}, _tell)), "utf-8")
