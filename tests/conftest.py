@@ -2,6 +2,7 @@ import gc
 import sys
 from collections.abc import Iterator
 
+import pretend_device
 import pytest
 import torch
 
@@ -24,11 +25,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=300, help="how many random programs to try against autograd")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Build the device that only these tests have, if it is asked for."""
+    if config.getoption("device") == pretend_device.NAME:
+        try:
+            pretend_device.register()
+        except RuntimeError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
 @pytest.fixture(autouse=True)
 def float64(device: str) -> Iterator[None]:
     """Every test starts from the same random numbers, and computes in float64 unless it says otherwise.
 
-    With ``--device cuda`` what names no device is made on the GPU, float32 is not rounded to TF32 there, and cuDNN adds
+    With another ``--device`` what names none is made there. On a GPU float32 is not rounded to TF32 there, and cuDNN adds
     in the same order each time.
     """
     torch.manual_seed(0)
