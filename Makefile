@@ -8,10 +8,14 @@ DEVICE ?= cuda
 GPU_MINUTES ?= 9
 OUT ?= results/gpu
 
+# What `make test-device` runs.
+ON_DEVICE := $(addprefix tests/,front/test_conformance.py front/test_pretend_device.py front/test_waits.py \
+	depth/test_exactness.py depth/programs time/test_recurrent.py)
+
 # A test that hangs fails, by name, instead of all others.
 ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo test docs gpu dist lint types layout wheel-test format clean
+.PHONY: help demo test test-device docs gpu dist lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,6 +26,12 @@ demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on r
 # Sources are compiled once, not in every process that a test starts, whatever the environment says.
 test: $(READY)  ## Set up and run all tests but the installations
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "slow or not slow" --ignore=tests/packaging $(ENDLESS)
+
+# Where it cannot be built there is no such device, as on most machines there is no GPU.
+test-device: $(READY)  ## What a GPU could break, on a device of the tests' own; it takes a C++ compiler
+	@missing="$$(PYTHONPATH=tests/support $(BIN)/python -c 'import pretend_device as d; print(*d.missing_tools())')"; \
+	if [ -n "$$missing" ]; then echo "skipped: no $$missing here"; exit; fi; set -x; \
+	$(BIN)/pytest --device pretend $(ENDLESS) $(ON_DEVICE)
 
 docs: $(READY)  ## Build the documentation site, build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def float64(device: str) -> Iterator[None]:
     """Every test starts from the same random numbers, and computes in float64 unless it says otherwise.
 
-    With another ``--device`` what names none is made there. On a GPU float32 is not rounded to TF32 there, and cuDNN adds
+    With another ``--device`` what names none is made there. On a GPU float32 is not rounded to TF32, and cuDNN adds
     in the same order each time.
     """
     torch.manual_seed(0)

@@ -1,0 +1,74 @@
+"""No step of any engine waits for the device, unless sweeps go on until a tolerance: before the first and after each.
+
+Counted by the device that these tests have of their own: ``pytest --device pretend``.
+"""
+
+from dataclasses import replace
+
+import pretend_device
+import pytest
+
+import gradfree
+from gradfree.errors import ChainError
+from gradfree.testing.cases.cases import CASES, Specimen, isolated
+
+ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
+ENGINES["backprop, plain=False"] = gradfree.create_engine("backprop", plain=False)
+UNTIL_A_TOLERANCE = {
+    "highway_bp, tolerance": gradfree.create_engine("highway_bp", tolerance=1e-3),
+    "fixed_point, tolerance": gradfree.create_engine("fixed_point", tolerance=1e-6),
+    "shooting, segments": gradfree.create_engine("shooting", segments=3),
+    "newton, sweeps": gradfree.create_engine("newton", max_sweeps=9),
+}
+# Blocks of several kinds in turns are picked out of the chain by a list, whose numbers are copied to the device.
+IN_TURNS = "linear layers, dropout"
+
+
+def waits_of(step):
+    before = pretend_device.waits()
+    step()
+    return pretend_device.waits() - before
+
+
+def counted(engine, case):
+    """Return the waits of a step with the engine and without, and when sweeps end; ``None`` where the chain is refused.
+
+    What is asked once of each model, when a chain is attached and in its first steps, is not counted.
+    """
+    specimen = Specimen(case)
+    plain = waits_of(specimen.gradients)
+    try:
+        with engine.attach(specimen.model, specimen.chains):
+            for _ in range(2):
+                specimen.gradients()
+            waits = waits_of(specimen.gradients)
+            with gradfree.engine_figures() as figures:
+                specimen.gradients()
+    except ChainError:
+        return None
+    looks = [int(found[name]) + 1 for found in figures.values() for name in found if name.endswith("sweeps")]
+    return waits, plain, sum(looks)
+
+
+@pytest.fixture
+def _takes_pinned_memory(monkeypatch):
+    """As a GPU does: what packed sequences send there is not waited for."""
+    monkeypatch.setattr("gradfree.devices.device.keeps_pinned", lambda device: device.type == pretend_device.NAME)
+
+
+@pytest.mark.usefixtures("_takes_pinned_memory")
+@pytest.mark.parametrize("name", [*ENGINES, *UNTIL_A_TOLERANCE])
+def test_steps_wait_for_no_device(name, device):
+    if device != pretend_device.NAME:
+        pytest.skip("counted on the device of these tests")
+    sweeping = name in UNTIL_A_TOLERANCE
+    engine = UNTIL_A_TOLERANCE[name] if sweeping else ENGINES[name]
+    with isolated():
+        cases = [replace(case, device=device) for case in CASES if case.name != IN_TURNS]
+        taken = {case.name: counts for case in cases if (counts := counted(engine, case)) is not None}
+    assert taken
+    assert not {
+        case: waits - plain
+        for case, (waits, plain, looks) in taken.items()
+        if waits - plain > (looks if sweeping else 0)
+    }
