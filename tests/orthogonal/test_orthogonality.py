@@ -1,5 +1,6 @@
 """Weights that an engine keeps orthogonal: how well, after whose steps, and which."""
 
+import copy
 import gc
 import warnings
 import weakref
@@ -194,6 +195,27 @@ def test_by_default_weights_are_led_back_as_they_drift():
                 seen.append(largest(layers))
         assert fewest <= retractions <= most, rate
         assert max(seen) < 2
+
+
+def test_weights_are_led_back_on_any_device_as_on_the_cpu(device):
+    """Their drift is copied to the CPU, which devices do at a time of their own."""
+    first = nn.Sequential(nn.Linear(6, 6, device="cpu"), nn.Tanh(), nn.Linear(6, 3, device="cpu"))
+    gradfree.orthogonalize(first)
+    x, found = torch.randn(8, 6, device="cpu"), []
+    for where in ("cpu", device):
+        model, steps = copy.deepcopy(first).to(where), 0
+        optimizer = torch.optim.SGD(model.parameters(), 0.3)
+        with FOTON().attach(model):
+            for _ in range(12):
+                optimizer.zero_grad()
+                model(x.to(where)).pow(2).sum().backward()
+                before = [p.detach() - 0.3 * p.grad for p in model.parameters()]
+                optimizer.step()
+                steps += any(not torch.allclose(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        found.append((steps, *(p.detach().cpu() for p in model.parameters())))
+    assert found[0][0] > 0
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[1][1:], found[0][1:], rtol=1e-8, atol=1e-8)
 
 
 def test_only_the_weight_that_has_drifted_is_led_back():
