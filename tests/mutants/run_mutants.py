@@ -18,11 +18,12 @@ from tempfile import TemporaryDirectory
 import of_depth
 import of_engines
 import of_ranks
+import of_rows
 import of_time
 from mutant import Mutant
 
 TREE = Path(__file__).resolve().parents[2]
-MUTANTS = (*of_depth.MUTANTS, *of_engines.MUTANTS, *of_time.MUTANTS, *of_ranks.MUTANTS)
+MUTANTS = (*of_depth.MUTANTS, *of_rows.MUTANTS, *of_engines.MUTANTS, *of_time.MUTANTS, *of_ranks.MUTANTS)
 RESULTS = Path(__file__).with_name("results.txt")
 # In seconds; a mutant may make ranks wait for each other.
 LONGEST = 400
@@ -48,7 +49,21 @@ def caught_by(tree: Path, test: str) -> tuple[bool, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-m", "pytest", test, "-x", "-n", "0", "-q", "-rf", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        test,
+        "-m",
+        "slow or not slow",
+        "-x",
+        "-n",
+        "0",
+        "-q",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+    ]
     process = subprocess.Popen(
         [*command, "-W", "ignore"],
         cwd=tree,

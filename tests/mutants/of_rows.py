@@ -1,0 +1,109 @@
+"""Mutants of rows: equal blocks whose backward pass runs in one batch."""
+
+from mutant import mutant
+
+DEPTH = "gradfree/depth/*.py"
+UNEQUAL = "depth/unusual/test_unequal_blocks.py"
+ROWS = f"{UNEQUAL} depth/test_batching.py depth/test_rows.py"
+
+MUTANTS = (
+    mutant(
+        "the stacked parameters belong to other blocks",
+        ROWS,
+        (
+            DEPTH,
+            "self.tensors = dict(zip(names, zip(*(link.tensors for link in links), strict=True), strict=True))",
+            "self.tensors = dict(zip(names, zip(*(link.tensors for link in links[::-1]), strict=True), strict=True))",
+        ),
+        (DEPTH, "{name: [own[i] for i in part] for name", "{name: [own[-1 - i] for i in part] for name"),
+    ),
+    mutant(
+        "a batch forgets direct cotangents in its iterations",
+        ROWS,
+        (DEPTH, "                terms[i] += e\n", "                terms[i] += 0 * e\n"),
+    ),
+    mutant(
+        "a batch's recurrence reads the residual path one link off",
+        "depth/test_batching.py depth/test_rows.py",
+        (DEPTH, "            factor = factors[i + 1]\n", "            factor = factors[i]\n"),
+    ),
+    mutant(
+        "a batch adds K where it is to be subtracted from F",
+        "depth/test_batching.py depth/test_rows.py",
+        (DEPTH, "            pulled = pulled - delta\n", "            pulled = pulled + delta\n"),
+        (DEPTH, "pulled = pulled - delta * factors[-1]", "pulled = pulled + delta * factors[-1]"),
+    ),
+    mutant(
+        "a batch is not checked against the outputs of the pass",
+        ROWS,
+        (
+            DEPTH,
+            "torch._assert_async(matches(found, outs, autocast[1] if autocast[2] else outs.dtype), problem)",
+            "pass",
+        ),
+        (DEPTH, "            if not same:\n", "            if False:\n"),
+    ),
+    mutant(
+        "of a parameter of several blocks in a batch one block's gradient counts",
+        ROWS,
+        (DEPTH, "gradients[n] = gradient if before is None else before + gradient", "gradients[n] = gradient"),
+        (
+            DEPTH,
+            "total.parameters[number] = plus(total.parameters[number], gradient)",
+            "total.parameters[number] = gradient",
+        ),
+    ),
+    mutant(
+        "the initial state gets the gradient of a state inside the batch",
+        ROWS,
+        (DEPTH, "entered[group.indices.index(0)].clone()", "entered[group.indices.index(0) - 1].clone()"),
+        (DEPTH, "entered[list(part).index(0)].clone()", "entered[list(part).index(0) - 1].clone()"),
+    ),
+    mutant(
+        "autocast is off in a batch's backward pass",
+        "depth/test_batching.py",
+        (
+            "gradfree/*/batch.py",
+            "torch.autocast(device, dtype, enabled, cache_enabled=False)",
+            "torch.autocast(device, dtype, False, cache_enabled=False)",
+        ),
+    ),
+    mutant(
+        "blocks that are not equal are a row",
+        UNEQUAL,
+        (
+            "gradfree/rows/alike.py",
+            "len({likeness(block) for block in blocks}) > 1",
+            "len({likeness(block) for block in blocks}) > len(blocks)",
+        ),
+    ),
+    mutant(
+        "layers in place are part of a row",
+        ROWS,
+        ("gradfree/rows/alike.py", 'if getattr(module, "inplace", False):', "if False:"),
+    ),
+    mutant(
+        "layers that draw random numbers are part of a batch",
+        ROWS,
+        (
+            "gradfree/*/*.py",
+            "isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0",
+            "False",
+        ),
+    ),
+    mutant(
+        "a change of modes is not noticed",
+        ROWS,
+        (DEPTH, "            tuple([m.training for m in self._modules]),\n", ""),
+    ),
+    mutant(
+        "hooks that come later are not noticed in a row",
+        ROWS,
+        (DEPTH, "if hooked or replaced or list(", "if list("),
+    ),
+    mutant(
+        "threads share one structure of a block",
+        "depth/unusual/test_threads.py",
+        ("gradfree/rows/structure.py", "thread = get_ident()", "thread = 0"),
+    ),
+)
