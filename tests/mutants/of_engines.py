@@ -124,11 +124,11 @@ MUTANTS = (
     ),
     mutant(
         "a kept F is never made anew",
-        "algorithms/test_foton.py",
+        "algorithms/test_foton_second_pass.py orthogonal/test_orthogonal_composition.py",
         ("algorithms/foton.py", 'memory.of("foton").clear()', "pass"),
     ),
     mutant(
-        "with an F that is kept the error enters transposed to nothing before the chain",
+        "what lies before the chain of layers gets nothing",
         "algorithms/test_foton.py layers/test_layers.py",
         ("algorithms/foton.py", "if chain.recording.goes_on:", "if False:"),
     ),

@@ -23,11 +23,6 @@ MUTANTS = (
         (DEPTH, "                terms[i] += e\n", "                terms[i] += 0 * e\n"),
     ),
     mutant(
-        "a batch's recurrence reads the residual path one link off",
-        "depth/test_batching.py depth/test_rows.py",
-        (DEPTH, "            factor = factors[i + 1]\n", "            factor = factors[i]\n"),
-    ),
-    mutant(
         "a batch adds K where it is to be subtracted from F",
         "depth/test_batching.py depth/test_rows.py",
         (DEPTH, "            pulled = pulled - delta\n", "            pulled = pulled + delta\n"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from unusual_passes import SAMPLES, WIDTH, Net, Residual
+from unusual_nets import SAMPLES, WIDTH, Net, Residual
 
 import gradfree
 

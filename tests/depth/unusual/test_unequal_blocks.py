@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from unusual_passes import LENGTH, SAMPLES, WIDTH, Residual
+from unusual_nets import LENGTH, SAMPLES, WIDTH, Residual
 
 import gradfree
 from gradfree import ChainError

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch.testing import assert_close
-from unusual_passes import PASSES, SAMPLES, WIDTH, Net
+from unusual_nets import SAMPLES, WIDTH, Net
+from unusual_passes import PASSES
 
 import gradfree
 from gradfree import ChainError

@@ -1,76 +1,9 @@
 """Passes that a recorder of blocks may get wrong, each with how many calls of blocks there are in a chain at most."""
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+from unusual_nets import LENGTH, SAMPLES, WIDTH, Closed, Given, InPlace, Reentrant, Residual, Returning
 
 from gradfree import ChainError
-
-LENGTH, WIDTH, SAMPLES = 4, 6, 3
-
-
-class Residual(nn.Module):
-    """x + tanh(Wx + b)."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + torch.tanh(self.linear(x))
-
-
-class Given(Residual):
-    """It takes something beside its state."""
-
-    def forward(self, x, side):
-        return x + torch.tanh(self.linear(x)) * side
-
-
-class Closed(Residual):
-    """It uses a tensor that it does not own."""
-
-    def __init__(self):
-        super().__init__()
-        self.outside = []
-
-    def forward(self, x):
-        return x + torch.tanh(self.linear(x)) * self.outside[0]
-
-
-class InPlace(Residual):
-    """Its ReLU overwrites the state that it is given."""
-
-    def forward(self, x):
-        return super().forward(torch.relu_(x))
-
-
-class Reentrant(Residual):
-    """A reentrant checkpoint inside."""
-
-    def forward(self, x):
-        return x + checkpoint(lambda h: torch.tanh(self.linear(h)), x, use_reentrant=True)
-
-
-class Net(nn.Module):
-    """Four blocks between two layers."""
-
-    def __init__(self, block=Residual):
-        super().__init__()
-        self.stem, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-        self.blocks = nn.ModuleList(block() for _ in range(LENGTH))
-        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
-
-    def states(self, x, *sides):
-        """Return h_0 to h_L."""
-        states = [self.stem(x)]
-        for i, block in enumerate(self.blocks):
-            states.append(block(states[-1], *sides[i : i + 1]))
-        return states
-
-    def loss(self, h):
-        """Return a loss on ``h`` as the last state."""
-        return self.head(h).pow(2).sum()
 
 
 def an_operation_between_two_stretches(net, x):
@@ -216,6 +149,27 @@ def a_hook_that_changes_the_gradient_of_a_state(net, x):
 def the_gradient_of_a_state(net, x):
     states = net.states(x)
     return torch.autograd.grad(net.loss(states[-1]) + states[2].sum(), [states[2], *net.blocks[3].parameters()])
+
+
+def the_gradient_of_the_last_state(net, x):
+    h = net.states(x)[-1]
+    return torch.autograd.grad(net.loss(h), [h])
+
+
+def the_gradient_of_the_last_state_beside_what_its_block_returned(net, x):
+    h, beside = net.stem(x), 0.0
+    for block in net.blocks:
+        h, extra = block(h)
+        beside = beside + extra.sum()
+    return torch.autograd.grad(net.loss(h) + beside, [h])
+
+
+def a_loss_on_what_blocks_return_beside_their_states(net, x):
+    h, beside = net.stem(x), 0.0
+    for block in net.blocks:
+        h, extra = block(h)
+        beside = beside + extra.pow(2).sum()
+    (net.loss(h) + beside).backward()
 
 
 def a_refused_gradient_of_a_state_and_then_backward(net, x):
@@ -369,6 +323,9 @@ CHAINS = {
     a_state_that_retains_its_gradient_behind_the_pass: (Residual, 4, False),
     a_hook_that_changes_the_gradient_of_a_state: (Residual, 4, False),
     the_gradient_of_a_state: (Residual, 4, False),
+    the_gradient_of_the_last_state: (Residual, 4, False),
+    the_gradient_of_the_last_state_beside_what_its_block_returned: (Returning, 4, False),
+    a_loss_on_what_blocks_return_beside_their_states: (Returning, 4, False),
     a_refused_gradient_of_a_state_and_then_backward: (Residual, 4, True),
     the_gradient_of_some_parameters: (Residual, 4, True),
     all_blocks_frozen: (Residual, 4, True),
