@@ -35,13 +35,13 @@ class UsageError(Exception):
 
 
 def engines(*arguments: str) -> None:
-    """List the engines, or tell all about those that are named."""
-    _tell(ENGINES, arguments)
+    """List the engines, or describe those that are named."""
+    _describe(ENGINES, arguments)
 
 
 def models(*arguments: str) -> None:
-    """List the models, or tell all about those that are named."""
-    _tell(MODELS, arguments)
+    """List the models, or describe those that are named."""
+    _describe(MODELS, arguments)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -96,13 +96,13 @@ def _loaded(entry: EntryPoint) -> Any:
         if not callable(command) and not isinstance(command, dict):
             raise ImportError(f"{entry.name!r} in {COMMANDS} is no function nor a dict of them: {entry.value}.")
     except ImportError as error:
-        told = plain(str(error))
-        print(f"gradfree: warning: {told}", file=sys.stderr)
+        problem = plain(str(error))
+        print(f"gradfree: warning: {problem}", file=sys.stderr)
 
         def command(*arguments: str) -> None:
-            raise UsageError(told)
+            raise UsageError(problem)
 
-        command.__doc__ = told
+        command.__doc__ = problem
     return command
 
 
@@ -110,17 +110,17 @@ def _reads_itself(command: Any) -> bool:
     return callable(command) and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(command).parameters.values())
 
 
-def _tell(group: str, arguments: Sequence[str]) -> None:
+def _describe(group: str, arguments: Sequence[str]) -> None:
     """Print a line for each entry of ``group``, or for those named their whole description, and their options."""
     what = group.removeprefix("gradfree.")
-    parser = ArgumentParser(f"gradfree {what}", description=f"List the {what}, or tell all about those that are named.")
+    parser = ArgumentParser(f"gradfree {what}", description=f"List the {what}, or describe those that are named.")
     parser.add_argument("names", nargs="*", help="as the list has them")
     names = parser.parse_args(arguments).names
     try:
-        told = [(name, lookup(group, name)) for name in names]
+        chosen = [(name, lookup(group, name)) for name in names]
     except (ValueError, ImportError) as error:
         raise UsageError(error) from None
-    for name, entry in told:
+    for name, entry in chosen:
         print(f"{name}: {of_docstring(inspect.getdoc(entry) or '')}\n\nOptions and defaults:")
         options = inspect.signature(entry).parameters.values()
         print("\n".join(f"    {option.name} = {option.default!r}" for option in options) or "    none", end="\n\n")
@@ -133,7 +133,7 @@ def _list(group: str) -> None:
     width = max(map(len, found))
     for name, entry in found.items():
         try:
-            told = of_docstring(inspect.getdoc(load(entry)) or "")
+            summary = of_docstring(inspect.getdoc(load(entry)) or "")
         except ImportError as error:
-            told = str(error)
-        print(f"{name:{width}}  {told.partition(chr(10))[0]}")
+            summary = str(error)
+        print(f"{name:{width}}  {summary.partition(chr(10))[0]}")

@@ -43,7 +43,7 @@ def create_engine(name: str, **options: Any) -> Engine:
     Args:
         name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
             ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or
-            what other packages have registered: :func:`list_engines`. ``gradfree engines NAME`` tells all about one.
+            what other packages have registered: :func:`list_engines`. ``gradfree engines NAME`` describes one.
             Anybody's engine by import path, too: ``"my_module:MyEngine"``.
         **options: as its class has them.
 

@@ -176,9 +176,9 @@ class SwitchingHandle(Handle):
         before = self.chosen
         self._settle(min(range(len(times)), key=times.__getitem__))
         if self.chosen != before:
-            told = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in self.times.items())
+            steps = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in self.times.items())
             far = [f"{name}: a gradient off by {e:.1g}" for name, e in self.errors.items() if name not in self.times]
-            _log.info("auto takes %s; a step: %s", self.chosen, "; ".join([told, *far]))
+            _log.info("auto takes %s; a step: %s", self.chosen, "; ".join([steps, *far]))
 
     def _settle(self, way: int) -> None:
         self.compare(False)

@@ -50,7 +50,7 @@ class Turns:
         self._start = mark(device)
 
     def end(self, device: torch.device) -> None:
-        """Say that the step has ended; one whose beginning was not told does not count, nor does a turn's first."""
+        """Say that the step has ended; one without a beginning does not count, nor does a turn's first."""
         end = mark(device)
         if self._start is not None and self._n % self._turn >= _WARM_UP:
             self._times[self._ways[self._n]].append((self._start, end))

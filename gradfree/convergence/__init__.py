@@ -1,1 +1,1 @@
-"""Sweeps until a tolerance: when they have settled, when to give up, and what of it is remembered and told."""
+"""Sweeps until a tolerance: when they have settled, when to give up, what is remembered and reported of it."""

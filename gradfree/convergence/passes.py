@@ -1,4 +1,4 @@
-"""What a chain remembers of passes that did not settle, and what it tells of every pass."""
+"""What a chain remembers of passes that did not settle, and what it reports of every pass."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Pass:
             if not pause:
                 warnings.warn(f"{self.path or 'the recurrent layer'} {failed}", stacklevel=2)
 
-    def tell(self, chain: Chain, outcome: Outcome) -> None:
+    def report(self, chain: Chain, outcome: Outcome) -> None:
         """Offer the figures of the pass to those who ask: :func:`gradfree.engine_figures`."""
         prefix = "" if self.what == "backward" else f"{self.what} "
         figures = {

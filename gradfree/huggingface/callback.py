@@ -90,12 +90,12 @@ class EngineCallback(TrainerCallback, ExportableState):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Add the figures to what is logged of a step."""
         figures, self._figures = self._figures, {}
-        told = {
+        metrics = {
             f"engine/{name}/{path}".rstrip("/"): f.item() for path, own in figures.items() for name, f in own.items()
         }
-        if logs is not None and told:
-            logs.update(told)
-            state.log_history[-1].update(told)
+        if logs is not None and metrics:
+            logs.update(metrics)
+            state.log_history[-1].update(metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the engine off."""

@@ -156,7 +156,7 @@ class EngineFigures(_Observer):
             pl_module.log(f"engine/{name}", figure, on_step=True, on_epoch=False, prog_bar=self.prog_bar)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what the backward pass has told."""
+        """Log the figures of the backward pass."""
         self._asking.close()
         figures, self._figures = self._figures, {}
         for path, of_chain in figures.items():

@@ -66,7 +66,7 @@ class Solved(NamedTuple):
     def learn_and_tell(self, chain: Chain) -> None:
         """Keep what it has shown, and offer its figures to those who ask."""
         if self.outcome is not None:
-            self.this.tell(chain, self.outcome)
+            self.this.report(chain, self.outcome)
             done = f"{self.outcome.sweeps} sweeps and would still change by {self.outcome.mismatches[-1]:.0e}"
         else:
             done = ""

@@ -35,7 +35,7 @@ def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
             continue
         rule.learn(taken)
         if taken.outcome is not None:
-            taken.part.tell(chain, taken.outcome)
+            taken.part.report(chain, taken.outcome)
     return chain.backpropagate(direct) if found is None else found
 
 

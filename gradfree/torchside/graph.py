@@ -19,7 +19,7 @@ class Reached(NamedTuple):
     """What a graph consists of.
 
     Attributes:
-        stops: the nodes at which the walk was told to stop, and by which of their outputs it came there.
+        stops: the nodes at which the walk stopped, and by which of their outputs it came there.
         leaves: the leaf tensors that need a gradient.
         nodes: all others.
         kinds: the classes of those.
