@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradfree.errors import ChainError
 
-STATE, COTANGENT, LOAN, LOSS, SHIFT, ERROR, ROWS = range(7)
+STATE, COTANGENT, LOAN, SHIFT, ERROR, ROWS = range(6)
 """Kinds of messages, so that none is taken for another."""
 _KINDS, _PASSES = 8, 2**27
 
@@ -74,8 +74,7 @@ class Messages:
         Raises:
             ChainError: it names two ranks, and what they differ in.
         """
-        with self._naming("what it was set up with", (self.position + 1) % self.count):
-            all_facts = self.exchanged(facts)
+        all_facts = self.exchanged(facts, "what it was set up with")
         for other, its in enumerate(all_facts):
             for name in all_facts[0] | its:
                 if its.get(name) != all_facts[0].get(name):
@@ -91,18 +90,18 @@ class Messages:
         distributed.gather_object(thing, found, dst=self._ranks[0], group=self._notes)
         return found
 
-    def exchanged(self, thing: Any) -> list[Any]:
-        """Return what every rank has, on all of them."""
+    def exchanged(self, thing: Any, what: str) -> list[Any]:
+        """Return what every rank has, on all of them; ``what`` is its name for errors."""
         found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, thing, group=self._notes)
+        with self._naming(what, (self.position + 1) % self.count):
+            distributed.all_gather_object(found, thing, group=self._notes)
         return found
 
-    def reduced(self, number: Tensor, largest: bool) -> Tensor:
-        """Return the largest, or the sum, of what every rank has."""
-        total = number.clone()
-        operation = distributed.ReduceOp.MAX if largest else distributed.ReduceOp.SUM
-        distributed.all_reduce(total, operation, self._group)
-        return total
+    def all_numbers(self, number: Tensor) -> Tensor:
+        """Return the numbers of all ranks."""
+        found = [torch.empty_like(number) for _ in range(self.count)]
+        distributed.all_gather(found, number, self._group)
+        return torch.stack(found)
 
     def send(self, tensor: Tensor, to: int, number: int, kind: int, what: str) -> None:
         """Send a tensor without waiting for it; ``number`` is that of the pass, ``what`` its name for errors."""
@@ -110,38 +109,24 @@ class Messages:
 
     def receive(self, into: Tensor, source: int, number: int, kind: int, what: str) -> Tensor:
         """Fill a tensor with what ``source`` sends."""
-        with self._naming(what, source):
-            distributed.recv(into, self._ranks[source], self._group, _tag(number, kind))
-        return into
-
-    def send_note(self, note: Any, to: int, number: int, kind: int, what: str) -> None:
-        """Send anything that can be pickled."""
-        for frame in _frames(note):
-            self._isend(frame, self._notes, to, _tag(number, kind), what)
-
-    def receive_note(self, source: int, number: int, kind: int, what: str) -> Any:
-        """Return what :meth:`send_note` has sent."""
-
-        def receive(frame: Tensor) -> None:
-            with self._naming(what, source):
-                distributed.recv(frame, self._ranks[source], self._notes, _tag(number, kind))
-
-        return _unframed(receive)
+        return self._recv(into, self._group, source, _tag(number, kind), what)
 
     def give(self, tensors: Sequence[Tensor], to: int, number: int, kind: int, what: str, extra: Any = None) -> None:
-        """Send tensors whose shapes the other rank does not know, and a note beside them."""
-        self.send_note((_shapes(tensors), extra), to, number, kind, what)
+        """Send tensors whose shapes the other rank does not know, and anything beside them that can be pickled."""
+        for frame in _frames((_shapes(tensors), extra)):
+            self._isend(frame, self._notes, to, _tag(number, kind), what)
         for tensor in tensors:
             self.send(tensor, to, number, kind, what)
 
     def take(self, source: int, number: int, kind: int, what: str, device: torch.device) -> tuple[list[Tensor], Any]:
-        """Return what :meth:`give` has sent: the tensors, on ``device``, and the note beside them."""
-        shapes, extra = self.receive_note(source, number, kind, what)
+        """Return what :meth:`give` has sent: the tensors, on ``device``, and what was beside them."""
+        tag = _tag(number, kind)
+        shapes, extra = _unframed(lambda frame: self._recv(frame, self._notes, source, tag, what))
         empty = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
         return [self.receive(tensor, source, number, kind, what) for tensor in empty], extra
 
     def give_all(self, tensors: Sequence[Tensor], what: str, extra: Any) -> None:
-        """Send all ranks tensors, and a note beside them."""
+        """Send all ranks tensors, and anything beside them that can be pickled."""
         for frame in _frames((_shapes(tensors), extra)):
             self._broadcast(frame, self._notes, self.position, what)
         for tensor in tensors:
@@ -188,6 +173,11 @@ class Messages:
             work = distributed.isend(tensor, self._ranks[to], group, tag)
         self._sent.append((work, tensor, to, what))
 
+    def _recv(self, into: Tensor, group: distributed.ProcessGroup, source: int, tag: int, what: str) -> Tensor:
+        with self._naming(what, source):
+            distributed.recv(into, self._ranks[source], group, tag)
+        return into
+
     def _broadcast(self, tensor: Tensor, group: distributed.ProcessGroup, source: int, what: str) -> None:
         with self._naming(what, source):
             distributed.broadcast(tensor, self._ranks[source], group)
@@ -216,12 +206,12 @@ def _shapes(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtyp
 
 
 def _frames(note: Any) -> list[Tensor]:
-    """Return the length of a note, and the note."""
+    """Return the length of a pickled note, and the note."""
     content = torch.frombuffer(bytearray(pickle.dumps(note)), dtype=torch.uint8)
     return [torch.tensor([len(content)]), content]
 
 
-def _unframed(receive: Callable[[Tensor], None]) -> Any:
+def _unframed(receive: Callable[[Tensor], object]) -> Any:
     """Return the note whose frames ``receive`` fills."""
     length = torch.zeros(1, dtype=torch.int64)
     receive(length)

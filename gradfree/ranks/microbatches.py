@@ -47,19 +47,19 @@ class Cutter:
         if isinstance(uncut, str):
             raise TypeError(f"uncut is a list of names: uncut=[{uncut!r}].")
         parameters = inspect.signature(forward).parameters.values()
-        self._positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self._named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self._positional = [p.name for p in named if p.kind != p.KEYWORD_ONLY]
         self._count, self._uncut = count, uncut
-        if all(p.kind != p.VAR_KEYWORD for p in parameters):
-            self._refuse_unknown(())
+        if wrong := set(uncut) - {p.name for p in named}:
+            there = ", ".join(p.name for p in named)
+            raise ChainError(f"uncut names {min(wrong)!r}, but the model's forward has {there}.")
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BatchPart]:
         """Return the parts of what a model is given, one for each sample if there are fewer of these.
 
         Raises:
-            ChainError: tensors of no batch, or not all of one; a model that mixes samples; names of no argument.
+            ChainError: tensors of no batch, or not all of one; a model that mixes samples.
         """
-        self._refuse_unknown(kwargs)
         if self._count == 1:
             return [BatchPart(args, kwargs)]
         refuse_mixing(model)
@@ -71,12 +71,6 @@ class Cutter:
         return [
             BatchPart(tuple(own[n] for n in names), {n: own[n] for n in kwargs}, samples) for own, samples in columns
         ]
-
-    def _refuse_unknown(self, given: Collection[str]) -> None:
-        """Refuse names that are neither of the signature nor of the keywords ``given``."""
-        there = dict.fromkeys([*self._named, *given])
-        if wrong := [name for name in self._uncut if name not in there]:
-            raise ChainError(f"uncut names {wrong[0]!r}, but the model's forward has {', '.join(there)}.")
 
 
 def refuse_mixing(model: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import inf
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ class ModelPart:
         """Take this rank's part of the state of an optimizer of the whole model."""
         names = self._names()
         own = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-        groups = self._numbered(self.messages.exchanged(own))
+        groups = self._numbered(self.messages.exchanged(own, "the groups of its optimizer"))
         local = optimizer.state_dict()
         kept: dict[int, Any] = {}
         for ids, its, numbers in zip(local["param_groups"], own, groups, strict=True):
@@ -122,10 +121,7 @@ class ModelPart:
         norms = [whole(torch.linalg.vector_norm(g, norm_type)).to(self.device) for g in grads]
         norms = norms or [torch.zeros((), device=self.device)]
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        if norm_type == inf:
-            total = self.messages.reduced(norm, largest=True)
-        else:
-            total = self.messages.reduced(norm**norm_type, largest=False) ** (1 / norm_type)
+        total = torch.linalg.vector_norm(self.messages.all_numbers(norm), norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(scale.to(grad.device))

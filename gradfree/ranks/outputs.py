@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isnan
 from typing import Any
 
 import torch
@@ -17,100 +16,78 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import replaced, tensors_in
 from gradfree.errors import ChainError
 from gradfree.ranks.crossings import Departed
-from gradfree.ranks.messages import LOSS, Messages
+from gradfree.ranks.messages import Messages
 from gradfree.ranks.microbatches import skeleton_of
-from gradfree.ranks.rank_pass import RankPass
 
 Check = Callable[[Sequence[Cotangent]], None]
+"""What is given the outputs' cotangents in a backward pass."""
 _WHAT = "the model's outputs"
 
 
-class AllOutputs:
-    """The outputs of one batch, which goes through the ranks as a whole or in parts.
+def give_outputs(
+    messages: Messages, check: Check, departed: Sequence[Tensor], reached: Sequence[Tensor], out: Any
+) -> Any:
+    """Send all ranks what the model returns on the last one; return it.
 
     Args:
         messages: the ranks.
-        check: is given the outputs' cotangents in a backward pass.
+        check: is given the outputs' cotangents.
+        departed: the last states of this rank's blocks: every backward pass must reach them, as other ranks wait.
+        reached: what else backward passes must come by.
+        out: of the model.
     """
-
-    def __init__(self, messages: Messages, check: Check):
-        self._messages, self._check = messages, check
-        self._last = messages.count - 1
-
-    def give(self, passes: Sequence[RankPass], reached: Sequence[Tensor], out: Any) -> Any:
-        """Send all ranks ``out``, to which ``passes`` have come on the last one; return it.
-
-        Args:
-            passes: of the batch.
-            reached: what backward passes must come by, too.
-            out: of the model.
-        """
-        departed = [its.departed() for its in passes]
-        if self._last == 0:
-            return out
-        skeleton, tensors = skeleton_of(out)
-        needing = [tensor.requires_grad for tensor in tensors]
-        self._messages.give_all(tensors, _WHAT, (skeleton, needing))
-        # Other ranks wait for cotangents: every backward pass through an output must reach this rank's chain.
-        return _filled(skeleton, self._joined(departed, reached, needing, tensors))
-
-    def take(self, passes: Sequence[RankPass], reached: Sequence[Tensor], device: torch.device) -> Any:
-        """Return what the last rank gives all, where this one's ``passes`` have gone on to the next."""
-        tensors, (skeleton, needing) = self._messages.take_all(self._last, _WHAT, device)
-        departed = [its.departed() for its in passes]
-        return _filled(skeleton, self._joined(departed, reached, needing, tensors))
-
-    def _joined(
-        self, departed: Sequence[Tensor], reached: Sequence[Tensor], needing: Sequence[bool], tensors: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """Return the outputs such that backward passes through them lead to all that has departed."""
-        if not (torch.is_grad_enabled() and any(needing)):
-            return tensors
-        zeros = [*(state.new_zeros(()).expand(state.shape) for state in departed), *(None for _ in reached)]
-        ends, returned = [*departed, *reached], partial(_returned, self._check, zeros)
-        found: Sequence[Tensor] = Departed.apply(returned, len(ends), needing, *ends, *tensors)
-        return found
+    if messages.count == 1:
+        return out
+    skeleton, tensors = skeleton_of(out)
+    needing = [tensor.requires_grad for tensor in tensors]
+    messages.give_all(tensors, _WHAT, (skeleton, needing))
+    return _joined(check, departed, reached, needing, tensors, skeleton)
 
 
-def compare_loss(messages: Messages, number: int, cotangents: Sequence[Cotangent]) -> None:
+def take_outputs(
+    messages: Messages, check: Check, departed: Sequence[Tensor], reached: Sequence[Tensor], device: torch.device
+) -> Any:
+    """Return what the last rank gives all; the arguments are those of :func:`give_outputs`."""
+    tensors, (skeleton, needing) = messages.take_all(messages.count - 1, _WHAT, device)
+    return _joined(check, departed, reached, needing, tensors, skeleton)
+
+
+def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
     """Refuse a loss that is not the last rank's; all ranks call it in the same backward pass.
 
     Args:
         messages: the ranks.
-        number: of the pass.
         cotangents: of the model's outputs. Their norms are compared, to what devices may differ by.
 
     Raises:
         ChainError: they differ.
     """
-    own = [None if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
-    last, what = messages.count - 1, "what the loss makes of the model's outputs"
-    if messages.position == last:
-        for rank in range(last):
-            messages.send_note(own, rank, number, LOSS, what)
-        return
-    its = messages.receive_note(last, number, LOSS, what)
-    if not all(map(_alike, own, its)):
-        error = ChainError(
+    own = [-1.0 if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
+    its = messages.exchanged(own, "the gradients of the model's outputs")[-1]
+    if not torch.allclose(torch.tensor(own), torch.tensor(its), rtol=1e-3, atol=0.0, equal_nan=True):
+        raise ChainError(
             f"the loss is not that of the last rank: the gradients of the model's outputs have norms {own} here, {its} "
             "there. All ranks must be given the same batches and compute the same loss."
         )
-        messages.report(error)
-        raise error
 
 
-def _alike(own: float | None, its: float | None) -> bool:
-    if own is None or its is None:
-        return own is its
-    return own == its or (isnan(own) and isnan(its)) or abs(own - its) <= 1e-3 * max(own, its)
+def _joined(
+    check: Check,
+    departed: Sequence[Tensor],
+    reached: Sequence[Tensor],
+    needing: Sequence[bool],
+    tensors: Sequence[Tensor],
+    skeleton: Any,
+) -> Any:
+    """Return the outputs such that backward passes through them lead to all that has departed."""
+    if torch.is_grad_enabled() and any(needing):
+        # The engine itself asks for the cotangents of the states.
+        zeros = [*(state.new_zeros(()).expand(state.shape) for state in departed), *(None for _ in reached)]
+        ends, returned = [*departed, *reached], partial(_checked, check, zeros)
+        tensors = Departed.apply(returned, len(ends), needing, *ends, *tensors)
+    return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
 
 
-def _returned(check: Check, zeros: Sequence[Cotangent], cotangents: Sequence[Cotangent]) -> Sequence[Cotangent]:
-    """Check the outputs' cotangents; the engine itself asks for those of the states that have departed."""
+def _checked(check: Check, zeros: Sequence[Cotangent], cotangents: Sequence[Cotangent]) -> Sequence[Cotangent]:
     check(cotangents)
     return zeros
-
-
-def _filled(skeleton: Any, found: Sequence[Tensor]) -> Any:
-    """Return ``skeleton`` with the tensors whose numbers it holds."""
-    return replaced(skeleton, {id(number): found[int(number)] for number in tensors_in(skeleton)})

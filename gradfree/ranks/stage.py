@@ -24,7 +24,7 @@ from gradfree.ranks.messages import Messages, group_of
 from gradfree.ranks.microbatches import Cutter, joined
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.outputs import AllOutputs, compare_loss
+from gradfree.ranks.outputs import compare_loss, give_outputs, take_outputs
 from gradfree.ranks.placement import Placement, only_chain, place, refuse_removed
 from gradfree.ranks.rank_pass import BETWEEN, RankPass
 from gradfree.registry import resolve_engine
@@ -140,16 +140,16 @@ class Stage(ModelPart):
             )
         self.messages.settle()
         passes = [self._new_pass()]
-        outputs = AllOutputs(self.messages, partial(self._check_loss, passes[0].number))
         try:
             given = self._cutter(self.model, args, kwargs)
             passes += [self._new_pass() for _ in given[1:]]
             with self._loans.lent(passes[0].number, self.device) as reached:
                 found = [self._through(its, own.args, own.kwargs) for its, own in zip(passes, given, strict=True)]
+            departed = [its.departed() for its in passes]
             if self.messages.position == self.messages.count - 1:
-                out = outputs.give(passes, reached, joined(given, found))
+                out = give_outputs(self.messages, self._check_loss, departed, reached, joined(given, found))
             else:
-                out = outputs.take(passes, reached, self.device)
+                out = take_outputs(self.messages, self._check_loss, departed, reached, self.device)
             self._loans.settle_use()
             return out
         except Exception as error:
@@ -178,10 +178,10 @@ class Stage(ModelPart):
         self._loans.note(tensors_in(out))
         return its.end(out)
 
-    def _check_loss(self, number: int, cotangents: Sequence[Cotangent]) -> None:
+    def _check_loss(self, cotangents: Sequence[Cotangent]) -> None:
         """Refuse a loss that is not the last rank's: of a first backward pass, the outputs' cotangents tell."""
         if self.is_new("the loss"):
-            compare_loss(self.messages, number, cotangents)
+            compare_loss(self.messages, cotangents)
 
     def _absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
         if self._pass is None:

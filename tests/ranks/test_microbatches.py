@@ -86,23 +86,6 @@ def test_names_of_no_argument_are_refused():
         parallel(Around(lambda out: out), 2, uncut=["mask"])
 
 
-class Passing(Around):
-    """Passes whatever it is given."""
-
-    def forward(self, x, *others, **more):
-        return super().forward(x, *others, **more)
-
-
-def test_names_of_keywords_that_only_a_call_shows_are_checked_there():
-    torch.manual_seed(0)
-    model, x, scale = Passing(lambda out: out), torch.randn(4, 6), torch.randn(6)
-    expected = model(x, scale=scale)
-    parts = parallel(model, 2, uncut=["scale"])
-    with pytest.raises(ChainError, match=r"uncut names 'scale', but the model's forward has x, scales\."):
-        parts(x, scales=scale)
-    torch.testing.assert_close(parts(x, scale=scale), expected)
-
-
 def test_one_name_is_refused_where_a_list_is_to_be():
     with pytest.raises(TypeError, match=r"uncut is a list of names: uncut=\['scale'\]"):
         parallel(Around(lambda out: out), 2, uncut="scale")
