@@ -43,10 +43,10 @@ def forward_pipeline(
     Called on every rank of the group with the same model, before its optimizer is made, as :func:`layer_parallel` is.
     Both passes of FOTON (arXiv 2512.20668) go from the first rank to the last; a microbatch's error, (N, classes), goes
     from the last to the first, and once a step the transposed weights, a row for each class, from rank to rank. So a
-    rank is done with a step as soon as it has its own gradients, and goes on with the next one.
+    rank is done with a step as soon as it has its own gradients, and begins the next one.
 
     Args:
-        model: any module with a chain of layers that the engine takes apart, changed in place.
+        model: any module with a chain of layers that the engine trains one by one, changed in place.
         loss: ``loss(outputs, targets)``, a mean over the samples.
         engine: "foton", or an engine like it.
         microbatches: the parts that a batch goes through the ranks in; with as many as there are ranks, or more, none
@@ -128,10 +128,10 @@ class ForwardPipeline(ModelPart):
             The loss on the last rank, ``None`` on the others: they do not wait for it.
 
         Raises:
-            ChainError: fewer samples than microbatches, on all ranks, which can go on; after any other error, of this
-                rank or of another, the pipeline takes no step any more.
+            ChainError: fewer samples than microbatches, on all ranks, which may take other steps; after any other error, of
+                this rank or of another, the pipeline takes no step any more.
         """
-        # All ranks see the same batch, so that nobody is to be told.
+        # All ranks see the same batch, and so raise this.
         if len(inputs) < self._microbatches:
             raise ChainError(f"{len(inputs)} samples cannot go through the ranks in {self._microbatches} parts.")
         with self._stopping():
@@ -146,7 +146,7 @@ class ForwardPipeline(ModelPart):
                     total = found if total is None or found is None else total + found
                 elif job == "feedback":
                     self._carry_back()
-                    # Not before: what comes from the rank on the right tells that it has taken all of the last step.
+                    # Not before: what comes from the rank on the right shows that it has taken all of the last step.
                     self.messages.settle(sent)
                 else:
                     torch.autograd.backward(*self._left.pop(j))

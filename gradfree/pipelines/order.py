@@ -12,7 +12,7 @@ def order(position: int, count: int, microbatches: int) -> Iterator[Job]:
     """Yield the jobs of one rank, each with the number of its microbatch.
 
     As many first passes as there are ranks go ahead: then the first error is back, and each second pass makes room for
-    another first one. The transposed weights go the other way meanwhile, from the last rank, whose weights are the last
+    another first one. The transposed weights go back meanwhile, from the last rank, whose weights are the last
     to be those of this step: each rank carries them on when they come by.
 
     Args:

@@ -42,7 +42,7 @@ def vacate(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Modul
         elsewhere: the modules that never run here.
 
     Returns:
-        The names of the parameters that are gone, by the ids of their placeholders.
+        The names of the parameters taken off, by the ids of their placeholders.
     """
     names: dict[int, str] = {}
     placeholders: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Nodes of autograd's graph where a pass comes from, or goes on to, other ranks."""
+"""Nodes of autograd's graph where a pass comes from other ranks or leaves for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Context(FunctionCtx):
 class Arrived(torch.autograd.Function):
     """(what to do with their cotangents, n, n tensors of another rank, others) -> these tensors.
 
-    Backward passes that come by here go on to the others, with no gradient for them.
+    A backward pass through this node also reaches the nodes of the others, with no gradient for them.
     """
 
     @staticmethod

@@ -85,17 +85,20 @@ class Loans(Neighbours):
         stops = walk((t for t in tensors if t.requires_grad), ends=(ARRIVED,)).stops
         self._used |= {self._names[number] for node, number in stops if node is self._node}
         # Normalization layers count the changes of one of their buffers only.
-        changed = {_owner(name) for name, now in self._versions().items() if now != self._before[name]}
+        changed = {_owner(name) for name, now in self._versions().items() if now != self._before.get(name, now)}
         self._used |= {name for name in self._buffers if _owner(name) in changed}
 
-    def settle_use(self) -> None:
-        """Exchange what the first training pass has shown, behind it; from now on nothing else is lent.
+    def settle_use(self) -> bool:
+        """Exchange what the first training pass has shown, behind it: from then on nothing else is lent.
+
+        Returns:
+            Whether this was that pass.
 
         Raises:
             ChainError: the other end uses a weight that FSDP has sharded by itself.
         """
         if self._used is None or not torch.is_grad_enabled():
-            return
+            return False
         what = "what the first training pass has used"
         self.give([], self._other, LOAN, what, self._used)
         _, its = self.take(self._other, LOAN, what)
@@ -107,6 +110,7 @@ class Loans(Neighbours):
         for name, places in self._lent.items():
             if is_spread(getattr(*places[0])):
                 raise ChainError(f"{name} is used on the first and the last rank: leave it to FSDP's outermost module.")
+        return True
 
     def _versions(self) -> dict[str, tuple[int, int]]:
         buffers = {name: self._model.get_buffer(name) for name in self._buffers}

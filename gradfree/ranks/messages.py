@@ -69,7 +69,7 @@ class Messages:
         self._key = f"gradfree/{'-'.join(map(str, self._ranks))}"
 
     def agree(self, facts: dict[str, Any]) -> None:
-        """Refuse to go on where ranks differ in ``facts``.
+        """Refuse ranks that differ in ``facts``.
 
         Raises:
             ChainError: it names two ranks, and what they differ in.

@@ -42,10 +42,14 @@ class ModelPart:
         self._seen: set[object] = set()
 
     def is_new(self, what: object) -> bool:
-        """Tell whether ``what`` has not been asked for before."""
+        """Return whether ``what`` is asked for the first time."""
         new = what not in self._seen
         self._seen.add(what)
         return new
+
+    def check_anew(self) -> None:
+        """Have all that :meth:`is_new` has seen be new again."""
+        self._seen.clear()
 
     @property
     def device(self) -> torch.device:

@@ -35,7 +35,7 @@ class OnRank(Engine):
     passes: Mapping[Tensor, RankPass] = field(repr=False)
 
     def solves(self, kind: type[Site]) -> bool:
-        """Tell whether ``kind`` is one of whole blocks in depth."""
+        """Return whether ``kind`` is one of whole blocks in depth."""
         return kind.dimension == "depth" and not kind.of_layers
 
     @property
@@ -44,7 +44,7 @@ class OnRank(Engine):
         return self.engine.needs_residual
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return what the engine has to say of the rank's chain, which has a name of its own."""
+        """Return the engine's report on the rank's chain, which is named after the rank."""
         report = self.engine.judge(model, report)
         (site,) = report.chains.values()
         site.path = self.name

@@ -31,7 +31,7 @@ class Placement:
     names: Mapping[str, str]
 
     def in_blocks(self, name: str) -> bool:
-        """Tell whether a parameter or buffer of this name belongs to a block."""
+        """Return whether a parameter or buffer of this name belongs to a block."""
         return any(name.startswith(f"{path}.") for path in self.blocks)
 
 

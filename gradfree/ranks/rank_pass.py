@@ -114,7 +114,7 @@ class RankPass(Neighbours):
             if len(tensors_in(out)) > 1:
                 raise ChainError(
                     f"{self._blocks[index]} returns tensors beside its state, which do not go to other ranks. Let it "
-                    "return its state alone."
+                    "return only its state."
                 )
             self._rests[index] = replaced(out, {id(state): torch.zeros(0)})
         if index == self._run.stop - 1:

@@ -150,7 +150,8 @@ class Stage(ModelPart):
                 out = give_outputs(self.messages, self._check_loss, departed, reached, joined(given, found))
             else:
                 out = take_outputs(self.messages, self._check_loss, departed, reached, self.device)
-            self._loans.settle_use()
+            if self._loans.settle_use():
+                self.check_anew()
             return out
         except Exception as error:
             self.messages.report(error)
@@ -167,7 +168,7 @@ class Stage(ModelPart):
         return RankPass(self, self._ports, self._number)
 
     def _through(self, its: RankPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the model does on the last rank; on others let the next one go on."""
+        """Return what the model does on the last rank; on others send the state to the next one."""
         self._pass = its
         try:
             if self.messages.position == 0:

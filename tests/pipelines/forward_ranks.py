@@ -91,7 +91,7 @@ def of_one_process(make, options):
 
 
 def of_ranks(make, options, microbatches, group):
-    """Return how far weights, losses and outputs are from one process's; and that it is told where there is a loss."""
+    """Return how far weights, losses and outputs are from one process's; and check where there is a loss."""
     whole, its, its_out = of_one_process(make, options)
     model = made(make)
     pipeline = gradfree.forward_pipeline(model, cross_entropy, microbatches=microbatches, mesh=group, **options)
@@ -101,7 +101,7 @@ def of_ranks(make, options, microbatches, group):
         optimizer.zero_grad()
         if microbatches > 1:
             # Such a batch, as the last one of an epoch, is left out.
-            assert "cannot go" in told(pipeline.step, x[: microbatches - 1], targets[: microbatches - 1])
+            assert "cannot go" in error_of(pipeline.step, x[: microbatches - 1], targets[: microbatches - 1])
         losses.append(pipeline.step(x, targets))
         optimizer.step()
     out, state = model(x), pipeline.state_dict()
@@ -126,7 +126,7 @@ class Tied(nn.Sequential):
 def refused(group):
     """Return what is said to what cannot be."""
     return [
-        told(gradfree.forward_pipeline, make(), cross_entropy, mesh=group, **options)
+        error_of(gradfree.forward_pipeline, make(), cross_entropy, mesh=group, **options)
         for make, options in (
             (mlp, {"engine": "highway_bp"}),
             (mlp, {"engine": "dfa"}),
@@ -140,7 +140,7 @@ def refused(group):
     ]
 
 
-def told(call, *args, **kwargs):
+def error_of(call, *args, **kwargs):
     try:
         call(*args, **kwargs)
     except (ChainError, ValueError) as error:
@@ -190,7 +190,7 @@ STOPPED = {"first pass": failing(6), "second pass": failing(8), "absent": Behind
 
 
 def stopped(make, group):
-    """Return what this rank is told where one fails in mid-step, and in the next step."""
+    """Return the errors of this rank where one fails in mid-step, and of the next step."""
     model = made(make)
     pipeline = gradfree.forward_pipeline(model, cross_entropy, microbatches=2, mesh=group)
     optimizer = optimizer_of(model)
@@ -201,7 +201,7 @@ def stopped(make, group):
             pipeline.step(x, targets)
             optimizer.step()
 
-    return told(train), told(train)
+    return error_of(train), error_of(train)
 
 
 def main(folder):

@@ -1,6 +1,6 @@
 """One of three ranks, of which the second fails in the way that is asked for: what the others wait for, in vain.
 
-python failing_ranks.py FOLDER WAY: writes what each rank that goes on has been told, and stays.
+python failing_ranks.py FOLDER WAY: writes the error of each rank that survives.
 """
 
 import os

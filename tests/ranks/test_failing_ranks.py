@@ -24,7 +24,7 @@ AT_ONCE = {
 }
 
 
-def told(folder, ways):
+def errors_of(folder, ways):
     """Return, by way and rank, what ranks have said that go on; all ways at once, since most of it is waiting."""
     ranks = []
     for way in ways:
@@ -49,12 +49,12 @@ def files(folder, ways):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_the_others_stop(tmp_path):
-    found = told(tmp_path, CAUSES) | told(tmp_path, AT_ONCE)
+    found = errors_of(tmp_path, CAUSES) | errors_of(tmp_path, AT_ONCE)
     # Waits are by the clock: ranks that were all stopped for longer (SIGSTOP) say when they go on that nobody answered,
     # and nothing of the cause. Once more, by itself.
     for way in [way for way, cause in CAUSES.items() if cause not in "".join(found[way].values())]:
         (tmp_path / "again").mkdir(exist_ok=True)
-        found |= told(tmp_path / "again", [way])
+        found |= errors_of(tmp_path / "again", [way])
     for way, cause in CAUSES.items():
         assert {0, 2} <= found[way].keys(), way
         for rank in (0, 2):
