@@ -128,8 +128,8 @@ class ForwardPipeline(ModelPart):
             The loss on the last rank, ``None`` on the others: they do not wait for it.
 
         Raises:
-            ChainError: fewer samples than microbatches, on all ranks, which may take other steps; after any other error, of
-                this rank or of another, the pipeline takes no step any more.
+            ChainError: fewer samples than microbatches, on all ranks, which may take other steps; after any other
+                error, of this rank or of another, the pipeline takes no step any more.
         """
         # All ranks see the same batch, and so raise this.
         if len(inputs) < self._microbatches:

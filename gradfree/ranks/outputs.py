@@ -65,10 +65,12 @@ def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
     own = [-1.0 if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
     its = messages.exchanged(own, "the gradients of the model's outputs")[-1]
     if not torch.allclose(torch.tensor(own), torch.tensor(its), rtol=1e-3, atol=0.0, equal_nan=True):
-        raise ChainError(
+        error = ChainError(
             f"the loss is not that of the last rank: the gradients of the model's outputs have norms {own} here, {its} "
             "there. All ranks must be given the same batches and compute the same loss."
         )
+        messages.report(error)
+        raise error
 
 
 def _joined(
