@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks, _global_forward_hooks
 
 from gradfree.chains.site import Site
 from gradfree.errors import ChainError
+from gradfree.torchside.private import global_hooks
 
 
 def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Iterator[str]:
@@ -36,7 +36,7 @@ def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
                 f"{path} has forward hooks: an engine runs the cell without a graph, so what they see has no gradient. "
                 "Remove them while an engine is attached."
             )
-    if inside and (_global_forward_hooks or _global_backward_hooks or _global_backward_pre_hooks):
+    if inside and global_hooks("forward", "backward", "backward_pre"):
         yield (
             f"there is a global hook on all modules (torch.nn.modules.module.register_module_forward_hook, a counter "
             f"of FLOPs), which would look at {next(iter(inside))}: an engine runs the cell without a graph, so what it "

@@ -49,7 +49,7 @@ class Replay:
         # Hooks of a checkpoint would count what is saved here, which is another number after other sweeps.
         with torch.enable_grad(), saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
             for part in self.x:
-                out, *finals = torch._VF.lstm(part, finals, self.weights, biased, 1, 0.0, False, False, False)
+                out, *finals = torch.lstm(part, finals, self.weights, biased, 1, 0.0, False, False, False)
                 self.outs.append(out)
         self.finals = finals
 

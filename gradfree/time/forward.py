@@ -160,10 +160,10 @@ class GatesKept(Forward):
 
 
 _KERNELS: dict[str | None, Any] = {
-    "RNN_TANH": torch._VF.rnn_tanh,
-    "RNN_RELU": torch._VF.rnn_relu,
-    "GRU": torch._VF.gru,
-    "LSTM": torch._VF.lstm,
+    "RNN_TANH": torch.rnn_tanh,
+    "RNN_RELU": torch.rnn_relu,
+    "GRU": torch.gru,
+    "LSTM": torch.lstm,
 }
 
 

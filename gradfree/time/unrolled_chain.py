@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_pre_hooks
 
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
@@ -28,6 +27,7 @@ from gradfree.torchside.guards import Marks, held_marks, unchanged
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.jacobians import pull_many
 from gradfree.torchside.phases import phase
+from gradfree.torchside.private import global_hooks
 
 
 class UnrolledChain(TimeChain):
@@ -328,7 +328,7 @@ def autocast_now(x: Tensor) -> torch.autocast:
 
 def closed_form(cell: nn.Module) -> str | None:
     """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
-    if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or _global_forward_pre_hooks:
+    if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or global_hooks("forward_pre"):
         return None
     return own_form(cell)
 

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.modules import module
 
 from gradfree.errors import ChainError
 
@@ -171,6 +172,14 @@ def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
     state._backward_hooks = hooks
     state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
     return hooks
+
+
+def global_hooks(*kinds: str) -> bool:
+    """Tell whether there are hooks on all modules of any of ``kinds``: "forward", "forward_pre", "backward" and so on.
+
+    Where torch keeps them elsewhere, nobody knows of any: what they see has no gradient then, or a part of it.
+    """
+    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
 # What lies around a call.

@@ -4,6 +4,7 @@ The order of the rooms is held by import-linter's contracts in pyproject.toml (`
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -128,3 +129,27 @@ def test_no_two_public_classes_share_a_name():
     taken = Counter(name for name, _ in homes if not name.startswith("_"))
     assert sum(taken.values()) > 200
     assert not [home for home in homes if taken[home[0]] > 1]
+
+
+# Rooms that are being rewritten name their own.
+OTHERS = ("batched", "depth", "layers")
+
+
+def private_functions(path):
+    """What a file takes from torch that torch does not promise to keep: names with an underscore, no classes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Attribute):
+            names = ast.unparse(node).split(".")
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch."):
+            names = ["torch", *(alias.name for alias in node.names)]
+        if names[:1] == ["torch"] and any(re.match("_[a-zC]", name) for name in names) and "ops" not in names:
+            yield ".".join(names)
+
+
+def test_what_torch_does_not_promise_is_taken_in_one_file():
+    """There each has what happens without it, and ``tests/torchside/test_private.py`` takes it away."""
+    core = ROOT / "gradfree"
+    taken = {str(path.relative_to(core)): sorted(private_functions(path)) for path in core.rglob("*.py")}
+    assert taken.pop("torchside/private.py")
+    assert not {path: names for path, names in taken.items() if names and not path.startswith((*OTHERS, "testing"))}
