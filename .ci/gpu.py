@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -54,6 +54,8 @@ ALSO_NEEDED = {
 """What files of tests and suites are left out without."""
 PATH = [str(ROOT), str(ROOT / ".ci")]
 """Where processes find modules, before all other places."""
+PRETEND = [str(ROOT / "tests" / "support"), str(ROOT / "build" / "pretend-entry")]
+"""Where torch finds the device of ``pytest --device pretend``; tests know where themselves."""
 _AT_ONCE = 4
 _TO_END = 30.0
 """Seconds for a process to end in once it is asked to."""
@@ -69,18 +71,17 @@ class Runner:
 
     def __init__(self, out: Path, end: float):
         self.out, self.end = out, end
-        path = os.pathsep.join(PATH)
-        # cuBLAS adds in the same order each time, which tests for equal bits need.
-        self._environment = os.environ | {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-    def __call__(self, log: str, *arguments: str) -> int | None:
+    def __call__(self, log: str, *arguments: str, path: Sequence[str] = PATH) -> int | None:
         """Return the exit code, ``None`` if the time was over before; everything printed goes to the file ``log``."""
         if monotonic() > self.end:
             return None
+        # cuBLAS adds in the same order each time, which tests for equal bits need.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         with (self.out / log).open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
-                cwd=ROOT, env=self._environment, stdout=file, stderr=file, start_new_session=True,
+                cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
             try:
                 return process.wait(self.end - monotonic())
@@ -136,7 +137,8 @@ def run_suite(suite: str, device: str, run: Runner) -> Result:
     log, folder, jobs = f"{suite}.log", run.out / suite, min(2 * _AT_ONCE, os.cpu_count() or 1)
     # Not by the command line, whose parser is one more package.
     call = f"run({suite!r}, Path({str(folder)!r}), device={device!r}, jobs={jobs})"
-    code = run(log, "-c", f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}")
+    call = f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}"
+    code = run(log, "-c", call, path=PATH + PRETEND * (device == "pretend"))
     failed = [record for record in records_in(folder) if "error" in record]
     problems = [f"{record['case']}: {record['error'].splitlines()[-1]}" for record in failed]
     if code and not problems:
@@ -163,7 +165,7 @@ def digest(device: str) -> str:
     Raises:
         SystemExit: the device is not there.
     """
-    sys.path[:0] = PATH
+    sys.path[:0] = PATH + PRETEND * (device == "pretend")
     import torch
 
     from gradfree.devices.device import description, is_there
@@ -178,10 +180,8 @@ def digest(device: str) -> str:
 
 
 def load_pretend_with_torch() -> None:
-    """Have every process find the device of ``pytest --device pretend``, by an entry point that torch looks for."""
-    entry = ROOT / "build" / "pretend-entry"
-    PATH.extend((str(ROOT / "tests" / "support"), str(entry)))
-    folder = entry / "pretend_device-1.dist-info"
+    """Let the suites' processes find the device of ``pytest --device pretend``, by an entry point that torch looks for."""
+    folder = Path(PRETEND[-1], "pretend_device-1.dist-info")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pretend-device\nVersion: 1\n", encoding="utf-8")
     (folder / "entry_points.txt").write_text("[torch.backends]\npretend = pretend_device:register\n", encoding="utf-8")

@@ -132,7 +132,7 @@ def _gpu_nets(batch: int) -> tuple[DeepNet, ...]:
 
 
 GPU_DEPTH: Suite = (
-    DepthMap(tuple(net for batch in (16, 1, 256) for net in _gpu_nets(batch)), _GPU_ROWS, threads=1, title="deep nets"),
+    DepthMap(tuple(net for batch in (1, 16, 256) for net in _gpu_nets(batch)), _GPU_ROWS, threads=1, title="deep nets"),
     # To compile each takes minutes.
     DepthMap(_gpu_nets(16), _GPU_ROWS, threads=1, title="deep nets, compiled too", compiled_up_to=128),
 )
