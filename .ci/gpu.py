@@ -180,7 +180,7 @@ def digest(device: str) -> str:
 
 
 def load_pretend_with_torch() -> None:
-    """Let the suites' processes find the device of ``pytest --device pretend``, by an entry point that torch looks for."""
+    """Let the suites' processes find the device of ``pytest --device pretend`` by an entry point of torch's."""
     folder = Path(PRETEND[-1], "pretend_device-1.dist-info")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pretend-device\nVersion: 1\n", encoding="utf-8")
