@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn.modules import module
 
@@ -144,10 +145,15 @@ def sequence_number(node: Node) -> int:
     return node._sequence_nr()
 
 
-node_class: Callable[[type[torch.autograd.Function]], Any] = _read(
-    "torch.autograd.Function._backward_cls", "knows the nodes that it has put into a graph"
-)
-"""Return the class of the nodes of an autograd function."""
+_backward_class = _private("torch.autograd.Function._backward_cls", "classes of nodes are found by their names")
+
+
+def node_class(function: type[torch.autograd.Function]) -> Any:
+    """Return the class of the nodes of an autograd function that has just been defined."""
+    if _backward_class is not None:
+        return function._backward_cls
+    return [kind for kind in BackwardCFunction.__subclasses__() if kind.__name__ == f"{function.__name__}Backward"][-1]
+
 
 _version = _read("torch.Tensor._version", "notices that a state was changed in place")
 
