@@ -41,6 +41,10 @@ _FEWEST, _MOST = 5, 25
 """Rounds."""
 _EXACT = Agreement(1.0, 1.0, 0.0)
 """Of plain backpropagation, whatever it keeps."""
+_CARRIED = (
+    " A model that keeps a state from batch to batch must cut the gradient there: self.state = state.detach(), of an "
+    "LSTM both parts."
+)
 _words = "{0.__class__.__name__}: {0}".format
 """What is kept of an error."""
 Say = Callable[[str], None]
@@ -209,7 +213,8 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
             clocked(step, _WARM_UP)
         plain.gradient = _EXACT
     if failures:
-        raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}")
+        hint = _CARRIED if "through the graph a second time" in failures[BACKPROP.label] else ""
+        raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}{hint}")
     threads, why = _choose_threads(every, plain, job, budget, say)
     standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:

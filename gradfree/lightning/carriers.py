@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -100,6 +102,18 @@ class TrainerCarrier(Carrier):
     def handle(self) -> Handle:
         """The engine's on the module of the last fit."""
         return self.handles[0] if self.handles else Handle()
+
+    @property
+    def accelerator(self) -> Any:
+        """What the Trainer sets."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        # The first that tells which package the Trainer is of; theirs have one code, but types of their own.
+        if (base := _counterpart(self._base)) and isinstance(accelerator, _accelerators(base)):
+            self.__class__ = with_engine(base)
+        self._accelerator = accelerator
 
     def setup(self, trainer: Any) -> None:
         """Attach the engine, if the Trainer is to fit, and set up as usual."""
@@ -211,7 +225,24 @@ def with_engine(base: type) -> type[Any]:
         raise TypeError(f"base must be a strategy class of Lightning or Fabric, not {base!r}.")
     carrier = FabricCarrier if hasattr(base, "setup_module") else TrainerCarrier
     parents = (carrier, OneDevice, base) if "SingleDeviceStrategy" in names else (carrier, base)
-    return type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": carrier.__doc__})
+    kind = type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": carrier.__doc__})
+    if other := _counterpart(base):
+        strategy: Any = next(c for c in other.__mro__ if c.__name__ == "Strategy")
+        strategy.register(kind)
+    return kind
+
+
+def _counterpart(base: type) -> type[Any] | None:
+    """Return the class of ``base``'s name in ``pytorch_lightning``, which is ``lightning.pytorch`` by another name."""
+    if not base.__module__.startswith("lightning.pytorch.") or find_spec("pytorch_lightning") is None:
+        return None
+    return getattr(import_module("pytorch_lightning.strategies"), base.__name__, None)
+
+
+def _accelerators(base: type) -> type[Any]:
+    """Return the class of the accelerators of the package that ``base`` is of."""
+    accelerator: type[Any] = import_module(f"{base.__module__.partition('.')[0]}.accelerators").Accelerator
+    return accelerator
 
 
 def _restore(base: type) -> Any:

@@ -61,8 +61,8 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     outs, *ends = zip(*found, strict=True)
     out = gathered(outs, batches, (x.shape[0], x.shape[1]))
     finals = tuple(final(part, batches) for part in ends)
-    if isinstance(layer, nn.RNNBase):
-        finals = tuple(part.transpose(0, 1) for part in finals)
+    recurrent = isinstance(layer, nn.RNNBase)
+    finals = tuple(part.transpose(0, 1) for part in finals) if recurrent else finals[layer.outputs :]
     single = len(finals) == 1 and not isinstance(state, tuple)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
 

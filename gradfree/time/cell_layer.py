@@ -22,7 +22,8 @@ class CellLayer(nn.Module):
 
     Args:
         cell: called as ``cell(x, state)`` with ``x`` (B, I); returns the next state, a tensor (B, H) or a tuple of
-            them, the first of which is the output.
+            them, the first of which is the output. One that returns ``(out, state)`` has an attribute ``output_size``,
+            the width of ``out``.
         batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
     """
 
@@ -45,8 +46,9 @@ class CellLayer(nn.Module):
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
         parts = self.initial(x, state)
-        single = len(parts) == 1 and not isinstance(state, tuple)
         out, *final = self.unroll(x, parts)
+        final = final[self.outputs :]
+        single = len(final) == 1 and not isinstance(state, tuple)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
     def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
@@ -63,10 +65,18 @@ class CellLayer(nn.Module):
             return [out, *steps[-1]]
         return [out, *(ends(torch.stack(part)) for part in zip(*steps, strict=True))]
 
+    @property
+    def outputs(self) -> int:
+        """How many parts that no step reads are unrolled before a state's own: 1 if the output is none of these."""
+        return int(output_size(self.cell) is not None)
+
     def initial(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
-        """Return the parts of the initial state that :meth:`forward` is given, for ``x`` (T, B, I)."""
-        if state is not None:
-            return state if isinstance(state, tuple) else (state,)
+        """Return the parts that are unrolled, from the state that :meth:`forward` is given, for ``x`` (T, B, I)."""
+        given = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
+        size = output_size(self.cell)
+        return given if size is None else (x.new_zeros(x.shape[1], size), *given)
+
+    def _zeros(self, x: Tensor) -> tuple[Tensor, ...]:
         size = getattr(self.cell, "hidden_size", None)
         if size is None:
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
@@ -120,9 +130,28 @@ def steps_of(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[
 
 
 def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the parts of the state behind one step."""
-    state = cell(x, parts[0] if len(parts) == 1 else tuple(parts))
-    return state if isinstance(state, tuple) else (state,)
+    """Return the parts of the state behind one step, and before them the output if it is none of them."""
+    extra = int(output_size(cell) is not None)
+    given = parts[extra:]
+    found = cell(x, given[0] if len(given) == 1 else tuple(given))
+    out, state = ((found[0],), found[1]) if extra and type(found) is tuple and len(found) == 2 else ((), found)
+    after = (*out, *(state if isinstance(state, tuple) else (state,)))
+    if len(after) != len(parts) or not all(isinstance(part, Tensor) for part in after):
+        name = type(cell).__name__
+        raise ValueError(
+            f"{name} was given a state of {len(given)} and "
+            + (
+                "has an output_size, but did not return (out, state)."
+                if extra
+                else f"did not return such a one. If it returns (out, state), set {name}.output_size, the width of out."
+            )
+        )
+    return after
+
+
+def output_size(cell: nn.Module) -> int | None:
+    """Return the width of what a cell returns beside its state; ``None``: nothing."""
+    return None if isinstance(cell, ElementwiseCell) else getattr(cell, "output_size", None)
 
 
 def unit_blocks(after: Sequence[Tensor], before: Sequence[Tensor]) -> Blocks:

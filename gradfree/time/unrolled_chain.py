@@ -18,7 +18,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError
-from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
+from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.chain import Links, SplitJacobian, TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
@@ -57,7 +57,9 @@ class UnrolledChain(TimeChain):
         memory: Memory,
         where: str,
     ):
-        super().__init__(len(x), before[0], memory, "0")
+        # The parts before the state's own, which no step reads.
+        self._outputs = int(output_size(cell) is not None)
+        super().__init__(len(x), before[self._outputs], memory, "0")
         own = list(cell.parameters())
         self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
         self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"
@@ -95,6 +97,11 @@ class UnrolledChain(TimeChain):
     @cached_property
     def _blocks(self) -> Blocks | None:
         return unit_blocks(self.after, self.before) if isinstance(self.cell, ElementwiseCell) else None
+
+    def constant(self, factor: Factor) -> SplitJacobian:
+        """Return K_t = ``factor`` for every part of the state."""
+        own = len(self.states) - self._outputs
+        return self._split([*[0.0] * self._outputs, *[factor] * own])
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
         """Leave the rest to :meth:`crossed`, which needs nothing but what is known."""

@@ -64,7 +64,16 @@ def test_every_engine_is_a_strategy_in_every_namespace(namespace):
     assert {name + suffix for name in engines for suffix in ("", "_ddp")} <= set(names)
 
 
-def test_pytorch_lightning_trains_too(tmp_path):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: "highway_bp",
+        lambda: gradfree.lightning.EngineStrategy("highway_bp", iterations=1),
+        lambda: gradfree.lightning.EngineDDPStrategy("highway_bp", iterations=1, process_group_backend="gloo"),
+    ],
+    ids=["by name", "with options", "with options, DDP"],
+)
+def test_pytorch_lightning_trains_too(tmp_path, make):
     """The older name's Trainer and modules, which are other classes than lightning.pytorch's."""
     older = pytest.importorskip("pytorch_lightning")
     members = {name: ResidualClassifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
@@ -76,8 +85,17 @@ def test_pytorch_lightning_trains_too(tmp_path):
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     module = type("Older", (older.LightningModule,), {"__init__": __init__, **members})()
-    older.Trainer(strategy="highway_bp", max_epochs=1, enable_checkpointing=False, **quiet).fit(module, loader())
+    strategy = make()
+    trainer = older.Trainer(strategy=strategy, devices=1, max_epochs=1, default_root_dir=tmp_path, **quiet)
+    trainer.fit(module, loader())
+    assert module.attached
     assert all(module.attached)
+    assert isinstance(trainer.strategy, older.strategies.Strategy)
+    if not isinstance(strategy, str):
+        assert trainer.strategy is strategy
+        assert strategy.engine == gradfree.create_engine("highway_bp", iterations=1)
+    (saved,) = tmp_path.rglob("*.ckpt")
+    assert "gradfree" in torch.load(saved, weights_only=False)
 
 
 class Counting(pl.strategies.SingleDeviceStrategy):

@@ -61,6 +61,22 @@ def build_picky():
     return Picky(2, 3)
 
 
+class Stateful(nn.Module):
+    """Goes on from the state that the batch before has left."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.state = nn.GRU(4, 3), None
+
+    def forward(self, x):
+        out, self.state = self.rnn(x[None], self.state)
+        return out[0]
+
+
+def build_stateful():
+    return Stateful()
+
+
 def build_regression():
     return Model(3, 1)
 

@@ -112,3 +112,9 @@ def test_what_cannot_be_advised_on_is_an_error_in_a_line(args, message, capsys, 
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     code, _, err = ended(capsys, "advise", *args)
     assert (code, err.strip()) == (2, f"gradfree: error: {message}")
+
+
+def test_a_model_that_keeps_its_state_between_batches_is_told_to_detach_it(capsys):
+    code, _, err = ended(capsys, "advise", "user_module:build_stateful", "--data", DATA)
+    assert code == 2
+    assert "state.detach()" in err
