@@ -232,8 +232,8 @@ def with_engine(base: type) -> type[Any]:
     return kind
 
 
-def _counterpart(base: type) -> type[Any] | None:
-    """Return the class of ``base``'s name in ``pytorch_lightning``, which is ``lightning.pytorch`` by another name."""
+def _counterpart(base: type) -> Any:
+    """Return ``pytorch_lightning``'s class of the same name if ``base`` is one of ``lightning.pytorch``'s, or ``None``."""
     if not base.__module__.startswith("lightning.pytorch.") or find_spec("pytorch_lightning") is None:
         return None
     return getattr(import_module("pytorch_lightning.strategies"), base.__name__, None)

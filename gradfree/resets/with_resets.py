@@ -60,9 +60,9 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
         found = [_run_padded(layer, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
     outs, *ends = zip(*found, strict=True)
     out = gathered(outs, batches, (x.shape[0], x.shape[1]))
-    finals = tuple(final(part, batches) for part in ends)
-    recurrent = isinstance(layer, nn.RNNBase)
-    finals = tuple(part.transpose(0, 1) for part in finals) if recurrent else finals[layer.outputs :]
+    cells = isinstance(layer, CellLayer)
+    finals = tuple(final(part, batches) if cells else final(part, batches).transpose(0, 1) for part in ends)
+    finals = finals[layer.outputs :] if isinstance(layer, CellLayer) else finals
     single = len(finals) == 1 and not isinstance(state, tuple)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
 
