@@ -233,7 +233,7 @@ def with_engine(base: type) -> type[Any]:
 
 
 def _counterpart(base: type) -> Any:
-    """Return ``pytorch_lightning``'s class of the same name if ``base`` is one of ``lightning.pytorch``'s, or ``None``."""
+    """Return the class of this name in ``pytorch_lightning`` if ``base`` is ``lightning.pytorch``'s."""
     if not base.__module__.startswith("lightning.pytorch.") or find_spec("pytorch_lightning") is None:
         return None
     return getattr(import_module("pytorch_lightning.strategies"), base.__name__, None)
