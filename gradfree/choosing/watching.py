@@ -58,19 +58,14 @@ class GradientWatch:
         check_count(self, "every", least=1)
         check_count(self, "rises", least=0)
         self.cosines: dict[int, float] = {}
-        self.exact = False
-        self.risen = 0
+        self.exact, self.risen = False, 0
         self._step, self._next, self._since = 0, 0, 0
         self._handle = Handle()
 
     def start(self, handle: Handle) -> None:
         """Watch an engine that has been attached, from where this, or the watch it was loaded from, left off."""
         self._handle = handle
-        for _ in range(self.risen):
-            handle.sharpen()
-        if self.exact:
-            handle.go_exact()
-        self._arm()
+        self._catch_up(self.risen)
 
     def after_step(self, lowest: Callable[[float], float] = lambda cosine: cosine) -> float | None:
         """Look at the step that the optimizer has taken, if it is one to look at; return the cosine then.
@@ -93,16 +88,18 @@ class GradientWatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has seen and done."""
-        own = {"risen": self.risen, "exact": self.exact, "step": self._step, "next": self._next, "since": self._since}
-        return {**own, "cosines": dict(self.cosines)}
+        done = {"risen": self.risen, "exact": self.exact, "cosines": dict(self.cosines)}
+        return done | {"step": self._step, "next": self._next, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; an engine that is watched already takes the options that it had then."""
-        more = state["risen"] - self.risen
-        self.exact, self.cosines = state["exact"], dict(state["cosines"])
-        self.risen, self._step, self._next = state["risen"], state["step"], state["next"]
-        self._since = state["since"]
-        for _ in range(more):
+        before, self.risen, self.exact = self.risen, state["risen"], state["exact"]
+        self._step, self._next, self._since = state["step"], state["next"], state["since"]
+        self.cosines = dict(state["cosines"])
+        self._catch_up(self.risen - before)
+
+    def _catch_up(self, rises: int) -> None:
+        for _ in range(rises):
             self._handle.sharpen()
         if self.exact:
             self._handle.go_exact()
@@ -114,12 +111,9 @@ class GradientWatch:
     def _reason(self) -> str | None:
         """Return what is wrong with the gradients that have been seen since the last change."""
         looks = [cosine for step, cosine in self.cosines.items() if step >= self._since and not isnan(cosine)]
-        if not looks:
-            return None
-        if looks[-1] < self.least_cosine:
+        if looks and looks[-1] < self.least_cosine:
             return f"the gradient's cosine with the exact one is {looks[-1]:.3f}, below {self.least_cosine:g}"
-        ahead = falling_to(looks[-_LOOKS:])
-        if ahead < self.least_cosine:
+        if falling_to(looks[-_LOOKS:]) < self.least_cosine:
             return f"the gradient's cosine with the exact one, {looks[-1]:.3f}, falls towards {self.least_cosine:g}"
         return None
 
@@ -131,14 +125,12 @@ class GradientWatch:
             self._handle.go_exact()
         else:
             self.risen += 1
-        goes_on = "exact gradients" if better is None else str(better)
-        _log.warning("step %d: %s. Training goes on with %s.", step, reason, goes_on)
+        _log.warning("step %d: %s. Training goes on with %s.", step, reason, better or "exact gradients")
 
 
 def falling_to(cosines: list[float]) -> float:
     """Return where cosines lead that fall beyond doubt, as many further on; inf if they do not, or are too few."""
-    n = len(cosines)
-    if n < _LOOKS:
+    if (n := len(cosines)) < _LOOKS:
         return inf
     pairs = list(combinations(range(n), 2))
     score = sum((cosines[j] > cosines[i]) - (cosines[j] < cosines[i]) for i, j in pairs)
