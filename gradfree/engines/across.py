@@ -54,9 +54,9 @@ class OwnSegment:
         return self._gradients(end)
 
     def _end(self) -> Tensor:
-        """Return the cotangent of the last state as the rank on the right has it by now."""
+        """Return the cotangent of the last state, which the loss gives on the last rank only."""
         own: Tensor = self._direct[-1]
-        return own + self._line.from_right() if self._from_end else own
+        return self._line.from_right() if self._from_end else own
 
     def _to_left(self, cotangent: Cotangent) -> None:
         if self._line.wanted:

@@ -17,15 +17,6 @@ MUTANTS = (
         ("gradfree/ranks/loans.py", "return [found.get(name) for name in names]", "return [None] * len(names)"),
     ),
     mutant(
-        "the direct cotangent of a rank's last state is dropped",
-        RANKS,
-        (
-            "gradfree/engines/across.py",
-            "return own + self._line.from_right() if",
-            "return self._line.from_right() if",
-        ),
-    ),
-    mutant(
         "what a rank's border changes by is carried on with the wrong sign",
         RANKS,
         ("gradfree/engines/across.py", "_along(end - before, factors)", "_along(before - end, factors)"),
