@@ -92,7 +92,7 @@ def fabric(engine: Engine, case: ModelCase, rank: int = 0, devices: int = 1, acc
     base = SingleDeviceStrategy if devices == 1 else DDPStrategy
     strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])
     with quiet():
-        runner = lightning.fabric.Fabric(accelerator=_accelerator(case.device), devices=devices, strategy=strategy)
+        runner = lightning.fabric.Fabric(accelerator=torch.device(case.device).type, devices=devices, strategy=strategy)
         runner.launch()
         model, optimizer = runner.setup(Module(specimen), optimizer_of(specimen.model))
         for number, x in enumerate(_loader(specimen, rank, devices), 1):
@@ -111,10 +111,6 @@ def _loader(specimen: Specimen, rank: int = 0, devices: int = 1) -> Any:
     return DataLoader([x.chunk(devices)[rank] for x in batches(specimen)], batch_size=None)  # type: ignore[arg-type]
 
 
-def _accelerator(device: str) -> str:
-    return "cpu" if device == "cpu" else "gpu"
-
-
 def _trainer(engine: Engine, case: ModelCase, devices: int, epochs: int = 1, **options: Any) -> pl.Trainer:
     kind = gradfree.lightning.EngineStrategy if devices == 1 else gradfree.lightning.EngineDDPStrategy
     return trainer_of(kind(engine, chains=[f"net.{case.chain}"]), case.device, devices, epochs, **options)
@@ -125,7 +121,7 @@ def trainer_of(strategy: Any, device: str, devices: int = 1, epochs: int = 1, **
     return pl.Trainer(
         strategy=strategy,
         devices=devices,
-        accelerator=_accelerator(device),
+        accelerator=torch.device(device).type,
         max_epochs=epochs,
         logger=False,
         enable_checkpointing=False,
