@@ -15,7 +15,10 @@ from gradfree.testing.cases.models import Model, Plain
 
 PAST = "the engine on 'blocks' has never run for "
 ALL = re.escape(PAST + "5 of its 5 blocks (blocks.0, ...), but their parameters have got gradients")
-X = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def batch():
+    return torch.randn(4, 6, generator=torch.Generator(torch.get_default_device()).manual_seed(0))
 
 
 class Past(Model):
@@ -52,7 +55,7 @@ def loss_fn(out, target):
 
 def step(model, optimizer, **options):
     optimizer.zero_grad()
-    model(X, **options).pow(2).sum().backward()
+    model(batch(), **options).pow(2).sum().backward()
     optimizer.step()
 
 
@@ -63,10 +66,12 @@ def wrapped(model, engine="highway_bp"):
 def test_fidelity_refuses_to_judge_an_engine_that_never_runs():
     """It was 1.0 at k = 0: plain gradients, compared with themselves."""
     with pytest.raises(gradfree.ChainError, match=ALL):
-        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp", iterations=0), past(), loss_fn, (X, X[:, 0]))
+        gradfree.gradient_fidelity(
+            gradfree.create_engine("highway_bp", iterations=0), past(), loss_fn, (batch(), batch()[:, 0])
+        )
     model = past()
     with gradfree.create_engine("highway_bp", iterations=0).attach(model) as handle:
-        loss = model(X).sum()
+        loss = model(batch()).sum()
         with pytest.raises(gradfree.ChainError, match=ALL):
             loss_fidelity(loss, model, handle)
 
@@ -86,14 +91,14 @@ def test_fidelity_tells_of_layers_in_time(name):
             return self.rnn.cell(x)
 
     with pytest.raises(gradfree.ChainError, match=r"the engine on 'rnn' has never run for 'rnn'"):
-        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), Own(), loss_fn, (X, X))
+        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), Own(), loss_fn, (batch(), batch()))
 
 
 def test_a_part_of_the_chain_that_is_bypassed_is_told_of():
     """Its gradients are exact, and a penalty on weights would look the same, so it is no error."""
     message = re.escape(PAST + "2 of its 5 blocks (blocks.3, ...)")
     with pytest.warns(UserWarning, match=message):
-        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), past(3), loss_fn, (X, X[:, 0]))
+        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), past(3), loss_fn, (batch(), batch()[:, 0]))
     model = past(3)
     optimizer = wrapped(model)
     with pytest.warns(UserWarning, match=message):
@@ -117,7 +122,7 @@ def test_a_closure_is_called_first():
 
     def closure():
         optimizer.zero_grad()
-        loss = model(X).pow(2).sum()
+        loss = model(batch()).pow(2).sum()
         loss.backward()
         return loss
 
@@ -128,7 +133,7 @@ def test_a_closure_is_called_first():
 def test_detaching_tells_in_a_plain_loop():
     model = past()
     handle = gradfree.create_engine("fixed_point").attach(model)
-    model(X).sum().backward()
+    model(batch()).sum().backward()
     with pytest.warns(UserWarning, match=ALL):
         handle.detach()
 
@@ -156,47 +161,47 @@ def test_lightning_tells(strategy, tmp_path):
         **options,
     )
     with pytest.warns(UserWarning, match=r"the engine on 'net\.blocks' has never run for 5 of its 5 blocks"):
-        trainer.fit(Module(), torch.utils.data.DataLoader(X, batch_size=2))
+        trainer.fit(Module(), torch.utils.data.DataLoader(batch(), batch_size=2))
 
 
 def around(model, optimizer):
     for zeros in (True, False):
         optimizer.zero_grad(set_to_none=zeros)
-        model(X, around=True).pow(2).sum().backward()
+        model(batch(), around=True).pow(2).sum().backward()
         optimizer.step()
 
 
 def several_optimizers(model, optimizer):
     """One backward pass, and steps of both."""
     head = torch.optim.SGD(model.heads, 1e-3)
-    model(X).sum().backward()
+    model(batch()).sum().backward()
     optimizer.step()
     head.step()
     optimizer.step()
 
 
 def no_backward(model, optimizer):
-    model(X)
+    model(batch())
     optimizer.step()
 
 
 def evaluation(model, optimizer):
     with torch.no_grad():
-        model.eval()(X)
+        model.eval()(batch())
     optimizer.step()
 
 
 def stale(model, optimizer):
     """Gradients from before the engine was attached."""
     optimizer.detach()
-    model(X).sum().backward()
+    model(batch()).sum().backward()
     wrapped(model).step()
     optimizer.zero_grad(set_to_none=False)
 
 
 def skipped(model, optimizer):
     """LayerDrop: a block without a gradient was not run."""
-    h = model.stem(X)
+    h = model.stem(batch())
     for block in (model.blocks[0], model.blocks[2]):
         h = block(h)
     h.sum().backward()
@@ -205,7 +210,7 @@ def skipped(model, optimizer):
 
 def penalised(model, optimizer):
     """The weights, but not the biases, of a block that is skipped get a gradient from the loss itself."""
-    h = model.blocks[0](model.stem(X))
+    h = model.blocks[0](model.stem(batch()))
     (h.sum() + sum(block.linear.weight.pow(2).sum() for block in model.blocks)).backward()
     optimizer.step()
 
@@ -223,7 +228,7 @@ def alternating(model, optimizer):
 
 def both(model, optimizer):
     """A pass under fidelity's exact backpropagation counts as the engine's."""
-    loss = model(X).sum()
+    loss = model(batch()).sum()
     loss_fidelity(loss, model, optimizer.handle)
     loss.backward()
     optimizer.step()
@@ -246,5 +251,5 @@ def test_no_false_alarm(engine, run):
 def test_fidelity_of_a_batch_that_takes_another_way_is_no_error():
     model = TwoHeads([Plain() for _ in range(5)])
     engine = gradfree.create_engine("highway_bp")
-    fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, (X, True, X[:, 0]))
+    fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, (batch(), True, batch()[:, 0]))
     assert fidelity.total.relative_error == 0.0

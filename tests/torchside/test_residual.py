@@ -108,7 +108,12 @@ NORMS = {
     "group": lambda: nn.GroupNorm(4, 4),
     "instance": lambda: nn.InstanceNorm1d(4, affine=True),
 }
-MASK = torch.arange(6) > 2
+
+
+def mask():
+    return torch.arange(6) > 2
+
+
 # The block, and the diagonal of its Jacobian where g, the branch, counts for nothing.
 READ = {
     "reshaped and back": (_swin, lambda x: 1.0),
@@ -119,13 +124,13 @@ READ = {
     ),
     "squeezed and back": (lambda g, x: (x.unsqueeze(1) * 0.5 + g(x).unsqueeze(1)).squeeze(1), lambda x: 0.5),
     "transposed, not back": (lambda g, x: x.transpose(0, 2)[:4].transpose(0, 1), lambda x: 0.0),
-    "halves": (_reversible, lambda x: torch.where(MASK, 1.0, 0.5)),
+    "halves": (_reversible, lambda x: torch.where(mask(), 1.0, 0.5)),
     "lerp": (lambda g, x: torch.lerp(x, g(x), 0.3), lambda x: 0.7),
-    "lerp by a tensor": (lambda g, x: torch.lerp(g(x), x, MASK * 0.3), lambda x: MASK * 0.3),
+    "lerp by a tensor": (lambda g, x: torch.lerp(g(x), x, mask() * 0.3), lambda x: mask() * 0.3),
     "addcmul": (lambda g, x: torch.addcmul(x, g(x), g(x), value=3), lambda x: 1.0),
     "baddbmm": (lambda g, x: torch.baddbmm(x, torch.tanh(x), torch.eye(6).expand(3, 6, 6), beta=0.4), lambda x: 0.4),
-    "masked_fill": (lambda g, x: (x + g(x)).masked_fill(MASK, 0.0), lambda x: (~MASK).double()),
-    "where": (lambda g, x: torch.where(MASK, x + g(x), 2.0), lambda x: MASK.double()),
+    "masked_fill": (lambda g, x: (x + g(x)).masked_fill(mask(), 0.0), lambda x: (~mask()).double()),
+    "where": (lambda g, x: torch.where(mask(), x + g(x), 2.0), lambda x: mask().double()),
     "clone": (lambda g, x: x.clone() + g(x), lambda x: 1.0),
     "a mask behind a view": (lambda g, x: torch.relu(x.flatten(0, 1) + 2).view(x.shape), lambda x: (x > -2).double()),
 }

@@ -47,6 +47,8 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
     os.environ["PATH"] = _path()
+    # Or autograd's thread of this device asks for Python once more when there is none any longer.
+    os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
     cpp_extension.load(
         "pretend_device",
         [str(_HERE / "device.cpp")],
