@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gradfree.chains.chain import ChainGradients
@@ -76,4 +76,4 @@ class Shooting(SettlingEngine):
 
     @property
     def _rule(self) -> Rule:
-        return Rule(**asdict(self))
+        return Rule(self.segments, self.tolerance, self.burn, self.corrector, self.max_sweeps)

@@ -80,6 +80,8 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
         kind: which of torch's own cells it runs.
     """
     batch, units = like.shape
+    if runs_onednn(like, kind):
+        return ONEDNN
     usual = step_cost(like.device, units, known=True)
     if not runs_cudnn(like.device) or like.dtype not in _SHORT_FORMATS:
         return usual
@@ -93,6 +95,12 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
         # 2 µs a step by a kernel that takes no larger batch.
         return StepCost(usual.free, start=0.2)
     return usual
+
+
+def runs_onednn(like: Tensor, kind: str) -> bool:
+    """Tell whether torch has oneDNN's kernel, both passes, for a layer of ``kind`` with states ``like``."""
+    exact = like.device.type == "cpu" and like.dtype is torch.float32
+    return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
 
 
 def runs_faster_packed(like: Tensor) -> bool:
@@ -182,6 +190,5 @@ def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> 
     if like.device.type != "cpu" or length < 12:
         return True
     if kind == "LSTM":
-        by_onednn = like.dtype is torch.float32 and not packed and torch.backends.mkldnn.is_available()
-        return by_onednn or like.numel() > 512
+        return (not packed and runs_onednn(like, kind)) or like.numel() > 512
     return kind != "GRU" and like.numel() >= 2**14

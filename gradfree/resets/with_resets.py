@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final, gathered
 from gradfree.time.cell_layer import CellLayer
 from gradfree.time.forward import Recurrence, run_kernel
-from gradfree.time.fused import Recurrent
+from gradfree.time.fused import recorder_on
 
 _CLOSED = 1e4
 """A pre-activation at which a gate is closed, or open, exactly."""
@@ -52,12 +53,12 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     if isinstance(layer, CellLayer):
         batches = list(pieces.batches())
         found = [layer.unroll(rows.of(x), [rows.initial(part) for part in parts], rows.at_ends) for rows in batches]
-    elif x.device.type != "cpu" or Recurrent.holds_engine(layer):
+    elif run := _way(layer, x):
+        batches = list(pieces.batches())
+        found = [_run_padded(layer, run, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
+    else:
         batches = [pieces.rows(pieces.length.argsort(descending=True, stable=True))]
         found = [_run_packed(layer, x, parts, rows) for rows in batches]
-    else:
-        batches = list(pieces.batches())
-        found = [_run_padded(layer, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
     outs, *ends = zip(*found, strict=True)
     out = gathered(outs, batches, (x.shape[0], x.shape[1]))
     cells = isinstance(layer, CellLayer)
@@ -65,6 +66,21 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     finals = finals[layer.outputs :] if isinstance(layer, CellLayer) else finals
     single = len(finals) == 1 and not isinstance(state, tuple)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
+
+
+_Run = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
+"""Returns the outputs and final states of a layer: of its number, input, initial states and weights."""
+
+
+def _way(layer: Any, x: Tensor) -> _Run | None:
+    """Return how to run padded pieces layer by layer; ``None`` if packed ones are to run through the module."""
+    recorder = recorder_on(layer)
+    if x.device.type != "cpu":
+        return None
+    if recorder is None or not torch.is_grad_enabled():
+        return lambda number, x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
+    # What runs forward in an engine's own way runs whole sequences. Approximations would see the padding.
+    return recorder.run_layer if recorder.attachment.engine.forwards else None
 
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
@@ -76,7 +92,7 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
     return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
 
 
-def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
+def _run_padded(layer: Any, run: _Run, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run layer behind layer, as the module does; return the outputs and the final states, (N, layers, H)."""
     # As the module's own forward does.
     layer._update_flat_weights()
@@ -85,7 +101,7 @@ def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
     lasts: list[list[Tensor]] = []
     for number in range(layer.num_layers):
         own, first = weights[number * each : (number + 1) * each], [part[None, :, number] for part in parts]
-        x, last = _run_layer(layer.mode, x, first, own, rows)
+        x, last = _run_layer(layer.mode, partial(run, number), x, first, own, rows)
         lasts.append(last)
         if layer.dropout and number < layer.num_layers - 1:
             x = F.dropout(x, layer.dropout, layer.training)
@@ -93,7 +109,7 @@ def _run_padded(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
 
 
 def _run_layer(
-    mode: str, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
+    mode: str, run: Any, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
 ) -> tuple[Tensor, list[Tensor]]:
     """Return a layer's outputs and the states behind the last step of each row."""
     if mode == "LSTM" and not rows.inside.all():
@@ -101,7 +117,7 @@ def _run_layer(
         padding = (~rows.inside).to(x.device, x.dtype)[..., None]
         held = weights[0].new_tensor([-_CLOSED, _CLOSED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
         x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
-    out, _, *c = run_kernel(Recurrence(x, first, weights, mode))
+    out, _, *c = run(x, first, weights)
     return out, [rows.at_ends(out), *(part[0] for part in c)]
 
 

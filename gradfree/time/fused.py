@@ -55,8 +55,8 @@ class Recurrent(Site):
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
         """Return the engine of the recorder whose forward the module's is."""
-        recorder = getattr(vars(module).get("forward"), "__self__", None)
-        return recorder.attachment if isinstance(recorder, RecurrentRecorder) else None
+        recorder = recorder_on(module)
+        return None if recorder is None else recorder.attachment
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the module."""
@@ -127,22 +127,22 @@ class RecurrentRecorder:
         if not packed and not _well_formed(x, hx):
             return self._own(input, hx)  # It raises, in its own words.
         self._has_recorded = True
-        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
-        # As the module itself does: the layout decides how products are rounded.
-        x = x if batched else x.unsqueeze(0 if batch_first else 1)
-        x = x.transpose(0, 1) if batch_first else x
-        states = self._initial(x, batch_sizes, order, hx, batched)
-        length = len(x) if batch_sizes is None else len(batch_sizes)
+        length, batch = self._sizes(x, batch_sizes)
         self.short.saw(length)
-        left = [self._left(number, length, states[0][0], packed) for number in range(module.num_layers)]
-        most = longest_call(x.device)
+        like, most = x.new_empty(batch, module.hidden_size), longest_call(x.device)
+        left = [self._left(number, length, like, packed) for number in range(module.num_layers)]
         learn = [call for call in left if call is not None]
         if len(learn) == len(left) and (most is None or length <= most):
             out, final = self._own(input, hx)
             when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), learn)
             return out, final
+        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
+        # As the module itself does: the layout decides how products are rounded.
+        x = x if batched else x.unsqueeze(0 if batch_first else 1)
+        x = x.transpose(0, 1) if batch_first else x
+        states = self._initial(x, batch_sizes, order, hx, batched)
         packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
-        out, finals = self._layers(x, states, packing, left)
+        out, finals = self._layers(x, states, packing)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
             return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
@@ -150,6 +150,13 @@ class RecurrentRecorder:
         if not batched:
             out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
         return out, tuple(finals) if len(finals) > 1 else finals[0]
+
+    def _sizes(self, x: Tensor, batch_sizes: Tensor | None) -> tuple[int, int]:
+        """Return T and B."""
+        if batch_sizes is not None:
+            return len(batch_sizes), int(batch_sizes[0])
+        steps = 1 if self.module.batch_first and x.dim() == 3 else 0
+        return x.shape[steps], x.shape[1 - steps] if x.dim() == 3 else 1
 
     def _own(self, input: Any, hx: Any) -> Any:
         return self._torchs.forward(self.module, input, hx)
@@ -197,9 +204,22 @@ class RecurrentRecorder:
         module.check_forward_args(time_major, checked, batch_sizes)
         return states
 
-    def _layers(
-        self, x: Tensor, states: list[Tensor], packing: Packing | None, left: Sequence[Callable[[], None] | None]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def run_layer(
+        self, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], packing: Packing | None = None
+    ) -> Sequence[Tensor]:
+        """Return the outputs and the final states of a layer, (directions, B, H) each: the engine's, or torch's own."""
+        module, directions = self.module, 2 if self.module.bidirectional else 1
+        length = len(x) if packing is None else packing.shape[0]
+        learn = self._left(number, length, first[0][0], packing is not None)
+        if learn is None:
+            layer = FusedLayer(self.attachment, number, module.mode, directions, packing)
+            applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
+            return applied
+        found = run_kernel(Recurrence(x, first, weights, module.mode, directions=directions, packing=packing))
+        when_backward(found, [learn])
+        return found
+
+    def _layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
         """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
         module = self.module
         directions = 2 if module.bidirectional else 1
@@ -211,18 +231,17 @@ class RecurrentRecorder:
         for number in range(module.num_layers):
             mine = slice(number * directions, (number + 1) * directions)
             weights = flat[number * each : (number + 1) * each]
-            first, learn = [state[mine] for state in states], left[number]
-            if learn is not None:
-                recurrence = Recurrence(x, first, weights, module.mode, directions=directions, packing=packing)
-                x, *final = found = run_kernel(recurrence)
-                when_backward(found, [learn])
-            else:
-                layer = FusedLayer(self.attachment, number, module.mode, directions, packing)
-                x, *final = LayerFunction.apply(layer, x, *first, *weights)
+            x, *final = self.run_layer(number, x, [state[mine] for state in states], weights, packing)
             finals.append(final)
             if module.dropout and number < module.num_layers - 1:
                 x = F.dropout(x, module.dropout, module.training)
         return x, [torch.cat(part) for part in zip(*finals, strict=True)]
+
+
+def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
+    """Return what stands in for the forward of ``module``, if an engine is on it."""
+    recorder = getattr(vars(module).get("forward"), "__self__", None)
+    return recorder if isinstance(recorder, RecurrentRecorder) else None
 
 
 def torchs_own(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:

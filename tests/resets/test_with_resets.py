@@ -121,6 +121,27 @@ def test_an_engine_on_the_layer_solves_the_pieces(engine, layer):
         assert all(site.solved for site in handle.chains.values())
 
 
+@pytest.mark.parametrize("layer", ["gru", "lstm"])
+def test_long_pieces_are_cut_into_segments_in_both_passes(layer):
+    task = Task(layer, "three layers", "none", steps=700, batch=2)
+    task.resets[300, 0] = task.resets[20, 1] = True
+    expected = task.everything(loop)
+    with gradfree.create_engine("shooting").attach(task.layer), gradfree.engine_figures() as figures:
+        assert off_by(task.everything(run_with_resets), expected) < 1e-10
+    assert {"forward sweeps", "sweeps"} <= figures["l0"].keys()
+
+
+def test_pieces_that_are_not_cut_are_torchs_own_under_an_engine():
+    task = Task("lstm", "three layers", "some")
+    task.layer.float()
+    task.x, task.state = task.x.detach().float().requires_grad_(), None
+    task.states = []
+    expected = task.everything(run_with_resets, None)
+    with gradfree.create_engine("shooting").attach(task.layer) as handle:
+        assert all(map(torch.equal, task.everything(run_with_resets, None), expected))
+        assert handle.chains[""].solved == {""}
+
+
 def test_an_approximate_engine_stops_at_resets():
     task = Task("gru", "one layer", "all")
     expected = task.everything(loop)
