@@ -60,7 +60,6 @@ class SweepEngine(Engine):
         """
         tolerance = self.tolerance
         refuse_unresolved(self, tolerance, chain.like.dtype)
-        sweeps, most = 0, whole_number(self, "sweeps", least=0)
         factors = self.split(chain)
         if factors is None:
             raise TypeError(f"{type(self).__name__}.split must return what chain.constant or chain.residual returns.")
@@ -68,7 +67,7 @@ class SweepEngine(Engine):
         system = _Links(chain, direct, factors) if count is None else Segments(chain, direct, factors, count)
         delta = system.first()
         change: torch.Tensor | None = None
-        most = min(most, len(system) - 1)
+        sweeps, most = 0, min(whole_number(self, "sweeps", least=0), len(system) - 1)
         # Not "change <= tolerance" to end it: NaN does, too.
         while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
             before, delta = delta, system.sweep(delta)

@@ -20,6 +20,11 @@ MUTANTS = (
             "min(self.sweeps, len(system) - 1)",
             "min(self.sweeps, len(system) - 1) - 1",
         ),
+        (
+            "gradfree/engines/sweeps.py",
+            'min(whole_number(self, "sweeps", least=0), len(system) - 1)',
+            'min(whole_number(self, "sweeps", least=0), len(system) - 1) - 1',
+        ),
     ),
     mutant(
         "an iteration takes one state more for exact than is",
