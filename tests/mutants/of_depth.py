@@ -82,8 +82,10 @@ MUTANTS = (
         (DEPTH, "if strange := self._strange(graph, call):", "if strange := None:"),
         (
             DEPTH,
-            "strange = [leaf for leaf in graph.leaves if id(leaf) not in call.recording.numbers]",
-            "strange, graph = [], graph._replace(leaves=[g for g in graph.leaves if id(g) in call.recording.numbers])",
+            "        self._refuse_strange(graph, call)\n",
+            "        known = call.recording.numbers\n"
+            "        graph = graph._replace(leaves=[leaf for leaf in graph.leaves if id(leaf) in known])\n"
+            "        self._refuse_strange(graph, call)\n",
         ),
     ),
     mutant(
@@ -92,8 +94,7 @@ MUTANTS = (
         (DEPTH, "if not graph.stops <= own or not graph.kinds.isdisjoint(BORDERS):", "if False:"),
         (
             DEPTH,
-            "elif not graph.stops <= {(e.node, e.output_nr) for _, e in call.entries} or not "
-            "graph.kinds.isdisjoint(BORDERS):",
+            "elif [1 for node, _ in graph.stops if node not in own] or not graph.kinds.isdisjoint(BORDERS):",
             "elif False:",
         ),
     ),

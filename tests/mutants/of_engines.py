@@ -25,6 +25,7 @@ MUTANTS = (
             'min(whole_number(self, "sweeps", least=0), len(system) - 1)',
             'min(whole_number(self, "sweeps", least=0), len(system) - 1) - 1',
         ),
+        ("gradfree/engines/sweeps.py", "min(most, len(system) - 1)", "min(most, len(system) - 1) - 1"),
     ),
     mutant(
         "an iteration takes one state more for exact than is",

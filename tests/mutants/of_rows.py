@@ -4,7 +4,8 @@ from mutant import mutant
 
 DEPTH = "gradfree/depth/*.py"
 UNEQUAL = "depth/unusual/test_unequal_blocks.py"
-ROWS = f"{UNEQUAL} depth/test_batching.py depth/test_rows.py"
+AS_ONE_BY_ONE = "depth/unusual/test_batched_as_one_by_one.py"
+ROWS = f"{AS_ONE_BY_ONE} {UNEQUAL}"
 
 MUTANTS = (
     mutant(
@@ -24,7 +25,7 @@ MUTANTS = (
     ),
     mutant(
         "a batch adds K where it is to be subtracted from F",
-        "depth/test_batching.py depth/test_rows.py",
+        AS_ONE_BY_ONE,
         (DEPTH, "            pulled = pulled - delta\n", "            pulled = pulled + delta\n"),
         (DEPTH, "pulled = pulled - delta * factors[-1]", "pulled = pulled + delta * factors[-1]"),
     ),
@@ -56,7 +57,7 @@ MUTANTS = (
     ),
     mutant(
         "autocast is off in a batch's backward pass",
-        "depth/test_batching.py",
+        AS_ONE_BY_ONE,
         (
             "gradfree/*/batch.py",
             "torch.autocast(device, dtype, enabled, cache_enabled=False)",
@@ -70,20 +71,6 @@ MUTANTS = (
             "gradfree/rows/alike.py",
             "len({likeness(block) for block in blocks}) > 1",
             "len({likeness(block) for block in blocks}) > len(blocks)",
-        ),
-    ),
-    mutant(
-        "layers in place are part of a row",
-        ROWS,
-        ("gradfree/rows/alike.py", 'if getattr(module, "inplace", False):', "if False:"),
-    ),
-    mutant(
-        "layers that draw random numbers are part of a batch",
-        ROWS,
-        (
-            "gradfree/*/*.py",
-            "isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0",
-            "False",
         ),
     ),
     mutant(

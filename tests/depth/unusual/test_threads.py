@@ -1,5 +1,6 @@
 """Several threads on one model with an engine."""
 
+import sys
 import threading
 
 import pytest
@@ -19,12 +20,21 @@ def run(net, x):
     return net.states(x)[-1] if isinstance(net, Net) else net(x)
 
 
+@pytest.fixture
+def often():
+    """Python goes from one thread to the next a hundred times as often as it would."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 100)
+    yield
+    sys.setswitchinterval(before)
+
+
 @pytest.mark.xfail(reason="chains in depth are not for several threads yet", strict=False)
 @pytest.mark.parametrize("threads", TOGETHER)
 @pytest.mark.parametrize(
     ("model", "batched"), [("a row", "auto"), ("a row", True), ("a row", False), ("a loop", "auto")]
 )
-def test_threads_on_one_model(model, batched, threads):
+def test_threads_on_one_model(model, batched, threads, often):
     """No error, no wrong gradient, no wrong output."""
     torch.manual_seed(0)
     net, (training, evaluating) = TRAINED[model](), TOGETHER[threads]

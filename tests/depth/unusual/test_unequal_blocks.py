@@ -114,6 +114,13 @@ CHANGES = {
 }
 
 
+# Left to itself, an engine goes on with these.
+WELCOME = (
+    *(nothing, a_block_in_another_mode, a_hook_inside_one_block, a_hook_on_one_block, a_hook_before_one_block),
+    *(a_forward_of_its_own, a_frozen_block, a_weight_of_two_blocks, dropout_in_training),
+)
+
+
 def row(changes):
     """Return an ``nn.Sequential`` of blocks that are equal but for the changes, the same at every call."""
     torch.manual_seed(0)
@@ -156,7 +163,7 @@ def test_blocks_that_look_equal_and_are_not(change, when, batched):
             # The statistics have gone on.
             net.load_state_dict(row([CHANGES[change]]).state_dict())
         actual = gradients(net)
-    if isinstance(actual, ChainError):
+    if isinstance(actual, ChainError) and (batched is True or CHANGES[change] not in WELCOME):
         return
     assert not isinstance(actual, RuntimeError), actual
     assert_close(actual, expected, rtol=1e-10, atol=1e-12)

@@ -1,7 +1,7 @@
 """Passes that a recorder of blocks may get wrong, each with how many calls of blocks there are in a chain at most."""
 
 import torch
-from unusual_nets import LENGTH, SAMPLES, WIDTH, Closed, Given, InPlace, Reentrant, Residual, Returning
+from unusual_nets import LENGTH, SAMPLES, WIDTH, Closed, Given, Handing, InPlace, Reentrant, Residual, Returning
 
 from gradfree import ChainError
 
@@ -144,6 +144,12 @@ def a_hook_that_changes_the_gradient_of_a_state(net, x):
     states = net.states(x)
     states[2].register_hook(lambda gradient: gradient * 3)
     (net.loss(states[-1]) + states[2].sum()).backward()
+
+
+def a_hook_behind_blocks_that_return_what_they_are_given(net, x):
+    states = net.states(x)
+    states[3].register_hook(lambda gradient: gradient * 3)
+    (net.loss(states[-1]) + states[1].pow(2).sum()).backward()
 
 
 def the_gradient_of_a_state(net, x):
@@ -322,6 +328,7 @@ CHAINS = {
     a_state_that_retains_its_gradient: (Residual, 4, False),
     a_state_that_retains_its_gradient_behind_the_pass: (Residual, 4, False),
     a_hook_that_changes_the_gradient_of_a_state: (Residual, 4, False),
+    a_hook_behind_blocks_that_return_what_they_are_given: (Handing, 4, False),
     the_gradient_of_a_state: (Residual, 4, False),
     the_gradient_of_the_last_state: (Residual, 4, False),
     the_gradient_of_the_last_state_beside_what_its_block_returned: (Returning, 4, False),
