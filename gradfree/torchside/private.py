@@ -81,8 +81,8 @@ _keeps_graph = _private(
     "torch._C._autograd._get_current_graph_task_keep_graph", "what a pass has kept is freed with its graph, not before"
 )
 
-_code_of_call = _read(
-    "torch.autograd.graph._engine_run_backward.__code__", "finds out what torch.autograd.grad was asked for"
+_call_of_backward = _read(
+    "torch.autograd.graph._engine_run_backward", "finds out what torch.autograd.grad was asked for"
 )
 
 _queue = _needed(
@@ -111,7 +111,7 @@ def asked_for() -> Iterator[tuple[Any, int]]:
     No node tells, but the frame of the call does. Nodes of other devices are run by autograd's own threads: there any
     thread's call may be the one.
     """
-    code = _code_of_call(torch.autograd.graph._engine_run_backward)
+    code = _call_of_backward(torch.autograd.graph).__code__
     own = _frame_of(code, sys._getframe())
     for call in [own] if own else [_frame_of(code, frame) for frame in sys._current_frames().values()]:
         for asked in call.f_locals["args"][3] if call else ():
@@ -169,6 +169,9 @@ hooks_of: Callable[[Tensor], dict[int, Any] | None] = _read(
 """Return the gradient hooks that are on a tensor."""
 
 
+_add_hooks = _read("torch.autograd.graph.Node._register_hook_dict", "notices gradient hooks on states")
+
+
 def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
     """Return the dictionary that gradient hooks on ``state`` are going to be in; its node has it as long as itself.
 
@@ -176,7 +179,7 @@ def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
     """
     hooks: OrderedDict[int, Any] = OrderedDict()
     state._backward_hooks = hooks
-    state.grad_fn._register_hook_dict(state)  # type: ignore[union-attr]
+    _add_hooks(state.grad_fn)(state)
     return hooks
 
 
