@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from gradfree import gradient_fidelity, list_engines
 from gradfree.benchmarks.advice.job import Batch, Job
-from gradfree.benchmarks.maps.memory_map import run_again
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.allocations import peak_memory
+from gradfree.benchmarks.timing.layer_steps import run_again
 from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError

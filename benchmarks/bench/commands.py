@@ -43,7 +43,7 @@ def run(
         suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
             "depth-map", "segments", "depth-training", "gpu-depth", "scan", "lightning", "text", "forward-only",
             "forward-memory", "temperature", "forward-convolutions", "ranks"; after papers
-            "highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth", each also with "-small" for a CPU.
+            "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
             docs/benchmarks.md has what each compares, needs and takes. Or one of your own, module:function.
         out: folder for records and report; results/<suite> if not given, or one named by what is
             swept.

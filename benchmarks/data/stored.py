@@ -36,7 +36,6 @@ _DOWNLOADS = {
     "mnist": "ylecun/mnist",
     "ptb": "ptb-text-only/ptb_text_only --revision refs/convert/parquet",
     "tinyshakespeare": "karpathy/tiny_shakespeare --revision refs/convert/parquet",
-    "wikitext-103-raw": "Salesforce/wikitext --include 'wikitext-103-raw-v1/*'",
     "wikitext-2": "Salesforce/wikitext --include 'wikitext-2-v1/*'",
 }
 

@@ -1,4 +1,4 @@
-"""Stored texts as sequences of tokens: cut into equal ones, or a sentence each."""
+"""Stored texts as sequences of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
-from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits, with_all_splits
+from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, with_all_splits
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 
@@ -30,9 +30,6 @@ _AT_ONCE = 4096
 """Rows that are tokenized together: an encoding takes many times the memory of its numbers."""
 
 _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
-PADDING = -100
-"""The target behind a sentence's end; losses and scores leave it out."""
-_END = "</s>"
 
 
 @dataclass(frozen=True)
@@ -114,50 +111,3 @@ def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> np.ndarray:
     batches = (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
     encoded = chain.from_iterable(map(tokenizer.encode_batch_fast, batches))
     return np.fromiter(chain.from_iterable(row.ids for row in encoded), dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class Sentences(Stored):
-    """A stored text, one sentence a row, cut or filled up to one length.
-
-    Attributes:
-        name: of the set and its folder; its splits have a column of sentences, called ``column``.
-        column: with the sentences.
-        vocabulary: number of tokens: that of a sentence's end, the unknown one and the most frequent words of the
-            training split.
-        length: of the sequences; what is longer is cut.
-    """
-
-    column: str
-    vocabulary: int
-    length: int
-
-    def read(self, splits: DatasetDict) -> dict[str, Arrays]:
-        """Return the inputs and targets of each split."""
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-        check_splits(self.name, splits, "train", "validation", "test")
-        check_columns(self.name, splits, self.column)
-        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        trainer = trainers.WordLevelTrainer(
-            vocab_size=self.vocabulary, special_tokens=[_END, UNKNOWN], show_progress=False
-        )
-        tokenizer.train_from_iterator(splits["train"][self.column], trainer)
-        return {name: _arrays(tokenizer, list(split[self.column]), self.length) for name, split in splits.items()}
-
-    def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
-        """Return the sentences between two ends; the targets are the inputs' next tokens, then :data:`PADDING`."""
-        names = ("train", "validation", "test")
-        return Data(*(Split(*map(torch.from_numpy, arrays[name])) for name in names))
-
-
-def _arrays(tokenizer: Tokenizer, rows: Sequence[str], length: int) -> Arrays:
-    (end,) = tokenizer.encode(_END).ids
-    inputs = np.full((len(rows), length), end)
-    targets = np.full((len(rows), length), PADDING)
-    for n, row in enumerate(tokenizer.encode_batch_fast(rows)):
-        tokens = [end, *row.ids, end][: length + 1]
-        inputs[n, : len(tokens) - 1] = tokens[:-1]
-        targets[n, : len(tokens) - 1] = tokens[1:]
-    return inputs, targets

@@ -1,4 +1,4 @@
-"""The map of depth: engines' share of backpropagation's time over a net's depth, width and batch."""
+"""The map of depth: engines' time beside autograd's over a net's depth, width and batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from math import log
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,19 @@ from torch import Tensor, nn
 from gradfree import create_engine, create_model
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.synthetic import random_examples
-from gradfree.benchmarks.records.case import ADDED, Case, Row
-from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import Axis, Chart, points
-from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact
+from gradfree.benchmarks.records.case import ADDED, Row
+from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.frames import pl
-from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import cross_entropy
-from gradfree.benchmarks.timing.side_by_side import MEMORY, Errors, Timing, Timings, Turns, times
+from gradfree.benchmarks.timing.side_by_side import PASSES, Turn, times
+from gradfree.benchmarks.timing.timed import Timing, timed
 
 PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
+"""Labels in records."""
+CALLED = {PLAIN: "autograd", COMPILED: "compiled autograd", GRAPHED: "graphed autograd"}
 _WARM_UP = 3
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 _COSINE = "cosine with the exact gradient"
-_SHARE = times(PLAIN)
-_BESIDE = COMPILED, BY_BLOCK, GRAPHED
-"""What backpropagation is, where it is not plain."""
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -143,57 +138,80 @@ class Graphed:
         self._graph.replay()
 
 
-class PassTiming(Timing[Callable[[], Any]]):
-    """Time, peak memory and closeness of the gradients of forward and backward pass; plain autograd's come first."""
-
-    rounds: ClassVar[int] = 7
-    weighed: ClassVar[bool] = True
-
-    def results(self, steps: Mapping[str, Any], turns: Turns, errors: Errors) -> dict[str, Any]:
-        """Return the costs, and how close each row's gradients are to the exact ones."""
-        found = super().results(steps, turns, errors)
-        exact = steps[PLAIN].gradient()
-        for cost in found["rows"]:
-            step = steps.get(cost["label"])
-            if isinstance(step, Passes):
-                cost["cosine"] = torch.cosine_similarity(step.gradient(), exact, 0).item()
-        return found
+def cosine_of(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return how close a row's gradients are to the exact ones."""
+    if not isinstance(step, Passes):
+        return {}
+    exact = case.timed.steps(case)[PLAIN]().gradient()
+    return {"cosine": torch.cosine_similarity(step.gradient(), exact, 0).item()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeepStep(PassTiming):
-    """Passes of a net as it is initialised, on random examples.
+def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield how close a row's gradients are."""
+    if "cosine" in cost:
+        yield fact(_COSINE, "1", cost["cosine"])
 
-    Attributes:
-        net: what is run.
-        compiled: whether torch.compile's backpropagation is run beside, which takes long to compile.
-    """
 
-    kind: ClassVar[str] = "deep step"
-    topic_field: ClassVar[str] = "net"
-    net: DeepNet
-    compiled: bool = False
+def _remarks(facts: pl.DataFrame) -> Iterator[str]:
+    """Yield from how many blocks on each engine pays, in nets that differ in nothing else, and how close it comes."""
+    family = pl.col("setting").str.replace(r"^\d+ blocks(?: in a loop)?, ", "")
+    autograd, compiled = CALLED[PLAIN], {*CALLED.values(), BY_BLOCK}
+    ours = facts.with_columns(family=family).filter(~pl.col("row").is_in(list(compiled)))
+    for row in ours["row"].drop_nulls().unique(maintain_order=True):
+        own = ours.filter(pl.col("row") == row, pl.col("metric") == PASSES, pl.col("unit") == times(autograd)).sort(
+            "at"
+        )
+        borders = {
+            name: border(list(found.select("at", "value").iter_rows()))
+            for (name,), found in own.group_by("family", maintain_order=True)
+        }
+        found = [f"{least:.0f} ({name})" for name, least in borders.items() if least is not None]
+        words = f"from {', '.join(found)} blocks on" if found else "nowhere"
+        yield f"{row} takes less time than eager {autograd} {words}."
+        cosines = [cosine.value for cosine in estimates(facts, "setting", metric=_COSINE, row=row).values()]
+        if cosines:
+            yield f"Cosine of {row}'s gradients with exact ones, untrained: {min(cosines):.3f} to {max(cosines):.3f}."
 
-    def steps(self) -> Mapping[str, Callable[[], Any]]:
-        """Return what builds the passes."""
-        others: dict[str, Callable[[], Any]] = {}
-        if self.compiled:
-            others |= {
-                COMPILED: partial(self._passes, compiled=lambda model: [model]),
-                BY_BLOCK: partial(self._passes, compiled=_blocks),
-            }
-        if torch.device(self.device).type == "cuda":
-            others[GRAPHED] = lambda: Graphed(self._passes())
-        rows = {row.label: partial(self._passes, row) for row in self.rows}
-        return {PLAIN: self._passes, **others, **rows}
 
-    def _passes(
-        self, row: Row | None = None, compiled: Callable[[nn.Module], Iterable[nn.Module]] | None = None
-    ) -> Passes:
-        torch.manual_seed(self.seed)
-        model = self.net.create().to(self.device)
-        batch = Split(*(examples.to(self.device) for examples in self.net.examples()))
-        return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
+@timed(
+    kind="deep step",
+    subject="net",
+    metric=PASSES,
+    rounds=7,
+    weighed=True,
+    title="deep nets",
+    legend="Forward and backward pass, zeroed gradients to accumulated ones, beside plain eager autograd's, and in "
+    "brackets peak memory as a multiple of its. Below 1 an engine pays.",
+    names={"net": "setting"},
+    across="row",
+    called=CALLED,
+    place=lambda net: {"setting": str(net), "at": float(net.depth)},
+    costs=cosine_of,
+    facts=_told,
+    remarks=_remarks,
+)
+def deep_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
+    """Return what builds the passes of a net as it is initialised; maybe compiled, too, which takes long."""
+    others: dict[str, Callable[[], Any]] = {}
+    if case.more["compiled"]:
+        others |= {
+            COMPILED: partial(_passes, case, compiled=lambda model: [model]),
+            BY_BLOCK: partial(_passes, case, compiled=_blocks),
+        }
+    if torch.device(case.device).type == "cuda":
+        others[GRAPHED] = lambda: Graphed(_passes(case))
+    rows = {row.label: partial(_passes, case, row) for row in case.rows}
+    return {PLAIN: partial(_passes, case), **others, **rows}
+
+
+def _passes(
+    case: Timing, row: Row | None = None, compiled: Callable[[nn.Module], Iterable[nn.Module]] | None = None
+) -> Passes:
+    torch.manual_seed(case.seed)
+    net: DeepNet = case.item
+    model = net.create().to(case.device)
+    batch = Split(*(examples.to(case.device) for examples in net.examples()))
+    return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
@@ -201,107 +219,13 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return [block for chain in chains.values() for block in chain.blocks.values()]
 
 
-@dataclass(frozen=True)
-class DepthMap(Timings[DeepNet]):
-    """Engines on deep nets.
-
-    Attributes:
-        title: what the nets are, for people.
-        compiled_up_to: the most blocks of nets that are compiled, too.
-    """
-
-    metric: ClassVar[str] = "time of forward and backward"
-    title: str = "deep nets"
-    compiled_up_to: int = 0
-
-    def case(self, net: DeepNet, /, **where: Any) -> DeepStep:
-        """Return the case that times a net."""
-        return DeepStep(net=net, compiled=net.depth <= self.compiled_up_to, **where)
-
-    def where(self, case: Case) -> dict[str, Any]:
-        """Return the net, and its depth."""
-        return {"setting": case.topic, "at": float(case.about.depth)}
-
-    def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-        """Yield what a row takes, and how close its gradients are."""
-        yield from super().cost(cost, results)
-        if "cosine" in cost:
-            yield fact(_COSINE, "1", cost["cosine"])
-
-    def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of shares, a row a net, and for each engine the chart of its shares."""
-        labels = [label for label in (*_BESIDE, *self._engines) if label in set(facts["row"])]
-        figures = Figure(self.metric, "{value:.2f}", _SHARE), Figure(MEMORY, "{value:.1f}", _SHARE)
-        settings = list(dict.fromkeys(facts["setting"]))
-        ratios = {net: estimates(facts, metric=self.metric, unit=_SHARE, setting=net) for net in settings}
-        spreads = {f"{label} on {net}": ratio for net, own in ratios.items() for label, ratio in own.items()}
-        return Section(
-            title=f"{self.title}, device: {facts['device'][0]}, threads: {self.threads}",
-            facts=facts,
-            names={"net": "setting"},
-            columns=[
-                column("backprop (ms)", self.metric, "{value:.1f}", "s", factor=1e3, row=PLAIN),
-                *(Column(label, figures, {"row": label}) for label in labels),
-            ],
-            legend="Forward and backward pass, zeroed gradients to accumulated ones; time as a multiple of plain eager "
-            "backpropagation's, median of interleaved rounds, and in brackets peak memory as a multiple of its. "
-            "Below 1 an engine pays.",
-            verdicts=[self._verdict(ratios[net]) for net in settings],
-            remarks=[*self._borders(facts), *self._cosines(facts), verdict.steadiness(spreads), *self.failures(facts)],
-            charts=[self._chart(facts, label) for label in labels],
-        )
-
-    @property
-    def _engines(self) -> list[str]:
-        return [row.label for row in self.rows]
-
-    def _verdict(self, ratios: Mapping[str, Estimate]) -> str:
-        quicker = [label for label in self._engines if label in ratios and ratios[label].high < 1]
-        if not quicker:
-            return "no engine pays"
-        said = f"pays: {', '.join(f'{label} ({ratios[label].value:.2f})' for label in quicker)}"
-        for other in (label for label in _BESIDE if label in ratios):
-            ahead = [label for label in quicker if ratios[label].high < ratios[other].low]
-            said += f"; beside {other} ({ratios[other].value:.2f}) {', '.join(ahead) if ahead else 'none'}"
-        return said
-
-    def _borders(self, facts: pl.DataFrame) -> Iterator[str]:
-        """Yield from how many blocks on each engine pays, in nets that differ in nothing else."""
-        for label in self._engines:
-            own = estimates(facts, "setting", metric=self.metric, unit=_SHARE, row=label)
-            found = []
-            for family, nets in _families(self.subjects).items():
-                known = [(net.depth, own[str(net)].value) for net in nets if str(net) in own]
-                crossed = border(known)
-                if crossed is not None:
-                    found.append(f"{crossed:.0f} ({family})")
-            words = f"from {', '.join(found)} blocks on" if found else "nowhere"
-            yield f"{label} takes less time than eager backprop {words}."
-
-    def _cosines(self, facts: pl.DataFrame) -> Iterator[str]:
-        for label in self._engines:
-            found = [cosine.value for cosine in estimates(facts, "setting", metric=_COSINE, row=label).values()]
-            if found:
-                yield f"Cosine of {label}'s gradients with exact ones, untrained: {min(found):.3f} to {max(found):.3f}."
-
-    def _chart(self, facts: pl.DataFrame, label: str) -> Chart:
-        """Return the chart of a row's share by depth, a line for nets that differ in nothing else."""
-        families = {str(net): family for family, nets in _families(self.subjects).items() for net in nets}
-        own = facts.filter(pl.col("row") == label).with_columns(
-            series=pl.col("setting").replace_strict(families, return_dtype=pl.String)
-        )
-        return Chart(
-            f"{self.title}, {facts['device'][0]}, threads: {self.threads}: {label}",
-            points(own, "at", Figure(self.metric, unit=_SHARE)),
-            Axis("blocks (count)", "counts"),
-            Axis("time, as a multiple of eager backprop's (×)", "log"),
-            True,
-            rules={"the border": 1.0},
-        )
+def compiled_up_to(blocks: int) -> Callable[[DeepNet], dict[str, bool]]:
+    """Return which nets are compiled, too: of so many blocks."""
+    return lambda net: {"compiled": net.depth <= blocks}
 
 
-def border(shares: Sequence[tuple[int, float]]) -> float | None:
-    """Return from how many blocks on the share of backpropagation's time stays below 1, by powers between depths.
+def border(shares: Sequence[tuple[float, float]]) -> float | None:
+    """Return from how many blocks on the share of autograd's time stays below 1, by powers between depths.
 
     Args:
         shares: depths, ascending, with the shares there.
@@ -314,11 +238,3 @@ def border(shares: Sequence[tuple[int, float]]) -> float | None:
         return float(depth)
     before, above = shares[-len(below) - 1]
     return float(before * (depth / before) ** (log(above) / log(above / share)))
-
-
-def _families(nets: Sequence[DeepNet]) -> dict[str, list[DeepNet]]:
-    """Return nets that differ in depth alone, by what they are."""
-    found: dict[str, list[DeepNet]] = {}
-    for net in sorted(nets, key=lambda net: net.depth):
-        found.setdefault(f"{net.family}, batch {net.batch}", []).append(net)
-    return found

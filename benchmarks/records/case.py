@@ -43,15 +43,21 @@ class Row:
         return self.options.get("iterations")
 
     @property
+    def name(self) -> str:
+        """The label in reports: what runs without an engine is autograd, whatever records call it."""
+        plain = self.engine == "backprop" and self.options.get("plain")
+        return self.label.replace("backprop", "autograd", 1) if plain else self.label
+
+    @property
     def named(self) -> dict[str, Any]:
         """What tells its facts from other rows'."""
-        return {"row": self.label, "series": self.series, "k": self.iterations}
+        return {"row": self.name, "series": self.series, "k": self.iterations}
 
     @property
     def series(self) -> str:
         """The label of the line in a plot that the row is a point of: an engine with several k, or itself alone."""
         if self.iterations is None:
-            return self.label
+            return self.name
         return f"{self.label.replace(f' k={self.iterations}', '')} with k iterations"
 
 
@@ -74,14 +80,9 @@ class Case(ABC):
     seed: int
 
     @property
-    def about(self) -> Any:
-        """What is run: a task, a model, a layer."""
-        return getattr(self, self.topic_field)
-
-    @property
     def topic(self) -> str:
-        """The same, for people."""
-        return str(self.about)
+        """What is run, a task, a model or a layer, for people."""
+        return str(getattr(self, self.topic_field))
 
     @property
     @abstractmethod
@@ -98,15 +99,21 @@ class Case(ABC):
 
         The class of the case is not in it: :attr:`kind` tells.
         """
-        config = json.loads(json.dumps(_fields(self), default=recorded_name))
+        config = _fields(self)
         del config["seed"]
-        return config
+        return recorded(config)
 
     @property
     def id(self) -> str:
         """Name the case for people and, by a hash of :attr:`config`, beyond doubt."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.kind}/{self.topic}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
+
+
+def recorded(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as records have them: JSON, with functions by name."""
+    found: dict[str, Any] = json.loads(json.dumps(_plain(value), default=recorded_name))
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import product
 
 from gradfree.benchmarks.data.bundled import digits
-from gradfree.benchmarks.maps.closeness import Closeness
-from gradfree.benchmarks.maps.depth_map import DeepNet, DepthMap
+from gradfree.benchmarks.maps.closeness import trained_steps
+from gradfree.benchmarks.maps.depth_map import DeepNet, compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
 
@@ -46,9 +47,13 @@ def resnet(depth: int, batch: int) -> DeepNet:
     return DeepNet(f"ResNet-{depth}", blocks, "preact_resnet", {"depth": depth}, batch, (3, 32, 32))
 
 
+def _mapped(nets: tuple[DeepNet, ...], rows: tuple[Row, ...], threads: int, title: str, compiled: int = 0) -> Timings:
+    return Timings(deep_steps, nets, rows, threads, title, compiled_up_to(compiled))
+
+
 _MAPPED = (*iterated("highway_bp", 0, 2, 4), segments(8, 1))
 DEPTH_MAP: Suite = (
-    DepthMap(
+    _mapped(
         (
             *(mlp(*sizes) for sizes in product((16, 64, 256), (16, 32, 64, 128), (8, 64))),
             mlp(128, 64, 16),
@@ -57,17 +62,17 @@ DEPTH_MAP: Suite = (
         _MAPPED,
         threads=1,
         title="residual MLPs",
-        compiled_up_to=16,
+        compiled=16,
     ),
     # Two of them as trained in "depth-training". To compile each takes minutes.
-    DepthMap(
+    _mapped(
         (mlp(64, 32, 32), gpt(12, 32, 4), mlp(128, 32, 64)),
         _MAPPED,
         threads=1,
         title="deeper nets, compiled too",
-        compiled_up_to=128,
+        compiled=128,
     ),
-    DepthMap(
+    _mapped(
         tuple(
             replace(mlp(*sizes), looped=True) for sizes in ((64, 32, 32), (128, 64, 16), (256, 16, 8), (256, 32, 32))
         ),
@@ -75,7 +80,7 @@ DEPTH_MAP: Suite = (
         threads=1,
         title="blocks called one by one",
     ),
-    DepthMap((mlp(128, 64, 16), mlp(256, 32, 32), mlp(256, 64, 64)), _MAPPED, threads=2, title="residual MLPs"),
+    _mapped((mlp(128, 64, 16), mlp(256, 32, 32), mlp(256, 64, 64)), _MAPPED, threads=2, title="residual MLPs"),
 )
 
 DIGITS_MLP_64 = Task(
@@ -91,9 +96,9 @@ DIGITS_MLP_64 = Task(
 PYDOC_GPT_12 = replace(PYDOC, name="pydoc_gpt_12", options={**PYDOC.options, "layers": 6})
 
 
-def _closeness(task: Task, *counts: int) -> Closeness:
+def _closeness(task: Task, *counts: int) -> Timings:
     cut = tuple(segments(count, k) for count in counts for k in range(min(count, 4)))
-    return Closeness((task,), (*iterated("highway_bp", 0, 1, 2, 3), *cut), threads=1)
+    return Timings(trained_steps, (task,), (*iterated("highway_bp", 0, 1, 2, 3), *cut), threads=1)
 
 
 SEGMENTS: Suite = (_closeness(DIGITS_MLP_64, 16, 8, 4, 2), _closeness(PYDOC_GPT_12, 6, 3))
@@ -132,7 +137,7 @@ def _gpu_nets(batch: int) -> tuple[DeepNet, ...]:
 
 
 GPU_DEPTH: Suite = (
-    DepthMap(tuple(net for batch in (1, 16, 256) for net in _gpu_nets(batch)), _GPU_ROWS, threads=1, title="deep nets"),
+    _mapped(tuple(net for batch in (1, 16, 256) for net in _gpu_nets(batch)), _GPU_ROWS, threads=1, title="deep nets"),
     # To compile each takes minutes.
-    DepthMap(_gpu_nets(16), _GPU_ROWS, threads=1, title="deep nets, compiled too", compiled_up_to=128),
+    _mapped(_gpu_nets(16), _GPU_ROWS, threads=1, title="deep nets, compiled too", compiled=128),
 )

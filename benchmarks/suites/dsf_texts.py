@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from gradfree.benchmarks.data.text import Sentences, Text
+from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.metrics import padded_perplexity, perplexity
-from gradfree.benchmarks.tasks.schedules import AdamTask, StagedAdamTask
+from gradfree.benchmarks.tasks.metrics import perplexity
+from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.benchmarks.training.comparison import Comparison
 
@@ -41,24 +41,13 @@ def _published(score: Score, differs: tuple[str, ...]) -> Published:
         hardware="not at hand",
         columns=(column, "cosine"),
         claims=(
-            Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.label, DSF.label)),
+            Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.name, DSF.label)),
             Claim("DSF is far better than fully truncated backpropagation", column, (DSF.label, TRUNCATED.label)),
         ),
         differs=("the score at the end of training for the best of 50 validation scores on the way", *differs),
     )
 
 
-_PTB = StagedAdamTask(
-    name="dsf_ptb",
-    data=Sentences("ptb", column="sentence", vocabulary=10000, length=64),
-    model="recurrent_lm",
-    options={"vocab_size": 10000, "cell": "gru", "layers": 1, "width": 256},
-    score=Score("perplexity", "per word", padded_perplexity),
-    learning_rate=1e-3,
-    batch_size=128,
-    steps=9860,  # 30 epochs of 42,068 sentences.
-    weight_decay=1e-4,
-)
 _WIKITEXT = AdamTask(
     name="dsf_wikitext",
     data=Text("wikitext-103-raw", unit="piece", vocabulary=16000, length=255, held_out=1000),
@@ -85,28 +74,6 @@ def _small(layers: int) -> AdamTask:
     return _sized(_SMALL_WIKITEXT, f"gru{layers}_small", vocab_size=1000, layers=layers, width=64)
 
 
-_PTB_SIZES = ((1, 256), (3, 256), (1, 1024), (3, 1024))
-_WIKITEXT_SIZES = ((3, 128), (3, 256), (3, 512), (3, 1024), (1, 512), (6, 512), (12, 512))
-
-DSF_PTB: Suite = _suite(
-    tuple(_sized(_PTB, f"gru{layers}_{width}", layers=layers, width=width) for layers, width in _PTB_SIZES)
-)
-DSF_PTB_SMALL: Suite = _suite(
-    tuple(
-        replace(_sized(_PTB, f"gru{layers}_small", layers=layers, width=64), batch_size=16, steps=250)
-        for layers in (1, 3)
-    ),
-    "250 steps of 16 sentences for 9,860 of 128, 64 units for 256 and 1024",
-    "each row at its own learning rate for 0.001",
-    rates=(1e-3, 3e-3, 1e-2),
-)
-DSF_WIKITEXT: Suite = _suite(
-    (
-        *(_sized(_WIKITEXT, f"gru{layers}_{width}", layers=layers, width=width) for layers, width in _WIKITEXT_SIZES),
-        replace(_sized(_WIKITEXT, "rnn3_512", cell="rnn"), learning_rate=5e-4, max_norm=1.0),
-        _sized(_WIKITEXT, "lstm3_512", cell="lstm"),
-    )
-)
 DSF_WIKITEXT_SMALL: Suite = _suite(
     (_small(1), _small(3)),
     "WikiText-2 for WikiText-103, 1,000 pieces for 16,000, sequences of 64 for 255, 150 steps of 16 for 19,000 of 128",

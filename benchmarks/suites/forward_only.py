@@ -6,13 +6,21 @@ from dataclasses import replace
 
 from gradfree.benchmarks.data.bundled import digits
 from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.maps.memory_map import EACH, SEGMENTS, Checkpointed, MemoryMap
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
-from gradfree.benchmarks.timing.layer_steps import Network, StepCosts
+from gradfree.benchmarks.timing.layer_steps import (
+    EACH,
+    SEGMENTS,
+    Activations,
+    Checkpointed,
+    Network,
+    memory_steps,
+    step_phases,
+)
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DRIFT, DepthSweep
 
@@ -94,6 +102,8 @@ QUICK = Comparison(
 )
 """The shortest comparison that shows what each is like."""
 
+_COSTLY = (BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *map(_every, (1, 4, 8)), DFA, FA, PEPITA)
+
 FORWARD_ONLY: Suite = (
     DepthSweep(MNIST, _mlps(5, 20, 50), ROWS, _RATES),
     DepthSweep(_LENET, {4: {}}, ROWS, _RATES),
@@ -103,13 +113,8 @@ FORWARD_ONLY: Suite = (
     DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(10, 50), _CADENCES, _RATES, DRIFT),
     DepthSweep(MNIST, _mlps(20), _CADENCES, _RATES, DRIFT),
-    StepCosts(
-        subjects=(Network(depth=20, width=512, batch=256),),
-        small=Network(depth=0, width=64, batch=2048),
-        depths=(10, 20, 50, 100),
-        rows=(BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *map(_every, (1, 4, 8)), DFA, FA, PEPITA),
-        threads=2,
-    ),
+    Timings(step_phases, (Network(depth=20, width=512, batch=256),), _COSTLY, threads=2),
+    Activations(tuple(Network(depth=depth, width=64, batch=2048) for depth in (10, 20, 50, 100)), _COSTLY, threads=2),
 )
 
 _TEMPERATURES = (COLD, WARM, FOTON, TANGENT)
@@ -150,9 +155,10 @@ def _checkpointed(row: Row) -> tuple[Row, ...]:
 
 
 FORWARD_MEMORY: Suite = (
-    MemoryMap(
-        subjects=tuple(Network(depth=depth, width=64, batch=512) for depth in (10, 100, 1000)),
-        rows=(*_checkpointed(BACKPROP), *_checkpointed(ORTHOGONAL), FOTON, STREAMING),
+    Timings(
+        memory_steps,
+        tuple(Network(depth=depth, width=64, batch=512) for depth in (10, 100, 1000)),
+        (*_checkpointed(BACKPROP), *_checkpointed(ORTHOGONAL), FOTON, STREAMING),
         threads=1,
     ),
 )

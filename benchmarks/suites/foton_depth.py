@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.suites.forward_only import CIFAR10, COLD, PEPITA, ROWS, WARM
-from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.catalogue import DIGITS
@@ -33,13 +32,6 @@ _MNIST = ConstantSGDTask(
     steps=21500,  # 100 epochs.
     momentum=0.0,
 )
-_CIFAR = replace(
-    _MNIST,
-    name="foton_cifar10",
-    data=Images("cifar10", column="img", train=45000, validation=5000),
-    options={"in_features": 3072, "num_classes": 10, "width": 256},
-    steps=17600,
-)
 
 
 _FINE = Score("accuracy", "%", fine_accuracy, factor=100.0)
@@ -50,22 +42,6 @@ CIFAR100 = replace(
     data=Images("cifar100", column="img", train=20000, validation=2000, label="fine_label"),
     options={**CIFAR10.options, "num_classes": 100},
     score=_FINE,
-)
-_PUBLISHED_CONFIGURATION = replace(
-    _CIFAR,
-    name="foton_cifar100",
-    data=Images("cifar100", column="img", train=45000, validation=5000, label="fine_label"),
-    options={"in_features": 3072, "num_classes": 100, "width": 256, "activation": "relu", "dropout": 0.1},
-    score=_FINE,
-)
-_PEPITA_CIFAR = replace(
-    _CIFAR,
-    name="pepita_cifar10",
-    options={"in_features": 3072, "num_classes": 10, "width": 1024, "activation": "relu", "dropout": 0.1},
-    learning_rate=0.01,
-    batch_size=64,
-    steps=70300,
-    momentum=0.9,
 )
 _SMALL_MNIST = replace(
     _MNIST,
@@ -107,33 +83,6 @@ def _published(sweep: DepthSweep, differs: tuple[str, ...]) -> Published:
     )
 
 
-_FULL = (
-    _sweep(_MNIST, 2, 5, 10, 20, 50, 100),
-    _sweep(_relu(_MNIST), 2, 5, 10, 20),
-    _sweep(_CIFAR, 2, 5, 10, 20, 50, 100),
-    _sweep(_relu(_CIFAR), 2, 5, 10, 20),
-    _sweep(_PUBLISHED_CONFIGURATION, 2, rates=(0.1, 0.3, 0.5, 1.0)),
-)
-_NOTEBOOK = DepthSweep(_PEPITA_CIFAR, {1: {"depth": 1}}, (BACKPROP, PEPITA), (0.001, 0.01, 0.1))
-
-FOTON_DEPTH: Suite = (
-    *_compared(_FULL),
-    _NOTEBOOK,
-    Beside(
-        _NOTEBOOK,
-        Published(
-            source="PEPITA's published notebook (GiorgiaD/PEPITA), CIFAR-10, one hidden layer of 1024, last epoch",
-            hardware="not said",
-            columns=("1",),
-            figures={PEPITA.label: {"1": 52.58}},
-            quantity="test accuracy (%), hidden layers:",
-            differs=(
-                "one learning rate throughout, for a tenth of it after 60 and 90 epochs",
-                "orthogonal initial weights for He's, inputs of mean 0 and variance 1 for [0, 1]",
-            ),
-        ),
-    ),
-)
 FOTON_DEPTH_SMALL: Suite = _compared(
     (_sweep(_SMALL_MNIST, 2, 10, 50), _sweep(_relu(_SMALL_MNIST), 2, 10)),
     "300 steps of 64 images of MNIST for 100 epochs of 256 of CIFAR-100, 64 units for 256, no dropout",

@@ -19,7 +19,8 @@ from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.metrics import digit_accuracy, perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score
-from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentNet, RecurrentSteps, gain_column, time_column
+from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentNet, gain_column, recurrent_steps, time_column
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 
 _K = (0, 1, 2, 3, 5, 10, 20)
@@ -91,8 +92,7 @@ def _nets(batch: int, width: int, words: int, pixels: tuple[int, int, int]) -> t
 
 
 _BATCHED = Row("backprop", "backprop", {})
-_STEPS = RecurrentSteps(_nets(128, 512, 16000, (256, 32, 64)), _rows(_BATCHED, *_K), threads=8)
-_SMALL_STEPS = RecurrentSteps(_nets(16, 128, 500, (256, 32, 64)), _rows(_BATCHED, *_SMALL_K), threads=2)
+_SMALL_STEPS = Timings(recurrent_steps, _nets(16, 128, 500, (256, 32, 64)), _rows(_BATCHED, *_SMALL_K), threads=2)
 
 _GAINS = tuple(map(gain_column, _MILLISECONDS))
 _TIMES = tuple(map(time_column, _MILLISECONDS))
@@ -122,14 +122,6 @@ _CHARACTERS = AdamTask(
     learning_rate=1e-3,
     batch_size=128,
     steps=10000,
-)
-_CHARACTERS_LSTM = replace(_CHARACTERS, name="highway_char_lstm", options=_language("lstm", 1, 512, 210))
-_WORDS = replace(
-    _CHARACTERS,
-    name="highway_word_gru3",
-    data=Text("wikitext-2", unit="piece", vocabulary=16000, length=256, held_out=500),
-    options=_language("gru", 3, 512, 16000),
-    score=Score("perplexity", "per piece", perplexity),
 )
 _CIFAR = AdamTask(
     name="highway_pixels",
@@ -182,22 +174,12 @@ _FAILS = (
     "on a loss at the end alone fixed-point iteration fails where Highway-BP is as good as backpropagation, at k=10"
 )
 _SPARSE = {_FAILS: (label_of("fixed_point", 10), label_of("highway_bp", 10))}
-_PER_CHARACTER, _PER_PIECE, _ACCURACY = (
+_PER_CHARACTER, _ACCURACY = (
     "test perplexity (per character)",
-    "test perplexity (per piece)",
     "test accuracy (%)",
 )
 _NOT_103 = "WikiText-2 for WikiText-103"
 
-_TEXTS = tuple(Comparison(task, _rows(BACKPROP, 0, 1, 2, 3, 5, 10)) for task in (_CHARACTERS, _CHARACTERS_LSTM))
-
-HIGHWAY_BP_TABLE6: Suite = (
-    _STEPS,
-    Beside(_STEPS, _TABLE),
-    *(part for text in _TEXTS for part in _trained(text, _PER_CHARACTER, _convergence(0, 1, 2, 3, 5), _NOT_103)),
-    *_trained(Comparison(_WORDS, _rows(BACKPROP, 0, 1, 2, 3)), _PER_PIECE, _convergence(0, 1, 2, 3), _NOT_103),
-    *_trained(Comparison(_CIFAR, _rows(BACKPROP, 0, 1, 2, 5, 10)), _ACCURACY, _SPARSE),
-)
 HIGHWAY_BP_TABLE6_SMALL: Suite = (
     _SMALL_STEPS,
     Beside(_SMALL_STEPS, _SMALL_TABLE),

@@ -8,9 +8,9 @@ from functools import partial
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, SEGMENTS
-from gradfree.benchmarks.suites.dsf_texts import DSF_PTB, DSF_PTB_SMALL, DSF_WIKITEXT, DSF_WIKITEXT_SMALL
-from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH, FOTON_DEPTH_SMALL
-from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6, HIGHWAY_BP_TABLE6_SMALL
+from gradfree.benchmarks.suites.dsf_texts import DSF_WIKITEXT_SMALL
+from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH_SMALL
+from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.ranks import RANKS
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
@@ -18,10 +18,11 @@ from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.recurrent_layers import LayerTimings, RecurrentLayer
-from gradfree.benchmarks.timing.recurrent_phases import PhaseTimings
-from gradfree.benchmarks.timing.scans import Operands, ScanTimings
-from gradfree.benchmarks.timing.strategies import StrategyTimings
+from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, layers
+from gradfree.benchmarks.timing.recurrent_phases import phases
+from gradfree.benchmarks.timing.scans import Operands, scans
+from gradfree.benchmarks.timing.strategies import strategies
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
 
@@ -92,8 +93,8 @@ SUITES: dict[str, Suite] = {
         forward_only.QUICK,
     ),
     "rnn": (
-        LayerTimings(_LAYERS, _LAYER_ROWS, threads=2),
-        PhaseTimings(_GRUS, (_LAYER_ROWS[0], _LAYER_ROWS[2], _LAYER_ROWS[4]), threads=2),
+        Timings(layers, _LAYERS, _LAYER_ROWS, threads=2),
+        Timings(phases, _GRUS, (_LAYER_ROWS[0], _LAYER_ROWS[2], _LAYER_ROWS[4]), threads=2),
         Comparison(catalogue.PYDOC_GRU, _RECURRENT),
         Comparison(_pydoc("gru"), _SWEPT_GATED),
         Comparison(_pydoc("lstm"), _SWEPT_GATED),
@@ -118,12 +119,14 @@ SUITES: dict[str, Suite] = {
     "forward-convolutions": forward_only.CONVOLUTIONS,
     "ranks": RANKS,
     "lightning": (
-        StrategyTimings(
+        Timings(
+            strategies,
             (catalogue.DIGITS,),
             (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2)),
         ),
-        StrategyTimings((catalogue.PYDOC_GRU,), (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
-        StrategyTimings(
+        Timings(strategies, (catalogue.PYDOC_GRU,), (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
+        Timings(
+            strategies,
             (forward_only.ORTHOGONAL_DIGITS,),
             (
                 _AS_STRATEGY,
@@ -132,14 +135,9 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     # One thread: the threads of a scan wait for each other after every operation.
-    "scan": (ScanTimings(_SCANS, threads=1),),
-    "highway-bp-table6": HIGHWAY_BP_TABLE6,
+    "scan": (Timings(scans, _SCANS, threads=1),),
     "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
-    "dsf-ptb": DSF_PTB,
-    "dsf-ptb-small": DSF_PTB_SMALL,
-    "dsf-wikitext": DSF_WIKITEXT,
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
-    "foton-depth": FOTON_DEPTH,
     "foton-depth-small": FOTON_DEPTH_SMALL,
 }
 

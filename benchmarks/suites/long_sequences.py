@@ -22,9 +22,10 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import ADDING, PARITY, PYDOC_GRU, TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.metrics import accuracy, digit_accuracy, last_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
-from gradfree.benchmarks.timing.recurrent_layers import LongLayerTimings, RecurrentLayer
+from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, compiled_up_to, long_layers
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.courses import Courses
+from gradfree.benchmarks.training.courses import courses
 from gradfree.benchmarks.training.target import TimeToTarget
 
 SHOOTING = Row("shooting", "shooting", {})
@@ -147,13 +148,20 @@ _LAYERS = (
 # All but cyclic reduction, whose steps take a hundred times as long as those in segments.
 _TEXT = Comparison(TINYSHAKESPEARE_LONG, (*_ROWS, TRUNCATED, *iterated("fixed_point", 2), _SWEPT))
 
+
+def _layers(layers: tuple[RecurrentLayer, ...], rows: tuple[Row, ...], threads: int = 1, compiled: int = 0) -> Timings:
+    lengths = sorted({layer.steps for layer in layers})
+    title = f"recurrent layers, {lengths[0]} to {lengths[-1]} steps"
+    return Timings(long_layers, layers, rows, threads, title, compiled_up_to(compiled))
+
+
 LONG_SEQUENCES: Suite = (
-    LongLayerTimings(_LAYERS, _LAYER_ROWS, threads=1),
-    LongLayerTimings(_LAYERS[:6], _LAYER_ROWS, threads=2),
-    LongLayerTimings((RecurrentLayer("GRU", 1, 4096, 8), _LAYERS[0], _LAYERS[8]), _PARALLEL, threads=1),
-    Courses((replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
-    Courses((ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
-    Courses(tuple(replace(task, steps=100) for task in (MNIST_PIXELS, CIFAR10_PIXELS)), _EXACT, threads=1),
+    _layers(_LAYERS, _LAYER_ROWS, threads=1),
+    _layers(_LAYERS[:6], _LAYER_ROWS, threads=2),
+    _layers((RecurrentLayer("GRU", 1, 4096, 8), _LAYERS[0], _LAYERS[8]), _PARALLEL, threads=1),
+    Timings(courses, (replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
+    Timings(courses, (ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
+    Timings(courses, tuple(replace(task, steps=100) for task in (MNIST_PIXELS, CIFAR10_PIXELS)), _EXACT, threads=1),
     _TEXT,
     TimeToTarget(_TEXT, 9.0),
     *(Comparison(task, (BACKPROP, _NEWTON)) for task in RUNNING_PARITY + HOPPING),
@@ -176,8 +184,8 @@ _GPU_GRID += (RecurrentLayer("GRU", 64, 1024, 1024), RecurrentLayer("GRU", 8, 40
 _CUT = tuple(Row(f"shooting C={count}", "shooting", {"segments": count}) for count in (32, 128))
 
 GPU_TIME: Suite = (
-    LongLayerTimings(_GPU_TARGETS, (_LAYER_ROWS[0], SHOOTING, *_CUT), threads=1, compiled_up_to=1024),
+    _layers(_GPU_TARGETS, (_LAYER_ROWS[0], SHOOTING, *_CUT), compiled=1024),
     # What "auto" makes of a layer, beside segments that are cut whether they pay or not.
-    LongLayerTimings(_GPU_GRID, (SHOOTING, *_CUT), threads=1),
-    LongLayerTimings((RecurrentLayer("GRU", 1, 4096, 256), _LAYERS[6]), (*_LAYER_ROWS, _NEWTON), threads=1),
+    _layers(_GPU_GRID, (SHOOTING, *_CUT), threads=1),
+    _layers((RecurrentLayer("GRU", 1, 4096, 256), _LAYERS[6]), (*_LAYER_ROWS, _NEWTON), threads=1),
 )

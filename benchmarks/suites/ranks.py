@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gradfree.benchmarks.maps.rank_steps import OnRanks, Pipelined, RankSteps
+from gradfree.benchmarks.maps.rank_steps import OnRanks, Pipelined, rank_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.timing.timed import Timings
 
 _ROWS = (
     *(Row(f"layer_parallel, k = {k}", "highway_bp", {"iterations": k}) for k in (0, 1, 2, 3)),
@@ -16,7 +17,13 @@ _ROWS = (
 )
 _WAITS = 0.012
 
+
+def _on_ranks(depth: int, waits: float, *sizes: tuple[int, int]) -> Timings:
+    chains = tuple(OnRanks(depth, waits, ranks, microbatches) for ranks, microbatches in sizes)
+    return Timings(rank_steps, chains, _ROWS, threads=1, title=f"one model on several ranks: {chains[0].what}")
+
+
 RANKS: Suite = (
-    RankSteps(tuple(OnRanks(16, _WAITS, n, m) for n in (2, 4) for m in (1, n, 4 * n)), _ROWS, threads=1),
-    RankSteps(tuple(OnRanks(64, 0.0, n, m) for n in (2, 4) for m in (1, n)), _ROWS, threads=1),
+    _on_ranks(16, _WAITS, *((n, m) for n in (2, 4) for m in (1, n, 4 * n))),
+    _on_ranks(64, 0.0, *((n, m) for n in (2, 4) for m in (1, n))),
 )

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gradfree.benchmarks.data.text import PADDING
-
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
@@ -19,13 +17,6 @@ def perplexity() -> Metric:
     from torchmetrics.text import Perplexity
 
     return Perplexity()
-
-
-def padded_perplexity() -> Metric:
-    """Return the perplexity of what is no padding."""
-    from torchmetrics.text import Perplexity
-
-    return Perplexity(ignore_index=PADDING)
 
 
 def mean_squared_error() -> Metric:

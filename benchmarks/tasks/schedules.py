@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from gradfree.benchmarks.tasks.task import SGDTask, Task
 
 _WARMUP = 0.1
 _FLOOR = 0.1
-_STAGES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +59,6 @@ class AdamTask(Task):
             return _FLOOR + (1 - _FLOOR) * (1 + cos(pi * min(1.0, (step - warmup) / rest))) / 2
 
         return LambdaLR(optimizer, factor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagedAdamTask(AdamTask):
-    """A training job with Adam in three stages, each with a tenth of the learning rate before."""
-
-    course: ClassVar[str] = "a tenth of it in each further third of the steps"
-
-    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        """Return the learning rate schedule of ``optimizer``."""
-        return StepLR(optimizer, step_size=-(-self.steps // _STAGES), gamma=0.1)
 
 
 @dataclass(frozen=True)

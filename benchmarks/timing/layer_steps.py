@@ -1,34 +1,42 @@
-"""What one training step of a plain chain of layers costs: its time, taken apart, and its activation memory."""
+"""What a training step of a plain chain of layers costs: time, taken apart, and memory, beside torch's checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from statistics import fmean, median
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from statistics import median
+from time import process_time
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import create_model
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
+from gradfree.benchmarks.tables.experiment import Experiment, matching
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, pareto_front, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MIB, STEP, Timing, Timings, Trainee, Turn, now, time_of, times
+from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, RATIO, STEP, Trainee, Turn, clocked, now, time_of
+from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.orthogonal.engine import OrthogonalEngine
 
 _CLASSES = 10
 _LEARNING_RATE = 0.1
 """One that trains: weights drift, and are led back, as they would."""
-_ACTIVATIONS, _RETRACTION, _IDLE = "peak activation memory", "retraction", "time of other rows' hooks"
+_PHASES = ("passes", "update", "retraction")
+_ACTIVATIONS, _IDLE = "peak activation memory", "time of other rows' hooks"
+_LAYERS = 200
+"""How many layers the steps of a turn run through, all together: so few are more than one step."""
+EACH, SEGMENTS = "each block", "√L segments"
 
 
 @dataclass(frozen=True)
@@ -48,57 +56,6 @@ class Network:
         return create_model("orthogonal_mlp", num_classes=_CLASSES, **sizes).float()
 
 
-class Phases(NamedTuple):
-    """Seconds of a training step."""
-
-    passes: float
-    update: float
-    retraction: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTiming(Timing[Callable[[], Phases]]):
-    """Time of a training step with plain SGD, and of its phases."""
-
-    kind: ClassVar[str] = "step"
-    topic_field: ClassVar[str] = "network"
-    runs: ClassVar[int] = 16
-    """A multiple of those from one retraction to the next."""
-    network: Network
-
-    def steps(self) -> Mapping[str, Callable[[], Callable[[], Phases]]]:
-        """Return what builds the network in training with each row's engine."""
-        return {row.label: partial(self._clocked, row) for row in self.rows}
-
-    def turn(self, step: Callable[[], Phases]) -> Phases:
-        """Take a step some times; return the means of its phases."""
-        return Phases(*map(fmean, zip(*(step() for _ in range(self.runs)), strict=True)))
-
-    def costs(self, step: Callable[[], Phases], turns: Sequence[Turn]) -> dict[str, Any]:
-        """Return the medians of the phases."""
-        return {"phases": list(map(median, zip(*turns, strict=True)))}
-
-    def _clocked(self, row: Row) -> Callable[[], Phases]:
-        """Return a training step that returns how long its phases took."""
-        trainee = in_training(self.network, row, self.device, self.seed)
-        updated = 0.0
-
-        def note_update(*_: Any) -> None:
-            nonlocal updated
-            updated = now(self.device)
-
-        def step() -> Phases:
-            start = now(self.device)
-            trainee.passes()
-            passed = now(self.device)
-            trainee.optimizer.step()
-            return Phases(passed - start, updated - passed, now(self.device) - updated)
-
-        # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
-        trainee.optimizer.register_step_post_hook(note_update)
-        return step
-
-
 def in_training(network: Network, row: Row, device: str, seed: int) -> Trainee:
     """Return a network in training with one row's engine."""
     torch.manual_seed(seed)
@@ -108,6 +65,60 @@ def in_training(network: Network, row: Row, device: str, seed: int) -> Trainee:
     optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
     row.create_engine().attach(model)
     return Trainee(model, optimizer, F.cross_entropy, inputs, targets)
+
+
+def _in_phases(case: Timing, row: Row) -> Callable[[], Turn]:
+    """Return a training step that returns how long its phases took."""
+    trainee = in_training(case.item, row, case.device, case.seed)
+    updated = 0.0
+
+    def note_update(*_: Any) -> None:
+        nonlocal updated
+        updated = now(case.device)
+
+    def step() -> Turn:
+        start = now(case.device)
+        trainee.passes()
+        passed = now(case.device)
+        trainee.optimizer.step()
+        return passed - start, updated - passed, now(case.device) - updated
+
+    # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
+    trainee.optimizer.register_step_post_hook(note_update)
+    return step
+
+
+def _medians(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return the seconds of the phases."""
+    return {"phases": list(map(median, zip(*turns, strict=True)))}
+
+
+def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the times of a row's phases; in one process, each row's steps call the hooks of all."""
+    retracts = results["row"] is not None and isinstance(results["row"].create_engine(), OrthogonalEngine)
+    for phase, seconds in zip(_PHASES, cost.get("phases", ()), strict=False):
+        yield fact(_IDLE if phase == _PHASES[-1] and not retracts else time_of(phase), "s", seconds)
+
+
+@timed(
+    kind="step",
+    subject="network",
+    # A multiple of those from one retraction to the next.
+    runs=16,
+    title="cost of a step of an orthogonal_mlp",
+    legend="One step with plain SGD. Passes: forward and backward, or what replaces it. Retraction: of engines that "
+    "keep weights orthogonal; –: of others, in whose steps the hooks of those in the same process count.",
+    columns=[
+        *(column(f"{phase} (ms)", time_of(phase), "{value:.1f}", factor=1e3) for phase in _PHASES),
+        column("step (×)", STEP, unit=RATIO),
+        column("quartiles", STEP, "{low:.2f}–{high:.2f}", RATIO),
+    ],
+    costs=_medians,
+    facts=_told,
+)
+def step_phases(case: Timing) -> Mapping[str, Callable[[], Callable[[], Turn]]]:
+    """Return what builds the network in training with each row's engine."""
+    return {row.label: partial(_in_phases, case, row) for row in case.rows}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,116 +150,134 @@ class ActivationMemory(Case):
         return peak_memory(trainee.passes, self.device) - sum(p.nbytes for p in trainee.model.parameters())
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepCosts(Timings[Network]):
-    """Engines on chains of equal layers.
+@dataclass(frozen=True)
+class Activations(Experiment):
+    """Activation memory by depth, by engine.
 
     Attributes:
-        small: another network, of which memory is measured: many examples and narrow layers, so that weights count for
-            little.
-        depths: for memory, ascending.
+        networks: of ascending depth; many examples and narrow layers, so that weights count for little.
+        rows: the engines.
+        threads: of the timings that stand beside it.
     """
 
-    small: Network
-    depths: tuple[int, ...]
+    networks: tuple[Network, ...]
+    rows: tuple[Row, ...]
+    threads: int
 
-    timed = StepTiming
-
-    def timing(self, device: str) -> Iterator[Case]:
-        """Yield the case that times all rows, then one on the memory of each."""
-        yield from super().timing(device)
-        networks = tuple(replace(self.small, depth=depth) for depth in self.depths)
+    def timing(self, device: str) -> Iterator[ActivationMemory]:
+        """Yield a case on each row."""
         for row in self.rows:
-            yield ActivationMemory(networks=networks, row=row, device=device, seed=0)
+            yield ActivationMemory(networks=self.networks, row=row, device=device, seed=0)
 
-    def where(self, case: Case) -> dict[str, Any]:
-        """Return the network that is timed, or the row whose memory is measured."""
-        if isinstance(case, ActivationMemory):
-            return {"setting": case.topic, "row": case.row.label, "series": case.row.series}
-        return super().where(case)
-
-    def told(self, case: Case, record: Record) -> Iterator[Fact]:
-        """Yield the times and phases of all rows, or a row's memory by depth."""
-        yield from super().told(case, record)
-        for depth, peak in zip(self.depths, record["results"].get("activations", ()), strict=False):
-            setting = str(replace(self.small, depth=depth))
-            yield fact(_ACTIVATIONS, "MiB", peak / MIB, setting=setting, at=float(depth))
-
-    def cost(self, cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-        """Yield a row's time, and that of its phases."""
-        yield from super().cost(cost, results)
-        for phase, seconds in zip(Phases._fields, cost.get("phases", ()), strict=False):
-            # In one process, each row's steps call the hooks of all.
-            idle = phase == _RETRACTION and cost["label"] not in self._retracting
-            yield fact(_IDLE if idle else time_of(phase), "s", seconds)
-
-    @cached_property
-    def _retracting(self) -> set[str]:
-        """The labels of engines that retract."""
-        return {row.label for row in self.rows if isinstance(row.create_engine(), OrthogonalEngine)}
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return each row's memory by depth."""
+        where = {"device": device, "threads": self.threads}
+        return table(
+            fact(_ACTIVATIONS, "MiB", peak / MIB, setting=str(net), at=float(net.depth), **where, **case.row.named)
+            for case in self.timing(device)
+            for record in matching(records, case)
+            for net, peak in zip(self.networks, record["results"]["activations"], strict=True)
+        )
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of a step's phases and of memory by depth, a row an engine."""
-        (timed,), (baseline, *_) = self.subjects, (row.label for row in self.rows)
-        ratios = estimates(facts, metric=STEP, unit=times(baseline))
-        device = facts["device"][0]
+        """Return the table of memory by depth."""
+        depths, device = [net.depth for net in self.networks], facts["device"][0]
+        width, batch = self.networks[0].width, self.networks[0].batch
+        small, large = (estimates(facts, metric=_ACTIVATIONS, at=depth) for depth in (depths[0], depths[-1]))
+        growth = [f"{row} {large[row].value / own.value:.2f}" for row, own in small.items() if row in large]
+        title = f"activation memory by depth: orthogonal_mlp of width {width}, batch {batch}, device: {device}"
         return Section(
-            title=f"cost of a step: orthogonal_mlp, {timed}, device: {device}, threads: {self.threads}",
+            title=title,
             facts=facts,
-            columns=[
-                *(column(f"{phase} (ms)", time_of(phase), "{value:.1f}", factor=1e3) for phase in Phases._fields),
-                column("step (×)", STEP, unit=times(baseline)),
-                column("quartiles", STEP, "{low:.2f}–{high:.2f}", times(baseline)),
-                *(column(f"MiB at {depth}", _ACTIVATIONS, "{value:.1f}", at=depth) for depth in self.depths),
-            ],
-            legend=self._legend(facts),
-            verdicts=[
-                "the baseline" if label == baseline else verdict.speed(ratio, baseline)
-                for label, ratio in ratios.items()
-            ],
-            remarks=[*self._remarks(facts), *self.failures(facts)],
+            columns=[column(f"MiB at {depth}", _ACTIVATIONS, "{value:.1f}", at=depth) for depth in depths],
+            legend="Peak memory of forward and backward pass, less the weights' gradients, which every engine leaves.",
+            remarks=[f"Memory at depth {depths[-1]} as a multiple of that at depth {depths[0]}: {', '.join(growth)}."],
             charts=[
                 Chart(
-                    f"width {self.small.width}, batch {self.small.batch}, {device}: memory against depth",
-                    points(facts, "at", Figure(_ACTIVATIONS)),
+                    title,
+                    points(facts, "at", Figure(_ACTIVATIONS), "row"),
                     Axis("hidden layers (count)", "counts"),
                     Axis("peak activation memory (MiB)", "log"),
-                    True,
-                ),
+                    lines=True,
+                )
             ],
         )
 
-    def _legend(self, facts: pl.DataFrame) -> str:
-        """Say what the columns mean, and what stands where nothing is retracted."""
-        idle = [hooks.value for hooks in estimates(facts, metric=_IDLE).values()]
-        none = "–: the engine retracts nothing; other rows' hooks, {:.1f} ms at most, are in its step."
-        small, deepest = self.small, self.depths[-1]
-        return (
-            f"One step with plain SGD; medians and quartiles of {StepTiming.rounds} interleaved rounds of "
-            f"{StepTiming.runs} steps, retractions included. Passes: forward and backward, or what stands for it."
-            f"{' ' + none.format(1e3 * max(idle)) if idle else ''} Step: all three, as a multiple of the first row's. "
-            f"MiB: peak memory of the passes by depth, with layers of {small.width} and batch {small.batch}, "
-            f"less the weights' gradients, {_gradients(replace(small, depth=deepest)):.1f} MiB at "
-            f"{deepest} layers, which every engine leaves behind."
-        )
 
-    def _remarks(self, facts: pl.DataFrame) -> Iterator[str]:
-        """Yield what part of a step retraction takes, and how memory grows with depth."""
-        phases = [estimates(facts, metric=time_of(phase)) for phase in Phases._fields]
-        shares = [
-            f"{label} {100 * own.value / sum(phase[label].value for phase in phases):.0f} %"
-            for label, own in phases[-1].items()
-        ]
-        if shares:
-            yield f"Retraction's share of a step: {', '.join(shares)}."
-        first, last = self.depths[0], self.depths[-1]
-        small, large = (estimates(facts, metric=_ACTIVATIONS, at=depth) for depth in (first, last))
-        growth = [f"{label} {large[label].value / own.value:.2f}" for label, own in small.items()]
-        if growth:
-            yield f"Activation memory at depth {last} as a multiple of that at depth {first}: {', '.join(growth)}."
+@dataclass(frozen=True)
+class Checkpointed(Row):
+    """An engine on a network that keeps inputs of some layers alone, and runs the others again: torch's checkpoints.
+
+    Attributes:
+        kept: "each block", a layer with its activation function, or "√L segments" of such blocks.
+    """
+
+    kept: str
 
 
-def _gradients(network: Network) -> float:
-    """Return the MiB of the gradients of all weights and biases."""
-    with torch.device("meta"):
-        return sum(p.nbytes for p in network.create_model().parameters()) / MIB
+def run_again(layers: nn.Sequential, blocks: Sequence[nn.Module], segments: int) -> None:
+    """Let ``layers`` keep what enters each of so many segments of ``blocks``, and run these in the backward pass."""
+    run = partial(checkpoint_sequential, blocks, segments, use_reentrant=False)
+    object.__setattr__(layers, "forward", lambda x: run(input=x))
+
+
+class _Steps:
+    """Some steps; tells the mean seconds, on a CPU of the processor's time, which nothing beside them takes."""
+
+    def __init__(self, case: Timing, row: Row):
+        network: Network = case.item
+        self.trainee, self.device = in_training(network, row, case.device, case.seed), case.device
+        self.runs = max(1, _LAYERS // network.depth)
+        if isinstance(row, Checkpointed):
+            layers: Any = self.trainee.model.layers
+            blocks = [layers[i : i + 2] for i in range(0, len(layers), 2)]
+            run_again(layers, blocks, len(blocks) if row.kept == EACH else isqrt(network.depth))
+
+    def __call__(self) -> float:
+        """Take them."""
+        if self.device != "cpu":
+            return clocked(self.trainee, self.runs)
+        start = process_time()
+        for _ in range(self.runs):
+            self.trainee()
+        return (process_time() - start) / self.runs
+
+    def peak_memory(self) -> int:
+        """Return the peak of one step."""
+        return self.trainee.peak_memory()
+
+
+def _is_faster(times: Mapping[str, Estimate], row: str, other: str) -> bool:
+    return times[row].high < times[other].low
+
+
+def _fronts(facts: pl.DataFrame) -> Iterator[str]:
+    """Yield the rows that are shown to be faster than all that take less memory."""
+    for setting in facts["setting"].unique(maintain_order=True):
+        memory = estimates(facts, metric=MEMORY, unit="MiB", setting=setting)
+        ratios = facts.filter(pl.col("metric") == STEP, pl.col("unit") != "s")
+        times = estimates(ratios, setting=setting)
+        known = {row: size for row, size in memory.items() if row in times}
+        front = pareto_front(known, partial(_is_faster, times))
+        yield f"Pareto front at {setting}, the leanest first: {', '.join(front)}."
+
+
+@timed(
+    kind="memory step",
+    subject="network",
+    rounds=3,
+    runs=1,
+    weighed=True,
+    title="time against memory of a step of an orthogonal_mlp",
+    legend="One step with plain SGD by number of hidden layers, in the processor's time. MiB: peak memory of the step, "
+    "gradients included, weights not. Checkpoints are those of torch.utils.checkpoint, not reentrant: of each layer "
+    "with its activation function, or of √L runs of such blocks, the last of which is stored.",
+    columns=[column("layers: step (×)", STEP, unit=RATIO), column("layers: MiB", MEMORY, "{value:.1f}", "MiB")],
+    across="at",
+    place=lambda network: {"setting": str(network), "at": float(network.depth)},
+    remarks=_fronts,
+    against=(Figure(MEMORY, unit="MiB"), Axis("peak memory of a step (MiB)", "log")),
+)
+def memory_steps(case: Timing) -> Mapping[str, Callable[[], _Steps]]:
+    """Return what builds the network in training, by row."""
+    return {row.label: partial(_Steps, case, row) for row in case.rows}

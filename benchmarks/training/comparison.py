@@ -20,7 +20,8 @@ from gradfree.benchmarks.tables.facts import differences, means, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import Speed, Trainee, cost_facts
+from gradfree.benchmarks.timing.side_by_side import Trainee, cost_facts
+from gradfree.benchmarks.timing.timed import Timing, speed
 from gradfree.benchmarks.training.outcomes import (
     defaults,
     defaults_facts,
@@ -187,7 +188,7 @@ class Comparison(Experiment):
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that measures the rows' cost, if they are timed."""
         if self.is_timed:
-            yield Speed(task=self.task, rows=self.rows, device=device, seed=0)
+            yield Timing(timed=speed, item=self.task, rows=self.rows, device=device, seed=0)
 
     def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
         """Yield each row with its learning rate, NaN if that is yet to be chosen, and the records of its runs."""
@@ -202,18 +203,22 @@ class Comparison(Experiment):
         if not trained and not timed:
             return table([])
         environment = (*timed, *trained)[0]["environment"]
+        baseline = self.rows[0].name
         costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
         known = list(setup_facts(self.task, self.learning_rates, trained, **where))
         for (row, rate, runs), cost in zip(found, costs, strict=True):
             who = {**where, **row.named}
-            known += [*run_facts(self.task, runs, rate, **who), *cost_facts(cost, costs[0], **who)]
+            known += [
+                *run_facts(self.task, runs, rate, **who),
+                *cost_facts(cost, {**costs[0], "label": baseline}, **who),
+            ]
             known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who)]
         single = table(known)
         name = scored(self.task)
-        references = dict.fromkeys((row.label for row in self.rows), self.rows[0].label)
+        references = dict.fromkeys((row.name for row in self.rows), baseline)
         facts = pl.concat([single, means(single), differences(single, name, references)])
-        return pl.concat([facts, front_facts(self.task, facts, self.rows[0].label)])
+        return pl.concat([facts, front_facts(self.task, facts, baseline)])
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of the rows, their verdicts, and charts of scores and gradients."""

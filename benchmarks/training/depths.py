@@ -257,7 +257,7 @@ class DepthSweep(Experiment):
             for row, rate, found in comparison.runs(records, device):
                 runs += found
                 who: dict[str, Any] = {"task": self.task.name, "device": device, "setting": f"{depth} hidden layers"}
-                who |= {"at": float(depth), "row": row.label, "series": row.label}
+                who |= {"at": float(depth), "row": row.name, "series": row.name}
                 known += [
                     *run_facts(self.task, found, rate, _hidden_cosine, **who),
                     *defaults_facts(row, found, **who),
@@ -272,7 +272,7 @@ class DepthSweep(Experiment):
         """The baseline by row or, if another row is its engine with the row's own options, that."""
         baseline, *others = self.rows
         return {
-            row.label: next((r.label for r in others if _is_exact(r, baseline, row)), baseline.label) for row in others
+            row.name: next((r.name for r in others if _is_exact(r, baseline, row)), baseline.name) for row in others
         }
 
     def section(self, facts: pl.DataFrame) -> Section:

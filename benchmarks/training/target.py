@@ -48,13 +48,13 @@ class TimeToTarget(Experiment):
         baseline: float | None = None
         for row, _, all_runs in self.comparison.runs(records, device):
             runs = [record for record in all_runs if not error_of(record)]
-            who = {"task": self.comparison.task.name, "device": device, "row": row.label, "series": row.label}
-            step = steps.get(row.label, Estimate()).value
+            who = {"task": self.comparison.task.name, "device": device, "row": row.name, "series": row.name}
+            step = steps.get(row.name, Estimate()).value
             told, time = self._way(runs, step, who)
             known += told
             baseline = time if row is self.comparison.rows[0] else baseline
             if time is not None and baseline is not None:
-                known.append(fact(_TIME, times(self.comparison.rows[0].label), time / baseline, **who))
+                known.append(fact(_TIME, times(self.comparison.rows[0].name), time / baseline, **who))
         return pl.concat([found, table(known)])
 
     def _way(self, runs: list[Record], step: float, who: Mapping[str, Any]) -> tuple[list[Fact], float | None]:
@@ -81,7 +81,7 @@ class TimeToTarget(Experiment):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of times to the target, and charts of the way."""
-        task, baseline = self.comparison.task, self.comparison.rows[0].label
+        task, baseline = self.comparison.task, self.comparison.rows[0].name
         way = _CURVE.format(scored(task, "validation"))
         ratio = times(baseline)
         ours = pl.concat(
@@ -117,7 +117,7 @@ class TimeToTarget(Experiment):
         """Return which engines are there sooner than the baseline."""
         found = estimates(ours, metric=_TIME, unit=ratio)
         sooner = [f"{row} ({told.value:.2f}×)" for row, told in found.items() if told.value < 1]
-        return [f"At the target sooner than {self.comparison.rows[0].label}: {', '.join(sooner)}."] if sooner else []
+        return [f"At the target sooner than {self.comparison.rows[0].name}: {', '.join(sooner)}."] if sooner else []
 
     def _charts(self, ours: pl.DataFrame, way: str) -> list[Chart]:
         """Return the validation score against steps and against time, mean over seeds."""
@@ -139,7 +139,7 @@ class TimeToTarget(Experiment):
 
     def _answer(self, facts: pl.DataFrame, level: str) -> str:
         """Say which row is at the target soonest, and what it costs in memory and score."""
-        task, baseline = self.comparison.task, self.comparison.rows[0].label
+        task, baseline = self.comparison.task, self.comparison.rows[0].name
         found = estimates(facts, metric=_TIME, unit="s")
         if not found:
             return f"{task.name}: no row reached {level} with every seed."

@@ -155,10 +155,19 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
     assert "no function of my_suite is called 'sweet'" in refused
     folder = tmp_path / "results" / "my_suite-suite"
     facts = pl.read_parquet(folder / "report.parquet")
-    own = facts.filter(pl.col("section") == "halves: first gradient, device: cpu", pl.col("seed").is_null())
-    assert dict(own.select("row", "n").iter_rows()) == {"backprop": 2, "highway_bp k=1": 2}
-    assert own["value"][1] < own["value"][0] == pytest.approx(1)
-    assert "halves: first gradient, device: cpu" in (folder / "report.html").read_text(encoding="utf-8")
+    title = "first steps: halves, device: cpu, threads: 1"
+    own = facts.filter(pl.col("section") == title)
+    ratios = own.filter(metric="step time", unit="× backprop")
+    assert ratios["row"].to_list() == ["backprop", "highway_bp k=0", "highway_bp k=1", "highway_bp k=2"]
+    assert ratios["value"][0] == 1.0
+    assert own.filter(metric="parameters")["value"].min() > 0
+    page = (folder / "report.md").read_text(encoding="utf-8")
+    assert title in page
+    assert re.search(r"- highway_bp k=1: (no difference|[\d.]+× (slower|faster))", page.partition(title)[2])
+    charts = re.search(r'id="charts">(.*?)</script>', (folder / "report.html").read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert f'"{title}"' in charts
+    # The example is as short as the page promises.
+    assert len(examples(ROOT / "docs" / "benchmarks.md")[1].strip().splitlines()) <= 40
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -16,7 +16,8 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import SCHEMA
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import Score, Task
-from gradfree.benchmarks.timing.side_by_side import Speed
+from gradfree.benchmarks.timing.timed import Timing
+from gradfree.benchmarks.timing.timed import speed as speed_of_steps
 from gradfree.benchmarks.training.comparison import Comparison, Training
 
 
@@ -82,7 +83,7 @@ def training(row=PLAIN, task=TASK, seed=0, device="cpu"):
 
 
 def speed(rows=(PLAIN, CHAIN, HIGHWAY)):
-    return Speed(task=TASK, rows=rows, seed=0, device="cpu")
+    return Timing(timed=speed_of_steps, item=TASK, rows=rows, seed=0, device="cpu")
 
 
 def tiny_cases(seeds=1):

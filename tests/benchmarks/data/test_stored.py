@@ -14,13 +14,11 @@ from tiny_suite import HIGHWAY, PLAIN, training
 from gradfree.benchmarks.data import stored
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.data.stored import DATA_ROOT
-from gradfree.benchmarks.data.text import PADDING, Sentences, Text
+from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.published import Beside
 from gradfree.benchmarks.tasks.catalogue import TINYSHAKESPEARE, WIKITEXT2
-from gradfree.benchmarks.tasks.metrics import padded_perplexity
-from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError, main
 
@@ -75,25 +73,6 @@ def test_pieces_are_bytes_and_what_stands_together_most_often(root):
     assert (first, again) == (256, 257)
     assert test.inputs.flatten().tolist()[0] < 256
     assert train.targets[0].tolist() == [257, 257]
-
-
-def test_sentences_are_cut_or_filled_up_and_what_is_filled_up_does_not_count(root):
-    (root / "tiny").mkdir()
-    for name, rows in {"train": ["a a b", "a"], "validation": ["b c"], "test": ["a a a a a"]}.items():
-        Dataset.from_dict({"line": rows}).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
-    train, validation, test = Sentences("tiny", column="line", vocabulary=4, length=4)()
-    end, unknown, a, b = range(4)
-    assert train.inputs.tolist() == [[end, a, a, b], [end, a, end, end]]
-    assert train.targets.tolist() == [[a, a, b, end], [a, end, PADDING, PADDING]]
-    assert validation.targets.tolist() == [[b, unknown, end, PADDING]]
-    assert test.targets.tolist() == [[a, a, a, a]]
-    logits = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
-    kept = train.targets != PADDING
-    expected = torch.nn.functional.cross_entropy(logits[kept], train.targets[kept])
-    torch.testing.assert_close(cross_entropy(logits, train.targets), expected)
-    perplexity = padded_perplexity()
-    perplexity.update(logits, train.targets)
-    torch.testing.assert_close(perplexity.compute(), expected.exp())
 
 
 def test_a_set_is_read_once_and_then_from_disk(root, monkeypatch):
@@ -262,11 +241,6 @@ def test_the_real_texts_fit_their_models(task, tokens):
             Text("wikitext-2", unit="word", vocabulary=9, length=4, held_out=1),
             {"texts": ["a"] * 10},
             r"wikitext-2: no column is called 'text'; .* mean 'texts'",
-        ),
-        (
-            Sentences("ptb", column="sentence", vocabulary=9, length=4),
-            {"sentence": ["a"] * 10},
-            r"ptb has no split validation, but train",
         ),
     ],
 )

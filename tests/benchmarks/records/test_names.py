@@ -23,13 +23,8 @@ _WRITTEN = {
     "forward-only": "da3663188f240ad6",
     "lightning": "7e8bc41f19ebe56c",
     "scan": "a740cd16946f7fea",
-    "highway-bp-table6": "57390d7daa06a7bd",
     "highway-bp-table6-small": "f58db07e4429d93f",
-    "dsf-ptb": "d81c33c27485d7d4",
-    "dsf-ptb-small": "815b5eb48b2163fe",
-    "dsf-wikitext": "7b602ae4a3ce82c8",
     "dsf-wikitext-small": "1806fba2005e5066",
-    "foton-depth": "406acebc3039531a",
     "foton-depth-small": "47771bcc4e2585f4",
 }
 """Of the ids of all cases of each suite, as version 0.1 wrote them (``quick`` has got shorter since, the steps of

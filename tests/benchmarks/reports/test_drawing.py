@@ -169,4 +169,4 @@ def test_engines_that_differ_in_more_than_k_are_lines_of_their_own():
         *["highway_bp gamma=0.0 with k iterations"] * 2,
         *["highway_bp gamma=0.5 with k iterations"] * 2,
     ]
-    assert PLAIN.series == "backprop"
+    assert PLAIN.series == "autograd"

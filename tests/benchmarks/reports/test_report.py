@@ -24,14 +24,14 @@ from gradfree.cli import UsageError, main
 
 # Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
 FIGURES = [
-    ["backprop", "96.00 ± 2.48", "1.00", "0.99–1.01", "4.0", "1.00", "1.000"],
+    ["autograd", "96.00 ± 2.48", "1.00", "0.99–1.01", "4.0", "1.00", "1.000"],
     ["backprop via chain", "96.00 ± 0.00", "1.25", "1.24–1.26", "5.0", "1.25", "1.000"],
     ["highway_bp k=1", "90.00 ± 24.84", "0.50", "0.49–0.51", "10.0", "2.50", "0.750"],
 ]
 WORDS = [
-    "backprop: the baseline.",
-    "backprop via chain: 1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 2.48 (no difference seen).",
-    "highway_bp k=1: 2.00× faster than backprop at 2.50× the memory, accuracy -6.00 ± 22.36 (no difference seen).",
+    "autograd: the baseline.",
+    "backprop via chain: 1.25× slower than autograd at 1.25× the memory, accuracy +0.00 ± 2.48 (no difference seen).",
+    "highway_bp k=1: 2.00× faster than autograd at 2.50× the memory, accuracy -6.00 ± 22.36 (no difference seen).",
     "Pareto front of step time and test accuracy, by differences seed by seed, fastest first: highway_bp k=1.",
 ]
 
@@ -110,7 +110,7 @@ def test_perplexity_is_better_when_lower():
 
 def test_what_was_not_measured_is_shown_as_a_dash():
     text = markdown(*sections(SUITE, dict(trained(PLAIN, [97], [96]))))
-    assert table_rows(text)[0] == ["backprop", "96.00 ± –", "–", "–", "–", "–", "1.000"]
+    assert table_rows(text)[0] == ["autograd", "96.00 ± –", "–", "–", "–", "–", "1.000"]
     assert table_rows(text)[1] == ["backprop via chain", "–", "–", "–", "–", "–", "–"]
     assert "backprop via chain: not timed, accuracy not compared." in bullets(text)
 
@@ -129,7 +129,7 @@ def test_failed_runs_count_as_missing_and_are_told():
     assert table_rows(markdown(summary))[1][:2] == ["backprop via chain", "96.00 ± 0.00"]
     # The seeds that are left differ by 1 and by -1: t is 12.706.
     assert summary.verdicts[1] == (
-        "1.25× slower than backprop at 1.25× the memory, accuracy +0.00 ± 12.71 (too few seeds to tell); "
+        "1.25× slower than autograd at 1.25× the memory, accuracy +0.00 ± 12.71 (too few seeds to tell); "
         "failed with 1 of 3 seeds: RuntimeError: out of | memory"
     )
     assert table_rows(markdown(failures).replace(r"\|", "/")) == [
@@ -152,7 +152,7 @@ def test_a_failed_timing_leaves_the_scores():
 def test_a_report_of_nothing_but_failures():
     records = dict([failed(training(PLAIN)), failed(speed())])
     summary, failures = sections(SUITE, records)
-    assert table_rows(markdown(summary))[0] == ["backprop", "failed", "–", "–", "–", "–", "–"]
+    assert table_rows(markdown(summary))[0] == ["autograd", "failed", "–", "–", "–", "–", "–"]
     assert summary.verdicts[0] == "the baseline; failed with 1 of 1 seeds: RuntimeError: out of | memory"
     assert len(table_rows(markdown(failures))) == 2
     assert "out of | memory" in " ".join(printed(failures).split())
@@ -174,7 +174,7 @@ def test_devices_are_not_mixed():
     cpu, cuda = sections(SUITE, RECORDS | other)
     for section, device, score in ((cpu, "cpu", 96), (cuda, "cuda", 50)):
         assert section.facts["device"].unique().to_list() == [device]
-        assert told(section, metric="test accuracy", row="backprop")[0] == score
+        assert told(section, metric="test accuracy", row="autograd")[0] == score
 
 
 def test_the_score_is_drawn_against_the_time_with_intervals_and_front():
@@ -184,8 +184,8 @@ def test_the_score_is_drawn_against_the_time_with_intervals_and_front():
     assert (point["x"], point["x_low"], point["x_high"], point["y"]) == (0.5, 0.49, 0.51, 90)
     assert (point["y_low"], point["y_high"]) == pytest.approx((90 - 24.84, 90 + 24.84), abs=0.01)
     assert found.points.filter("ringed")["row"].to_list() == ["highway_bp k=1"]
-    assert found.band == {"backprop's interval": pytest.approx((96 - 2.48, 96 + 2.48), abs=0.01)}
-    assert found.x.title == "step time, as a multiple of backprop's (×)"
+    assert found.band == {"autograd's interval": pytest.approx((96 - 2.48, 96 + 2.48), abs=0.01)}
+    assert found.x.title == "step time, as a multiple of autograd's (×)"
     assert found.y.title == "test accuracy (%), higher is better"
 
 
@@ -195,7 +195,7 @@ def test_a_row_that_is_called_worse_is_not_alone_on_the_front():
     (section,) = sections(SUITE, runs | dict([timed((1.0, 4), (1.25, 5), (0.5, 10))]))
     assert "(worse)" in section.verdicts[2]
     front = section.facts.filter(metric="on the Pareto front", value=1.0)["row"].to_list()
-    assert front == ["backprop", "highway_bp k=1"]
+    assert front == ["autograd", "highway_bp k=1"]
 
 
 def test_the_gradients_plot_shows_how_the_angle_shrinks_with_k():
@@ -261,13 +261,13 @@ def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, ca
 def test_every_number_is_told_with_its_unit_and_interval():
     (section,) = sections(SUITE, RECORDS)
     row = "highway_bp k=1"
-    value, low, high, seeds = told(section, row=row, metric="test accuracy, difference to backprop", unit="%")
+    value, low, high, seeds = told(section, row=row, metric="test accuracy, difference to autograd", unit="%")
     assert (value, seeds) == (-6, 3)
     assert (low, high) == pytest.approx((-28.36, 16.36), abs=0.01)
     assert told(section, row=row, metric="step time", unit="s")[:3] == (0.005, 0.0049, 0.0051)
-    assert told(section, row=row, metric="step time", unit="× backprop")[:3] == (0.5, 0.49, 0.51)
+    assert told(section, row=row, metric="step time", unit="× autograd")[:3] == (0.5, 0.49, 0.51)
     assert told(section, row=row, metric="peak memory", unit="MiB")[0] == 10
-    assert told(section, row=row, metric="peak memory", unit="× backprop")[0] == 2.5
+    assert told(section, row=row, metric="peak memory", unit="× autograd")[0] == 2.5
     assert told(section, row=row, metric="validation accuracy", unit="%")[0] == 91
     assert told(section, row=row, metric="cosine with the exact gradient", unit="1")[0] == 0.75
     assert told(section, row=row, metric="on the Pareto front", unit="1")[0] == 1
@@ -282,11 +282,11 @@ KEPT = "with no worse accuracy seen"
 ANSWERS = [
     (
         (1.25, 0.5),
-        f"points, 7 steps: highway_bp k=1 is the fastest row {KEPT}: 2.00× faster than backprop at 2.50× the memory",
+        f"points, 7 steps: highway_bp k=1 is the fastest row {KEPT}: 2.00× faster than autograd at 2.50× the memory",
     ),
     (
         (1.25, 1.5),
-        f"points, 7 steps: no row is faster than backprop {KEPT}; the nearest is backprop via chain: 1.25× slower",
+        f"points, 7 steps: no row is faster than autograd {KEPT}; the nearest is backprop via chain: 1.25× slower",
     ),
 ]
 
@@ -322,9 +322,9 @@ def test_a_faster_row_that_is_worse_is_no_answer(scores):
 def test_of_one_seed_the_answer_says_so():
     one = dict([*trained(PLAIN, [97], [96]), *trained(HIGHWAY, [97], [96]), timed((1.0, 4), (1.2, 4), (0.5, 4))])
     (section,) = sections(SUITE, one)
-    assert section.answer.endswith("2.00× faster than backprop, accuracy +0.00 (one seed: no interval).")
+    assert section.answer.endswith("2.00× faster than autograd, accuracy +0.00 (one seed: no interval).")
     (section,) = sections(SUITE, one | dict(trained(HIGHWAY, [97], [95])))
-    assert section.answer == "points, 7 steps: no row comes up to backprop in accuracy."
+    assert section.answer == "points, 7 steps: no row comes up to autograd in accuracy."
 
 
 def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
@@ -369,5 +369,5 @@ def test_a_diverged_baseline_is_no_answer():
     assert (
         SuiteReport.of("", SUITE, records | dict(trained(HIGHWAY, [1, 1], [80, 90])))
         .answers[0]
-        .answer.startswith("points, 7 steps: nothing can be compared, as backprop diverged")
+        .answer.startswith("points, 7 steps: nothing can be compared, as autograd diverged")
     )

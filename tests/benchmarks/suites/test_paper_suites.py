@@ -10,30 +10,26 @@ from report_records import chart, lines, markdown, rounds, section_of, texts
 from tiny_suite import SUITE, TASK, fake
 
 from gradfree import create_model
-from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
-from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask, StagedAdamTask
+from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask
 from gradfree.benchmarks.timing.recurrent_layers import CellLoop, replace_layers
 from gradfree.benchmarks.timing.recurrent_models import (
     COMPILED,
     FUSED,
     LOOP,
     RecurrentNet,
-    RecurrentSteps,
+    recurrent_steps,
 )
-from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.depths import DepthSweep
+from gradfree.benchmarks.timing.timed import Timings
 
-PAPERS = ("highway-bp-table6", "dsf-ptb", "dsf-wikitext", "foton-depth")
 ROWS = (Row("backprop", "backprop", {}), Row("highway_bp k=1", "highway_bp", {"iterations": 1}))
 NET = RecurrentNet(
     "GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, batch=2, example=(6,), classes=5
 )
-STEPS = RecurrentSteps((NET,), ROWS, threads=1)
+STEPS = Timings(recurrent_steps, (NET,), ROWS, threads=1)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
@@ -60,11 +56,9 @@ def test_a_loop_that_cannot_be_compiled_costs_its_own_row_alone(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda cell: setattr(cell, "forward", refuse) or cell)
     (case,) = STEPS.timing("cpu")
     results = case.run()
-    assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, "backprop", "highway_bp k=1"]
-    assert results["errors"] == {COMPILED: "RuntimeError: no compiler"}
-    records = dict([fake(case, results)])
-    section = section_of(STEPS, json.loads(json.dumps(records)))
-    assert f"GRU, {COMPILED} did not run: RuntimeError: no compiler." in section.remarks
+    assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, COMPILED, "backprop", "highway_bp k=1"]
+    section = section_of(STEPS, json.loads(json.dumps(dict([fake(case, results)]))))
+    assert any(told.startswith(f"GRU, {COMPILED} did not run: ") for told in section.remarks)
     rows = texts(section)
     assert section.head == ["row", "GRU (ms)", "GRU (× faster)"]
     assert [row[0] for row in rows] == [FUSED, LOOP, COMPILED, "backprop", "highway_bp k=1"]
@@ -80,77 +74,19 @@ def test_a_compiled_loop_is_timed():
     (case,) = STEPS.timing("cpu")
     results = replace(case, rows=()).run()
     assert [row["label"] for row in results["rows"]] == [FUSED, LOOP, COMPILED]
-    assert not results["errors"]
+    assert not [row for row in results["rows"] if "error" in row]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
-def nets():
-    return {net.label: net for part in HIGHWAY_BP_TABLE6 if isinstance(part, RecurrentSteps) for net in part.subjects}
-
-
-@pytest.mark.parametrize("net", nets().values(), ids=nets())
-def test_the_nets_of_table_6_fit_their_examples(net):
-    """Of the paper's size, but for the number and length of the examples."""
-    tiny = replace(net, batch=1, example=(3,) if len(net.example) == 1 else (net.example[0], 2, 2))
-    model, targets = create_model(net.model, **net.options), tiny.examples().targets
-    assert model(tiny.examples().inputs).shape == (*targets.shape, net.classes)
-    assert net.batch == 128
-    assert net.example[-1] ** (len(net.example) - 1 or 1) == (1024 if net.label == "GRU, pixels" else 256)
-
-
-def tasks(suite):
-    """The tasks with their engines; of a sweep over depth the most shallow one."""
-    for part in suite:
-        if isinstance(part, DepthSweep):
-            part = next(iter(part.comparisons.values()))
-        if isinstance(part, Comparison):
-            yield part.task, part.rows
-
-
-def examples(task, count=2):
-    """A few short random examples for the task's model."""
-    options = task.options
-    if "vocab_size" in options:
-        return Split(*torch.randint(options["vocab_size"], (2, count, 3)))
-    pixels = {784: (1, 28, 28), 3072: (3, 32, 32), None: (options.get("in_channels"), 2, 2)}[options.get("in_features")]
-    return Split(torch.randn(count, *pixels), torch.randint(options["num_classes"], (count,)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAPERS)
-def test_every_full_task_takes_a_step_and_every_engine_one_on_every_kind_of_model(name):
-    """With two short examples: a GPU's hours are not to be lost to what a CPU can tell."""
-    torch.set_default_dtype(torch.float32)
-    seen = set()
-    for task, rows in tasks(SUITES[name]):
-        kind = task.model, *(value for value in task.options.values() if isinstance(value, str))
-        rows = [row for row in rows if (kind, row.engine) not in seen] or rows[-1:]
-        seen |= {(kind, row.engine) for row in rows}
-        batch = examples(task)
-        model = task.create_model(0)
-        start = {path: weight.clone() for path, weight in model.state_dict().items()}
-        for row in {row.engine: row for row in rows}.values():
-            model.load_state_dict(start)
-            optimizer, schedule = task.create_optimizer(model)
-            with row.create_engine().attach(model):
-                task.loss(model(batch.inputs), batch.targets).backward()
-                optimizer.step()
-            schedule.step()
-            changed = [path for path, weight in model.state_dict().items() if not torch.equal(weight, start[path])]
-            assert len(changed) == len(start), (task.name, row.label, start.keys() - set(changed))
-            model.zero_grad()
-        assert task.score.of(model, batch) >= 0
-
-
-@pytest.mark.parametrize("name", [name + form for name in PAPERS for form in ("", "-small")])
+@pytest.mark.parametrize("name", ["highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small"])
 def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
     """Otherwise they would be shown nowhere."""
     for beside in (part for part in SUITES[name] if isinstance(part, Beside)):
         assert beside.experiment in SUITES[name]
-        labels = {row.label for row in beside.experiment.rows} | {LOOP}
+        labels = {row.name for row in beside.experiment.rows} | {LOOP}
         named = [row for claim in beside.published.claims for row in claim.ascending]
         figures = beside.published.figures
-        if isinstance(beside.experiment, RecurrentSteps):
+        if isinstance(beside.experiment, Timings):
             known = {n for net in beside.experiment.subjects for n in (f"{net.label} (ms)", f"{net.label} (× faster)")}
             assert set(beside.published.columns) <= known
         assert labels >= set(named)
@@ -159,26 +95,15 @@ def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
         assert beside.published.claims or figures
 
 
-def test_table_6_is_the_papers():
-    """Spot checks of what was typed in, and Table 3's gains (LSTM 3.0, 1.7, 1.2 at k = 0, 5, 10) from it."""
-    (table,) = (part.published for part in HIGHWAY_BP_TABLE6 if isinstance(part, Beside) and part.published.figures)
-    figures = table.figures
-    assert figures[LOOP]["GRU × 3 (ms)"] == 687
-    assert figures["highway_bp k=20"]["GRU, pixels (ms)"] == 292
-    assert figures["fixed_point k=3"]["GRU (ms)"] == 79
-    gains = [figures[f"highway_bp k={k}"]["LSTM (× faster)"] for k in (0, 5, 10)]
-    assert gains == pytest.approx([3.0, 1.7, 1.2], abs=0.05)
-
-
 PAPER = Published(
     source="a paper, Table 1",
     hardware="an abacus",
     columns=("test accuracy (%)",),
     figures={"highway_bp k=1": {"test accuracy (%)": 91.5}},
     claims=(
-        Claim("backprop is worse", "test accuracy (%)", ("backprop", "highway_bp k=1")),
-        Claim("backprop is better", "test accuracy (%)", ("highway_bp k=1", "backprop")),
-        Claim("a third one is best", "test accuracy (%)", ("backprop", "foton")),
+        Claim("backprop is worse", "test accuracy (%)", ("autograd", "highway_bp k=1")),
+        Claim("backprop is better", "test accuracy (%)", ("highway_bp k=1", "autograd")),
+        Claim("a third one is best", "test accuracy (%)", ("autograd", "foton")),
     ),
     differs=("fewer points",),
 )
@@ -218,7 +143,7 @@ def test_a_papers_figures_stand_beside_ours():
 
 def test_what_a_paper_says_is_held_against_ours():
     worse, better, unknown, _ = section(SCORES).remarks
-    assert worse.startswith("The paper: backprop is worse. Ours, test accuracy (%): backprop 81.00 ±")
+    assert worse.startswith("The paper: backprop is worse. Ours, test accuracy (%): autograd 81.00 ±")
     assert worse.endswith("difference +10.00 ± 0.00, agrees.")
     assert better.endswith("difference -10.00 ± 0.00, disagrees.")
     assert unknown.endswith("foton –; not known.")
@@ -251,7 +176,7 @@ def test_a_papers_figures_are_facts_of_its_own():
 
 def test_a_figure_whose_column_has_no_unit_has_it_on_its_axis():
     unnamed = replace(
-        PAPER, quantity="angle (°):", columns=("cosine",), figures={"backprop": {"cosine": 1.0}}, claims=()
+        PAPER, quantity="angle (°):", columns=("cosine",), figures={"autograd": {"cosine": 1.0}}, claims=()
     )
     assert chart(section(SCORES, unnamed), "a paper, Table 1: cosine").x.title == "angle (°): cosine"
 
@@ -269,19 +194,6 @@ def test_gains_are_over_the_loop():
     fused, loop, _, highway = texts(timed_steps(ROWS))
     assert (fused, loop) == ([FUSED, "1.0", "2.00"], [LOOP, "2.0", "1.00"])
     assert highway == ["highway_bp k=1", "4.0", "0.50"]
-
-
-def test_the_times_of_a_model_are_drawn_against_k():
-    sweep = tuple(Row(f"highway_bp k={k}", "highway_bp", {"iterations": k}) for k in (0, 2))
-    found = chart(timed_steps((ROWS[0], *sweep)), "GRU, cpu, 1 threads: time of a step against k")
-    assert lines(found) == {
-        FUSED: pytest.approx(1),
-        LOOP: pytest.approx(2),
-        "backprop": pytest.approx(3),
-        "highway_bp with k iterations": [[0, pytest.approx(4)], [2, pytest.approx(5)]],
-    }
-    assert (found.x.title, found.y.title) == ("iterations k (count)", "time of a step (ms)")
-    assert not timed_steps(ROWS).charts
 
 
 def rates(task, momentum=None):
@@ -305,10 +217,6 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_a_tenth():
     assert found[3:] == sorted(found[3:], reverse=True)
     assert found[16] == pytest.approx(0.55, abs=0.05)
     assert found[-1] == pytest.approx(0.1, abs=0.01)
-
-
-def test_the_rate_is_a_tenth_from_stage_to_stage():
-    assert rates(as_(StagedAdamTask)) == pytest.approx([1.0] * 10 + [0.1] * 10 + [0.01] * 10)
 
 
 def test_the_rate_stays():

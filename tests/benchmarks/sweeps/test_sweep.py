@@ -145,20 +145,20 @@ def test_time_to_target_is_steps_to_target_by_the_time_of_a_step():
     costs = [rounds(row.label, ratio, ratio) for row, ratio in zip(comparison.rows, (10.0, 20.0, 30.0), strict=True)]
     section = section_of(target, records | dict([fake(timing, {"rows": costs})]))
     assert texts(section) == [
-        ["backprop", "100.00", "16", "1.60", "1.00", "2 of 2"],
+        ["autograd", "100.00", "16", "1.60", "1.00", "2 of 2"],
         ["backprop via chain", "200.00", "1", "0.20", "0.12", "2 of 2"],
         ["highway_bp k=1", "300.00", "–", "–", "–", "1 of 2"],
     ]
     steps = {row: told.to_dicts() for (row,), told in runs_of(section, "steps to target").group_by("row")}
     assert {row: [run["value"] for run in told] for row, told in steps.items()} == {
-        "backprop": [21, 11],
+        "autograd": [21, 11],
         "backprop via chain": [1, 1],
         "highway_bp k=1": [21],
     }
-    assert section.remarks == ["At the target sooner than backprop: backprop via chain (0.12×)."]
+    assert section.remarks == ["At the target sooner than autograd: backprop via chain (0.12×)."]
     assert section.answer == (
-        "points: backprop via chain reached validation accuracy 80 % soonest, after 0.20 s, 0.12 of backprop's time: "
-        "20.00× slower than backprop at 2.00× the memory, accuracy the same with every seed."
+        "points: backprop via chain reached validation accuracy 80 % soonest, after 0.20 s, 0.12 of autograd's time: "
+        "20.00× slower than autograd at 2.00× the memory, accuracy the same with every seed."
     )
     assert lines(chart(section, "accuracy against time"))["highway_bp k=1"] == [
         [pytest.approx(0.3), 10],
@@ -279,7 +279,7 @@ def test_another_models_learning_rate_is_no_secret(capsys):
     [
         (["--suite", "quick", "--tasks", "points"], "--suite quick has its own cases: leave it out, or --tasks"),
         (["--data", "mine:loader"], "--data mine:loader is for a model of your own"),
-        (["--device", "gpu"], "no device is called 'gpu'"),
+        (["--device", "gpu"], "torch finds no device 'gpu' here"),
     ],
 )
 def test_contradictory_flags_are_refused(flags, message, capsys):

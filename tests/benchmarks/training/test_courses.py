@@ -11,12 +11,13 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import measure
 from gradfree.benchmarks.suites.long_sequences import ADDING_LONG
 from gradfree.benchmarks.tasks.task import TextTask
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Training
-from gradfree.benchmarks.training.courses import Courses
+from gradfree.benchmarks.training.courses import courses
 
 ROWS = (Row("backprop", "backprop", {}), Row("shooting", "shooting", {"segments": 32}))
 TASK = replace(ADDING_LONG, data=replace(ADDING_LONG.data, length=64, train=20), steps=20, batch_size=2)
-PART = Courses((TASK,), ROWS, threads=1)
+PART = Timings(courses, (TASK,), ROWS, threads=1)
 
 
 def test_turns_are_the_steps_of_a_training_run_and_the_report_has_their_time_and_fallbacks():

@@ -96,23 +96,23 @@ def test_the_table_has_a_column_for_each_depth():
     assert "points: orthogonal_mlp by depth, 8 steps, seeds: 2, device: cpu" in text
     assert "| engine | 2 | 3 |" in text
     # Two seeds that differ by 1: Student's t, 12.706, times half of that.
-    assert "| backprop | 21.50 ± 6.35 [1.00] | 31.50 ± 6.35 [1.00] |" in text
+    assert "| autograd | 21.50 ± 6.35 [1.00] | 31.50 ± 6.35 [1.00] |" in text
     assert "| foton | 20.50 ± 6.35 [0.55] | 30.50 ± 6.35 [0.55] |" in text
     assert section.verdicts == [
         "the baseline",
-        "accuracy beside backprop: worse at 2 (-1.00 ± 0.00), 3 (-1.00 ± 0.00)",
+        "accuracy beside autograd: worse at 2 (-1.00 ± 0.00), 3 (-1.00 ± 0.00)",
     ]
     (remark,) = section.remarks
-    assert "maybe better beyond: backprop at 2 (0.1)" in remark
+    assert "maybe better beyond: autograd at 2 (0.1)" in remark
     assert told(section, row="foton", setting="3 hidden layers", metric="test accuracy")[0] == 30.5
     cosine = "cosine with the exact gradient"
     assert told(section, row="foton", setting="2 hidden layers", metric=cosine)[0] == pytest.approx(0.55)
-    difference = "test accuracy, difference to backprop"
+    difference = "test accuracy, difference to autograd"
     value, *_, seeds = told(section, row="foton", setting="3 hidden layers", metric=difference)
     assert (value, seeds) == (pytest.approx(-1, rel=1e-3), 2)
     drift = "largest drift from orthogonality"
     assert told(section, row="foton", setting="2 hidden layers", metric=drift)[0] == 2e-3
-    assert section.answer == "points: with 3 hidden layers, backprop has the best mean test accuracy, 31.50 %."
+    assert section.answer == "points: with 3 hidden layers, autograd has the best mean test accuracy, 31.50 %."
 
 
 def test_failed_runs_count_as_missing():
@@ -120,7 +120,7 @@ def test_failed_runs_count_as_missing():
     section = section_of(SWEEP, records | dict([failed(lost)]))
     assert "| foton | 20.00 ± – [0.50] | 30.50 ± 6.35 [0.55] |" in markdown(section)
     assert section.verdicts[1] == (
-        "accuracy beside backprop: one seed: no interval at 2 (-1.00); worse at 3 (-1.00 ± 0.00)"
+        "accuracy beside autograd: one seed: no interval at 2 (-1.00); worse at 3 (-1.00 ± 0.00)"
     )
     first = next(case for case in SWEEP.comparisons[2].training(0, "cpu", records) if case.row == FOTON)
     section = section_of(SWEEP, records | dict([failed(lost), failed(first)]))
@@ -135,19 +135,19 @@ def test_a_run_that_diverged_is_called_so():
     section = section_of(SWEEP, records)
     assert "| foton | diverged | 30.50 ± 6.35 [0.55] |" in markdown(section)
     assert section.verdicts[1] == (
-        "accuracy beside backprop: not comparable, as a run diverged at 2; worse at 3 (-1.00 ± 0.00)"
+        "accuracy beside autograd: not comparable, as a run diverged at 2; worse at 3 (-1.00 ± 0.00)"
     )
 
 
 def test_the_charts_show_scores_by_depth_and_alignment_by_layer():
     section = section_of(SWEEP, trained())
     assert lines(chart(section, "accuracy against depth")) == {
-        "backprop": [[2, pytest.approx(21.5, abs=1e-3)], [3, pytest.approx(31.5, abs=1e-3)]],
+        "autograd": [[2, pytest.approx(21.5, abs=1e-3)], [3, pytest.approx(31.5, abs=1e-3)]],
         "foton": [[2, 20.5], [3, 30.5]],
     }
     alignment = lines(chart(section, "behind the training"))
     assert alignment["foton"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
-    assert not any("backprop" in label for label in alignment)
+    assert not any("autograd" in label for label in alignment)
 
 
 def test_what_is_not_known_yet_is_left_open():
@@ -156,7 +156,7 @@ def test_what_is_not_known_yet_is_left_open():
     two = {name: record for name, record in trained().items() if "points_3" not in name}
     section = section_of(SWEEP, two)
     assert "| foton | 20.50 ± 6.35 [0.55] | – |" in markdown(section)
-    assert section.verdicts[1] == "accuracy beside backprop: worse at 2 (-1.00 ± 0.00)"
+    assert section.verdicts[1] == "accuracy beside autograd: worse at 2 (-1.00 ± 0.00)"
     assert len(section.charts) == 1
 
 

@@ -90,9 +90,9 @@ def test_loss_curves_have_a_line_for_each_run():
     chart = section_of(comparison, dict(made)).charts[-1]
     assert chart.title == "points, 5 steps, cpu: training loss, a line a run"
     assert chart.points.select("line", "x", "y").rows() == [
-        ("backprop, seed 0", 0.0, 2.0),
-        ("backprop, seed 0", 2.0, 1.0),
-        ("backprop, seed 0", 4.0, 0.5),
-        ("backprop, seed 1", 0.0, 3.0),
-        ("backprop, seed 1", 2.0, 2.0),
+        ("autograd, seed 0", 0.0, 2.0),
+        ("autograd, seed 0", 2.0, 1.0),
+        ("autograd, seed 0", 4.0, 0.5),
+        ("autograd, seed 1", 0.0, 3.0),
+        ("autograd, seed 1", 2.0, 2.0),
     ]

@@ -1,0 +1,375 @@
+"""Experiments that time steps side by side: a function that returns what builds each step, and a declaration.
+
+The declaration (:func:`timed`) says what figures are called and how they are shown. Turns, medians, quartiles, ratios,
+failures, verdicts and charts are the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from traceback import TracebackException
+from typing import Any
+
+import torch
+from torch.utils.benchmark import set_torch_threads
+
+from gradfree.benchmarks.records.case import Case, Row, recorded
+from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables import verdict
+from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
+from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
+from gradfree.benchmarks.tables.experiment import Experiment, outcomes
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimate_of, fact, select, table
+from gradfree.benchmarks.tables.frames import pl
+from gradfree.benchmarks.tables.section import ENGINE, Section
+from gradfree.benchmarks.timing.allocations import peak_memory
+from gradfree.benchmarks.timing.side_by_side import (
+    ERROR,
+    MEMORY,
+    RATIO,
+    STEP,
+    Errors,
+    Trainee,
+    Turn,
+    clocked,
+    cost_facts,
+    failures,
+    in_turns,
+    noted,
+    statistics,
+    times,
+)
+
+_LISTED = 3
+"""Subjects that a title names."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Timed:
+    """An experiment on steps that take turns.
+
+    Attributes:
+        steps: returns what builds each step of a case, by its label; the first is the baseline. A step that returns
+            seconds, in all or of each phase, is timed by those.
+        kind: of its cases, which stands in records.
+        subject: what is run, by its name in records.
+        metric: what the time of a step is called.
+        rounds: in which each step has its turn, after one to warm up.
+        runs: of a step in a turn.
+        weighed: whether peak memory is measured, too.
+        fresh: whether steps are built anew behind the warm-up.
+        title: of the section.
+        legend: of the section, what is measured.
+        names: the headings of the columns that name a row of the table, and the facts' columns that they are.
+        columns: of the table, times and their multiples of the baseline's, :data:`RATIO`, if not given.
+        across: the facts' column whose values the table's columns are repeated for: "row" or "setting".
+        called: what labels of records that are no engine's are called in reports.
+        place: what tells a subject's facts from those of others.
+        topic: the subject, in the names of cases.
+        sides: what is compared, likewise.
+        fits: whether a row can be run on a subject.
+        costs: what else to record of a step, given the case, the step and its turns.
+        facts: what else a row's record tells, given it and all that was recorded of the case, with the ``item``
+            that was run, the ``baseline``'s name and the ``row``, if it is an engine's.
+        remarks: what else the facts say.
+        against: another figure, with its axis, to draw the time against.
+        launch: runs a case in place of :meth:`Timing.measured`.
+    """
+
+    steps: Callable[[Timing], Mapping[str, Callable[[], Any]]]
+    kind: str
+    subject: str = "subject"
+    metric: str = STEP
+    rounds: int = 9
+    runs: int = 3
+    weighed: bool = False
+    fresh: bool = False
+    title: str = "time of a step"
+    legend: str = ""
+    names: Mapping[str, str] = field(default_factory=lambda: ENGINE)
+    columns: Sequence[Column] = ()
+    across: str = ""
+    called: Mapping[str, str] = field(default_factory=dict)
+    place: Callable[[Any], dict[str, Any]] = lambda subject: {"setting": str(subject)}
+    topic: Callable[[Any], str] = str
+    sides: Callable[[Any], str] = lambda subject: "all rows"
+    fits: Callable[[Row, Any], bool] = lambda row, subject: True
+    costs: Callable[[Timing, Any, Sequence[Turn]], dict[str, Any]] = lambda case, step, turns: {}
+    facts: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Fact]] = lambda cost, results: iter(())
+    remarks: Callable[[pl.DataFrame], Iterator[str]] = lambda facts: iter(())
+    against: tuple[Figure, Axis] | None = None
+    launch: Callable[[Timing], dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        # Pickled by reference, as functions are: as what the function's name stands for in its module.
+        object.__setattr__(self, "__module__", self.steps.__module__)
+
+    def __reduce__(self) -> str:
+        return self.steps.__qualname__
+
+
+def timed(**declared: Any) -> Callable[[Callable[[Timing], Mapping[str, Callable[[], Any]]]], Timed]:
+    """Return a decorator that makes an experiment of a function, with what is declared of it: see :class:`Timed`."""
+    return lambda steps: Timed(steps=steps, **declared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing(Case):
+    """Time of several steps, all in one process.
+
+    They take turns, so that a slow spell of the machine falls on all of them, and each round's times are divided by
+    the first one's, the baseline's. One that cannot be taken costs the others no timing.
+
+    Attributes:
+        timed: the experiment.
+        item: what is run.
+        rows: the engines under test; none where it is no engines that are compared.
+        threads: for torch to use; left out, as many as it does.
+        more: settings of the case.
+    """
+
+    timed: Timed
+    item: Any
+    rows: tuple[Row, ...] = ()
+    threads: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """The experiment's."""
+        return self.timed.kind
+
+    @property
+    def topic(self) -> str:
+        """What is run, for people."""
+        return self.timed.topic(self.item)
+
+    @property
+    def subject(self) -> str:
+        """What takes turns."""
+        sides = self.timed.sides(self.item)
+        return sides if self.threads is None else f"{sides}, {self.threads} threads"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that the results depend on but the seed; what is left out has no entry."""
+        given = {"rows": self.rows or None, "threads": self.threads}
+        own = {name: value for name, value in given.items() if value is not None}
+        found: dict[str, Any] = recorded({"device": self.device, self.timed.subject: self.item, **self.more, **own})
+        return found
+
+    def run(self) -> dict[str, Any]:
+        """Measure; return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
+        return self.timed.launch(self) if self.timed.launch else self.measured()
+
+    def measured(self) -> dict[str, Any]:
+        """Do the same in this process."""
+        with set_torch_threads(self.threads or torch.get_num_threads()):
+            steps, errors = self._started()
+            turns = in_turns([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
+        taken = dict(zip(steps, turns, strict=True))
+        times = {label: [sum(turn) for turn in own] for label, own in taken.items()}
+        baseline = next(iter(times.values()))
+        found = {
+            label: {"label": label, **statistics(own, baseline), **self._costs(steps[label][0], taken[label])}
+            for label, own in times.items()
+        }
+        found |= {label: {"label": label, "error": "".join(error.format()).strip()} for label, error in errors.items()}
+        return {"rows": [found[label] for label in self.timed.steps(self)]}
+
+    def _turn(self, step: Callable[[], Any], tells: bool) -> Turn:
+        """Take a step some times; return the means of its phases."""
+        if not tells:
+            return (clocked(step, self.timed.runs),)
+        taken = [step() for _ in range(self.timed.runs)]
+        phases = [one if isinstance(one, Sequence) else (one,) for one in taken]
+        return tuple(map(fmean, zip(*phases, strict=True)))
+
+    def _costs(self, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+        told = self.timed.costs(self, step, turns)
+        if not self.timed.weighed:
+            return told
+        own = getattr(step, "peak_memory", None)
+        return {"peak_memory": own() if own else peak_memory(step, self.device), **told}
+
+    def _started(self) -> tuple[dict[str, tuple[Any, bool]], Errors]:
+        """Return the steps that a first turn could be taken with, and whether they tell their own time; and errors."""
+        steps: dict[str, tuple[Any, bool]] = {}
+        errors: dict[str, TracebackException] = {}
+        for label, build in self.timed.steps(self).items():
+            # Without the baseline nothing can be told of the others.
+            with noted(errors, label, TracebackException.from_exception) if steps else nullcontext():
+                step = build()
+                tells = isinstance(step(), (float, Sequence))
+                self._turn(step, tells)
+                steps[label] = build() if self.timed.fresh else step, tells
+        return steps, errors
+
+
+@dataclass(frozen=True)
+class Timings(Experiment):
+    """An experiment on some subjects.
+
+    Attributes:
+        timed: the experiment.
+        subjects: what is run: layers, models, sizes.
+        rows: the engines; none where it is no engines that are compared.
+        threads: for torch to use; left out, as many as it does.
+        title: in place of the experiment's own.
+        more: settings of the case of a subject.
+    """
+
+    timed: Timed
+    subjects: tuple[Any, ...]
+    rows: tuple[Row, ...] = ()
+    threads: int | None = None
+    title: str = ""
+    more: Callable[[Any], Mapping[str, Any]] = lambda subject: {}
+
+    def timing(self, device: str) -> Iterator[Timing]:
+        """Yield one case a subject."""
+        for item in self.subjects:
+            rows = tuple(row for row in self.rows if self.timed.fits(row, item))
+            where: dict[str, Any] = {"threads": self.threads, "device": device, "seed": 0}
+            yield Timing(timed=self.timed, item=item, rows=rows, more=self.more(item), **where)
+
+    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
+        """Return what each row takes; nothing if all cases failed."""
+        found = table(
+            {"device": device, "threads": self.threads} | self.timed.place(case.item) | told
+            for case in self.timing(device)
+            for record in outcomes(records, case)
+            for told in self._told(case.item, record)
+        )
+        return found if found["value"].count() else found.clear()
+
+    def _told(self, item: Any, record: Record) -> Iterator[Fact]:
+        """Yield what a case's record tells of each row, or that it failed."""
+        if error := error_of(record):
+            yield fact(ERROR, "", note=error)
+        results = record["results"]
+        for cost in results.get("rows", ()):
+            who = self._named(cost["label"])
+            if "error" in cost:
+                yield fact(ERROR, "", note=cost["error"].splitlines()[-1], **who)
+            exact = {**results["rows"][0], "label": self._named(results["rows"][0]["label"])["row"]}
+            yield from cost_facts(cost, exact, self.timed.metric, **who)
+            more = {"item": item, "baseline": exact["label"], "row": self._rows.get(cost["label"])}
+            yield from (told | who for told in self.timed.facts(cost, {**results, **more}))
+        for label, error in results.get("errors", {}).items():
+            yield fact(ERROR, "", note=error, **self._named(label))
+
+    def _named(self, label: str) -> dict[str, Any]:
+        """Return what tells the facts of what is recorded as ``label``."""
+        called = self.timed.called.get(label, label)
+        row = self._rows.get(label)
+        return row.named if row else {"row": called, "series": called, "k": None}
+
+    @property
+    def _rows(self) -> dict[str, Row]:
+        return {row.label: row for row in self.rows}
+
+    def section(self, facts: pl.DataFrame) -> Section:
+        """Return the table, a verdict on each of its rows, and the chart of times."""
+        baseline = next(unit[2:] for unit in facts["unit"].drop_nulls() if unit.startswith(f"{RATIO} "))
+        known = select(facts, metric=self.timed.metric, unit=times(baseline)).drop_nulls(["value", "low"])
+        ratios = {(told["setting"], told["row"]): estimate_of(told) for told in known.iter_rows(named=True)}
+        several = facts["setting"].n_unique() > 1
+        spreads = {f"{row} on {at}" if several else row: ratio for (at, row), ratio in ratios.items()}
+        section = Section(
+            title=self._title(facts),
+            facts=facts,
+            names=self.timed.names,
+            columns=list(self._columns(facts, baseline)),
+            legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
+            f"{baseline}'s in the same round.".strip(),
+            remarks=[
+                *self.timed.remarks(facts),
+                *([verdict.steadiness(spreads)] if spreads else []),
+                *failures(facts),
+            ],
+            charts=list(self._charts(facts, baseline, "setting" if several else "row")),
+        )
+        verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if ratios else []
+        return replace(section, verdicts=verdicts)
+
+    def _title(self, facts: pl.DataFrame) -> str:
+        threads = "" if self.threads is None else f", threads: {self.threads}"
+        listed = f": {', '.join(map(str, self.subjects))}" if len(self.subjects) <= _LISTED else ""
+        return f"{self.title or self.timed.title + listed}, device: {facts['device'][0]}{threads}"
+
+    def _columns(self, facts: pl.DataFrame, baseline: str) -> Iterator[Column]:
+        """Yield the declared columns, or times and multiples, for each value that they are repeated for."""
+        ratio, memory = Figure(self.timed.metric, unit=RATIO), Figure(MEMORY, "{value:.1f}", RATIO)
+        usual = [
+            column("time (ms)", self.timed.metric, "{value:.1f}", "s", factor=1e3),
+            Column("time (×)", (ratio,)),
+            Column("quartiles", (replace(ratio, template="{low:.2f}–{high:.2f}"),)),
+            *([Column("peak memory (×)", (memory,))] if self.timed.weighed else []),
+        ]
+        if self.timed.across == "row":
+            where = {"row": baseline}
+            yield column(f"{baseline} (ms)", self.timed.metric, "{value:.1f}", "s", factor=1e3, **where)
+            usual = [Column("", (ratio, memory) if self.timed.weighed else (ratio,))]
+        declared = [_with_unit(one, times(baseline)) for one in self.timed.columns or usual]
+        if not self.timed.across:
+            yield from declared
+            return
+        for value in facts[self.timed.across].drop_nulls().unique(maintain_order=True).to_list():
+            if value == baseline:
+                continue
+            for one in declared:
+                where = {**one.where, self.timed.across: value}
+                name = f"{value:g}" if isinstance(value, float) else value
+                yield replace(one, heading=f"{name} {one.heading}".strip(), where=where)
+
+    def _verdict(self, row: Sequence[Cell], ratios: Mapping[tuple[str | None, str], Estimate], baseline: str) -> str:
+        """Say how fast a row of the table is: an engine, on each subject, or all engines on a subject."""
+        names = dict(zip(self.timed.names.values(), (cell.text for cell in row), strict=False))
+        own = {
+            key: ratio
+            for key, ratio in ratios.items()
+            if names.get("setting", key[0]) == key[0] and names.get("row", key[1]) == key[1]
+        }
+        if names.get("row") == baseline:
+            return "the baseline"
+        if "row" in names:
+            told = {at: verdict.speed(ratio, baseline) for (at, _), ratio in own.items()}
+            return "; ".join(f"{at}: {words}" if len(told) > 1 else words for at, words in told.items()) or "not timed"
+        engines = {row.named["row"] for row in self.rows} or {label for _, label in own}
+        known = {label: ratio for (_, label), ratio in own.items() if label in engines and label != baseline}
+        if not known:
+            return "failed"
+        best = min(known, key=lambda label: known[label].value)
+        words = "fastest is" if known[best].high < 1 else f"none is faster than {baseline}; the nearest is"
+        words += f" {best}, {verdict.speed(known.pop(best), baseline)}"
+        slower = ", ".join(f"{label} ({ratio.value:.2f}×)" for label, ratio in known.items() if ratio.low > 1)
+        others = {label: ratio for (_, label), ratio in own.items() if label not in {*engines, baseline}}
+        beside = ", ".join(f"{label} takes {ratio.value:.2f}×" for label, ratio in others.items())
+        return "; ".join(filter(None, (words, f"slower: {slower}" if slower else "", beside)))
+
+    def _charts(self, facts: pl.DataFrame, baseline: str, names: str) -> Iterator[Chart]:
+        title, ratio = self._title(facts), Figure(self.timed.metric, unit=times(baseline))
+        side = Axis(f"time, as a multiple of {baseline}'s (×)", "log")
+        found = bars(facts.filter(pl.col("row") != baseline), ratio, names)
+        heading = {place: heading for heading, place in self.timed.names.items()}.get(names, "engine")
+        yield Chart(title, found, side, Axis(heading, "names"), rules={baseline: 1.0})
+        if self.timed.against:
+            figure, axis = self.timed.against
+            found = points(facts, figure, ratio, "row")
+            yield Chart(f"{title}: time against {figure.metric}", found, axis, side)
+
+
+def _with_unit(declared: Column, unit: str) -> Column:
+    figures = tuple(replace(one, unit=unit) if one.unit == RATIO else one for one in declared.figures)
+    return replace(declared, figures=figures)
+
+
+@timed(kind="speed", subject="task", weighed=True)
+def speed(case: Timing) -> Mapping[str, Callable[[], Trainee]]:
+    """Return what builds a model in training with each row's engine."""
+    return {row.label: partial(Trainee.of, case.item, row, case.device, case.seed) for row in case.rows}

@@ -1,0 +1,206 @@
+"""Every experiment on small subjects: all its rows are timed, its records make a report, and rows do the same work."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from report_records import section_of, texts
+from tiny_suite import TASK
+
+from gradfree.algebra.reference_scans import ANY_FACTORS, CONSTANT_FACTORS
+from gradfree.benchmarks.maps.closeness import cotangents, trained_steps
+from gradfree.benchmarks.maps.depth_map import border, compiled_up_to, deep_steps
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.records.records import attempt
+from gradfree.benchmarks.reports.drawing import looks, spec
+from gradfree.benchmarks.suites.depth import gpt, mlp, resnet, segments, vit
+from gradfree.benchmarks.suites.rows import BACKPROP, iterated
+from gradfree.benchmarks.timing import recurrent_layers
+from gradfree.benchmarks.timing.layer_steps import (
+    EACH,
+    SEGMENTS,
+    Activations,
+    Checkpointed,
+    Network,
+    in_training,
+    memory_steps,
+    step_phases,
+)
+from gradfree.benchmarks.timing.recurrent_layers import InPieces, LayerPass, RecurrentLayer, layers, long_layers
+from gradfree.benchmarks.timing.recurrent_models import RecurrentNet, recurrent_steps
+from gradfree.benchmarks.timing.recurrent_phases import PHASES, phases
+from gradfree.benchmarks.timing.scans import Operands, scans
+from gradfree.benchmarks.timing.strategies import strategies
+from gradfree.benchmarks.timing.timed import Timings
+
+ENGINE, SHOOTING = Row("backprop", "backprop", {}), Row("shooting", "shooting", {})
+ENGINES = (ENGINE, *iterated("highway_bp", 1))
+FOTON = Row("foton", "foton", {"orthogonalize_every": 4})
+AGAIN = tuple(Checkpointed(f"backprop, {kept}", "backprop", {"plain": True}, kept) for kept in (EACH, SEGMENTS))
+GRU = RecurrentLayer("GRU", 2, 6, 3)
+NET = RecurrentNet("GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, 2, (6,), 5)
+CUT = (*iterated("highway_bp", 0, 3), segments(2, 0), segments(2, 1))
+PARTS = {
+    "layers": Timings(layers, (GRU, RecurrentLayer("RNN", 2, 6, 3)), ENGINES, threads=1),
+    "long layers": Timings(
+        long_layers, (replace(GRU, batch_first=False),), (ENGINE, SHOOTING), 1, "", recurrent_layers.compiled_up_to(0)
+    ),
+    "phases": Timings(phases, (GRU,), ENGINES, threads=1),
+    "models": Timings(recurrent_steps, (NET,), ENGINES, threads=1),
+    "scans": Timings(scans, (Operands(8, 1, 2, True), Operands(8, 1, 2, False)), threads=1),
+    "strategies": Timings(strategies, (TASK,), (BACKPROP, *ENGINES[1:])),
+    "step phases": Timings(step_phases, (Network(3, 16, 8),), (BACKPROP, FOTON), threads=1),
+    "memory": Timings(memory_steps, tuple(Network(d, 8, 64) for d in (4, 16)), (BACKPROP, *AGAIN, FOTON), threads=1),
+    "deep nets": Timings(deep_steps, (mlp(4, 8, 2), mlp(3, 8, 2)), ENGINES[1:], 1, "", compiled_up_to(0)),
+    "closeness": Timings(trained_steps, (TASK,), CUT, threads=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """Compiling takes longer than everything else."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_every_row_is_timed_and_told(part):
+    cases = list(part.timing("cpu"))
+    records = {case.id: json.loads(json.dumps(attempt(case))) for case in cases}
+    assert not [record["error"] for record in records.values() if "error" in record]
+    for case, record in zip(cases, records.values(), strict=True):
+        labels = [row["label"] for row in record["results"]["rows"]]
+        assert labels == list(part.timed.steps(case))
+        for row in record["results"]["rows"]:
+            # Some prototypes of the scan are not in every version of torch.
+            assert part.timed is scans or len(row["times"]) == part.timed.rounds
+            assert ("peak_memory" in row) is part.timed.weighed
+    section = section_of(part, records)
+    assert len(section.verdicts) == len(section.rows) > 0
+    assert "the baseline" in section.verdicts or part.timed.across == "row"
+    assert len([cell for row in texts(section) for cell in row if cell != "–"]) > len(section.rows) * section.labels
+    for chart in section.charts:
+        spec(chart, looks([chart]))
+
+
+def test_activation_memory_grows_with_depth_unless_it_is_streamed():
+    part = Activations(
+        tuple(Network(d, 16, 512) for d in (4, 8)), (BACKPROP, FOTON.__class__("s", "foton", {"streaming": True})), 1
+    )
+    records = {case.id: attempt(case) for case in part.timing("cpu")}
+    plain, streaming = (record["results"]["activations"] for record in records.values())
+    assert plain[1] > 1.6 * plain[0]
+    assert streaming[1] == pytest.approx(streaming[0], rel=0.2)
+    assert [len(row) for row in texts(section_of(part, records))] == [3, 3]
+
+
+def case_of(part):
+    return next(iter(part.timing("cpu")))
+
+
+@pytest.mark.parametrize("cell", ["GRU", "LSTM", "RNN"])
+def test_loops_engines_and_the_plain_layer_do_the_same_work(cell):
+    torch.set_default_dtype(torch.float64)
+    item = replace(GRU, cell=cell, dtype="float64")
+    case = case_of(replace(PARTS["layers"], subjects=(item,), rows=(ENGINE,)))
+    found = {}
+    for label, build in case.timed.steps(case).items():
+        step = build()
+        step.run().backward(step.cotangent)
+        found[label] = torch.cat([step.x.grad.flatten(), *(p.grad.norm()[None] for p in step.module.parameters())])
+    plain = found.pop("plain")
+    assert len(found) >= 2
+    for gradient in found.values():
+        torch.testing.assert_close(gradient, plain)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_layer_in_pieces_has_the_outputs_and_gradients_of_the_whole(monkeypatch, batch_first):
+    monkeypatch.setattr(InPieces, "most", 4)
+    case = case_of(replace(PARTS["long layers"], subjects=(replace(GRU, dtype="float64", batch_first=batch_first),)))
+    whole, pieces = LayerPass(case), LayerPass(case, loop=InPieces)
+    for one in (whole, pieces):
+        one.run().backward(one.cotangent)
+    torch.testing.assert_close(pieces.run(), whole.run())
+    torch.testing.assert_close(pieces.x.grad, whole.x.grad)
+
+
+def test_engines_that_need_a_gate_are_not_run_on_cells_without():
+    gated, ungated = PARTS["layers"].timing("cpu")
+    assert [row.label for row in gated.rows] == ["backprop", "highway_bp k=1"]
+    assert [row.label for row in ungated.rows] == ["backprop"]
+
+
+@pytest.mark.slow
+def test_the_phases_add_up_to_the_whole_and_are_those_of_the_engine():
+    rows = {row["label"]: row for row in case_of(PARTS["phases"]).run()["rows"]}
+    for label, own in rows.items():
+        told = own["phases"]
+        assert sum(told[name] for name in (*PHASES, "rest")) == pytest.approx(told["total"], rel=0.5), label
+    assert rows["backprop"]["phases"]["δ step by step"] > 0 == rows["backprop"]["phases"]["pulls"]
+    assert rows["highway_bp k=1"]["phases"]["pulls"] > 0 == rows["highway_bp k=1"]["phases"]["δ step by step"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("length", [2, 7, 64])
+def test_every_scan_solves_the_recurrence(length):
+    terms, factors = torch.randn(length, 3, 5).double(), torch.rand(length, 3, 5).double()
+    for methods, given in ((CONSTANT_FACTORS, factors[0, 0]), (ANY_FACTORS, factors)):
+        expected = methods["loop"](terms, given)
+        for label, method in methods.items():
+            if label != "copy":
+                torch.testing.assert_close(method(terms, given), expected, msg=label)
+
+
+@pytest.mark.parametrize("row", AGAIN, ids=lambda row: row.kept)
+def test_checkpoints_change_no_gradient(row):
+    network = Network(9, 8, 64)
+    case = case_of(replace(PARTS["memory"], subjects=(network,)))
+    again, plain = case.timed.steps(case)[row.label]().trainee, in_training(network, BACKPROP, "cpu", 0)
+    for one in (again, plain):
+        one.passes()
+    for own, exact in zip(again.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, exact.grad)
+
+
+def test_cotangents_are_those_of_states_as_autograd_keeps_them_and_exact_engines_have_them():
+    torch.set_default_dtype(torch.float64)
+    case = case_of(replace(PARTS["closeness"], subjects=(replace(TASK, name="double"),)))
+    step = case.timed.steps(case)["backprop"]()
+    model, states = step.model, []
+    states.append(model.stem(step.batch.inputs.flatten(1)))
+    for block in model.blocks:
+        states.append(block(states[-1]))
+        states[-1].retain_grad()
+    TASK.loss(model.head(model.norm(states[-1])), step.batch.targets).backward()
+    exact = cotangents(case)
+    torch.testing.assert_close(exact, torch.cat([state.grad.flatten() for state in states[1:]]))
+    k0, k3, cut0, cut1 = (torch.cosine_similarity(cotangents(case, row), exact, 0).item() for row in CUT)
+    assert k3 == pytest.approx(1.0) == cut1
+    assert k0 < cut0 < 1 - 1e-6
+
+
+@pytest.mark.parametrize("net", [gpt(2, 16, 1), vit(2, 16, 2), resnet(14, 2)], ids=lambda net: net.family)
+def test_other_nets_run_too(net):
+    case = case_of(replace(PARTS["deep nets"], subjects=(net,)))
+    for build in case.timed.steps(case).values():
+        assert build().gradient().isfinite().all()
+
+
+def test_compiled_nets_are_run_up_to_so_many_blocks():
+    part = replace(PARTS["deep nets"], more=compiled_up_to(3))
+    deep, shallow = (list(part.timed.steps(case)) for case in part.timing("cpu"))
+    assert "compiled backprop" in shallow
+    assert deep == ["backprop", "highway_bp k=1"]
+
+
+def test_the_border_lies_where_the_share_last_falls_below_one():
+    assert border([(16, 1.5), (32, 0.9), (64, 1.2), (128, 0.6)]) == pytest.approx(
+        64 * 2 ** (0.18232 / 0.69315), rel=1e-3
+    )
+    assert border([(16, 0.9), (32, 0.8)]) == 16
+    assert border([(16, 0.9), (32, 1.1)]) is None

@@ -1,0 +1,142 @@
+"""Steps in turns: what fails costs the others nothing, every step has its turn in every round, figures are alike."""
+
+import pickle
+
+import pytest
+import torch
+from report_records import section_of, texts, told
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, fake
+
+from gradfree.benchmarks.tables.column import column
+from gradfree.benchmarks.tables.facts import fact
+from gradfree.benchmarks.timing.side_by_side import RATIO, statistics
+from gradfree.benchmarks.timing.timed import Timing, Timings, timed
+
+LOG = []
+
+
+@timed(kind="counting", subject="names", metric="time", rounds=3, runs=1, title="letters")
+def counting(case):
+    """Steps that tell how many letters their names have, and that they take a second more."""
+    return {name: lambda name=name: build(name) for name in case.item}
+
+
+def build(name):
+    if name == "unbuildable":
+        raise MemoryError("no room")
+
+    def step():
+        if name == "failing":
+            raise RuntimeError("no such kernel")
+        LOG.append((name, torch.get_num_threads()))
+        return float(len(name)), 1.0
+
+    return step
+
+
+def case(*names, **where):
+    LOG.clear()
+    return Timing(timed=counting, item=names, device="cpu", seed=0, **where)
+
+
+def test_steps_that_fail_cost_the_others_no_timing():
+    rows = case("abc", "unbuildable", "failing", "abcdefg").run()["rows"]
+    assert [row["label"] for row in rows] == ["abc", "unbuildable", "failing", "abcdefg"]
+    assert [row["error"].splitlines()[-1] for row in rows[1:3]] == [
+        "MemoryError: no room",
+        "RuntimeError: no such kernel",
+    ]
+    assert (rows[0]["ratio"], rows[3]["time"], rows[3]["ratio"]) == (1.0, 8.0, 2.0)
+
+
+def test_nothing_is_timed_without_the_baseline():
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        case("failing", "abc").run()
+
+
+def test_steps_take_turns_with_the_threads_of_the_case():
+    before = torch.get_num_threads()
+    case("a", "b", threads=before + 1).run()
+    warm = [("a", before + 1)] * 2 + [("b", before + 1)] * 2
+    assert warm + [("a", before + 1), ("b", before + 1)] * 3 == LOG
+    assert torch.get_num_threads() == before
+
+
+def test_rows_threads_and_settings_are_in_the_config_of_those_that_have_some():
+    assert case("a").config == {"device": "cpu", "names": ["a"]}
+    assert case("a", threads=2, more={"loud": True}).config == {
+        "device": "cpu",
+        "names": ["a"],
+        "threads": 2,
+        "loud": True,
+    }
+    assert [case("a", threads=n).subject for n in (None, 2)] == ["all rows", "all rows, 2 threads"]
+
+
+def test_a_case_can_be_sent_to_another_process():
+    again = pickle.loads(pickle.dumps(case("a")))
+    assert again.timed is counting
+    assert again.id == case("a").id
+
+
+def rows(**ratios):
+    """What is recorded of engines, if the baseline's step takes 10 ms in each of three rounds."""
+    return [
+        {"label": label, **statistics([0.01 * ratio * wobble for wobble in (0.99, 1, 1.01)], [0.01] * 3)}
+        for label, ratio in ratios.items()
+    ]
+
+
+def section(across="", names=None, **ratios):
+    @timed(
+        kind="made up",
+        subject="size",
+        across=across,
+        names=names or {"engine": "row"},
+        columns=[column("×", "step time", unit=RATIO), column("letters", "letters")],
+        facts=lambda cost, results: iter([fact("letters", "1", len(cost["label"]))]),
+    )
+    def steps(case):
+        return {}
+
+    part = Timings(steps, (1, 2), (PLAIN, CHAIN, HIGHWAY))
+    labels = [row.label for row in part.rows]
+    given = rows(**dict(zip(labels, ratios.get("values", (1.0, 1.5, 0.5)), strict=True)))
+    lost = [{"label": labels[2], "error": "Traceback\nRuntimeError: no"}]
+    first, second = part.timing("cpu")
+    return section_of(part, dict([fake(first, {"rows": given}), fake(second, {"rows": given[:2] + lost})]))
+
+
+def test_plain_backprop_is_called_autograd_and_its_records_are_found():
+    found = section(names={"size": "setting", "engine": "row"})
+    assert [row[:2] for row in texts(found)][:3] == [
+        ["1", "autograd"],
+        ["1", "backprop via chain"],
+        ["1", "highway_bp k=1"],
+    ]
+    assert told(found, row="highway_bp k=1", setting="1", metric="step time", unit="× autograd")[0] == 0.5
+    assert found.verdicts == [
+        "the baseline",
+        "1.50× slower than autograd",
+        "2.00× faster than autograd",
+        "the baseline",
+        "1.50× slower than autograd",
+        "not timed",
+    ]
+    assert "2, highway_bp k=1 did not run: RuntimeError: no." in found.remarks
+    assert told(found, row="autograd", setting="2", metric="letters")[0] == len(PLAIN.label)
+
+
+def test_engines_can_be_columns_and_the_fastest_is_named():
+    found = section(across="row", names={"size": "setting"})
+    assert found.head[:3] == ["size", "autograd (ms)", "backprop via chain ×"]
+    assert (
+        found.verdicts[0] == "fastest is highway_bp k=1, 2.00× faster than autograd; slower: backprop via chain (1.50×)"
+    )
+    assert found.verdicts[1].startswith("none is faster than autograd; the nearest is backprop via chain, 1.50× slower")
+
+
+def test_subjects_can_be_columns():
+    found = section(across="setting")
+    assert found.head == ["engine", "1 ×", "1 letters", "2 ×", "2 letters"]
+    assert found.verdicts[1] == "1: 1.50× slower than autograd; 2: 1.50× slower than autograd"
