@@ -164,7 +164,9 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
     page = (folder / "report.md").read_text(encoding="utf-8")
     assert title in page
     assert re.search(r"- highway_bp k=1: (no difference|[\d.]+× (slower|faster))", page.partition(title)[2])
-    charts = re.search(r'id="charts">(.*?)</script>', (folder / "report.html").read_text(encoding="utf-8"), re.DOTALL)[1]
+    charts = re.search(r'id="charts">(.*?)</script>', (folder / "report.html").read_text(encoding="utf-8"), re.DOTALL)[
+        1
+    ]
     assert f'"{title}"' in charts
     # The example is as short as the page promises.
     assert len(examples(ROOT / "docs" / "benchmarks.md")[1].strip().splitlines()) <= 40
