@@ -172,7 +172,7 @@ class Random(Plain):
 
 class ByValue(Plain):
     def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
+        return super().forward(x) if x.abs().sum() > 0 else x
 
 
 class Hooked(Plain):
