@@ -70,7 +70,12 @@ class Registered(Covering):
         if cell is None:
             super().test_a_feature_works_or_is_refused(engine, case, feature)
         else:
-            assert_is_said(cell, feature.refusal(engine, case))
+            refusal = feature.refusal(engine, case)
+            # Another device may take more: where it leaves a recurrent layer to torch's kernel, that does everything.
+            if case.device == "cpu":
+                assert_is_said(cell, refusal)
+            else:
+                assert refusal is None or cell == "refused"
 
 
 @cache
