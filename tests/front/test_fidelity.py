@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import gradfree
+from gradfree.algorithms import FixedPoint
 from gradfree.fidelity import loss_fidelity
 from gradfree.testing.cases.models import gradients, layered_model, plain_model
 
@@ -41,6 +42,20 @@ def test_figures_are_those_of_the_definition(batch):
             assert f.cosine == pytest.approx(torch.cosine_similarity(a, g.flatten(), 0).item())
     whole = [torch.cat([g[n].flatten() for n in exact]) for g in (approximate, exact)]
     assert fidelity.total.cosine == pytest.approx(torch.cosine_similarity(*whole, 0).item())
+
+
+class Nothing(FixedPoint):
+    """It gives parameters no gradient."""
+
+    def gradients(self, chain, direct):
+        found = super().gradients(chain, direct)
+        return found._replace(parameters=[None] * len(found.parameters))
+
+
+def test_a_missing_gradient_is_zero(batch):
+    fidelity = gradfree.gradient_fidelity(Nothing(iterations=5), plain_model(), loss_fn, batch)
+    assert fidelity.chains.norm_ratio == 0.0
+    assert fidelity.chains.relative_error == 1.0
 
 
 def test_the_chains_own_parameters_are_judged_apart_from_the_rest(batch):

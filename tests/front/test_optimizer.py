@@ -76,6 +76,17 @@ def test_its_state_goes_to_a_plain_optimizer_and_back():
     assert again.state[next(resumed.parameters())]["step"] == 6
 
 
+def test_what_the_engine_keeps_goes_through_a_checkpoint():
+    x, model = torch.randn(4, 6), plain_model()
+    optimizer = wrapped(model, "dsf", feedback="gate")
+    train(model, optimizer, x, 1)
+    resumed = wrapped(plain_model(), "dsf", feedback="gate")
+    assert not resumed.handle.state_dict()
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert resumed.handle.state_dict()
+    torch.testing.assert_close(resumed.handle.state_dict(), optimizer.handle.state_dict())
+
+
 def test_it_is_an_optimizer_to_schedulers_and_takes_parameter_groups():
     model = plain_model()
     optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.blocks.parameters(), 0.1), model)

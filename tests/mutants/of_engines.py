@@ -164,7 +164,7 @@ MUTANTS = (
     ),
     mutant(
         "direct feedback does not go through a layer's own activation",
-        "algorithms/test_random_feedback.py algorithms/test_layered_engines.py",
+        "algorithms/test_feedback_alignment.py",
         ("algorithms/dfa.py", "            delta = chain.pulled(link, delta)\n", "            pass\n"),
     ),
     mutant(
