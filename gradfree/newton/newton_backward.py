@@ -29,8 +29,8 @@ def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainG
         ChainError: dense Jacobians that are too large.
     """
     delta, backward = _settled(chain, direct, options)
-    for solved in (chain.told, backward):
-        if solved is not None:
+    for solved in (chain.forward_pass, backward):
+        if isinstance(solved, Solved):
             solved.learn_and_tell(chain)
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 

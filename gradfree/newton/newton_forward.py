@@ -48,15 +48,15 @@ class AllAtOnce(Forward):
         stopping = self.options.stopping(len(x), like, recurrence.kind)
         assert stopping is not None
         if this.waits:
-            return run_plainly(recurrence)._replace(told=[Solved(this)])
+            return run_plainly(recurrence)._replace(passes=[Solved(this)])
         self.options.refuse_large(path, len(x), recurrence.first, recurrence.kind)
         steps = AllSteps.of(recurrence, self.options.jacobian)
         start = steps.start()
         whole = self.options.takes_all(recurrence.kind)
         states, outcome = iterate(steps.sweep, start, stopping, start, whole)
-        told = [Solved(this, outcome)]
+        passes = [Solved(this, outcome)]
         if not outcome.settled:
-            return run_plainly(recurrence)._replace(told=told)
+            return run_plainly(recurrence)._replace(passes=passes)
         finals = [part[-1].view_as(first) for part, first in zip(states, recurrence.first, strict=True)]
         kept = () if recurrence.cell is None else tuple(states[1:])
-        return Trajectory(states[0], finals, kept, told)
+        return Trajectory(states[0], finals, kept, passes)

@@ -49,6 +49,8 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
         _check_cell_state(parts, x)
     else:
         parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
+    if len(x) == 1:
+        return _run_one_step(layer, input, parts, resets, isinstance(state, tuple))
     pieces = Pieces.between(resets.t() if layer.batch_first else resets)
     if isinstance(layer, CellLayer):
         batches = list(pieces.batches())
@@ -66,6 +68,16 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     finals = finals[layer.outputs :] if isinstance(layer, CellLayer) else finals
     single = len(finals) == 1 and not isinstance(state, tuple)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
+
+
+def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Tensor, several: bool) -> Any:
+    """Return what the layer returns for a masked state: agents that act call it so, step by step."""
+    kept = [part.masked_fill(resets.view(-1, *[1] * (part.dim() - 1)), 0.0) for part in parts]
+    if isinstance(layer, CellLayer):
+        kept = kept[layer.outputs :]
+    else:
+        kept = [part.transpose(0, 1).contiguous() for part in kept]
+    return layer(input, tuple(kept) if several or len(kept) > 1 else kept[0])
 
 
 _Run = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]

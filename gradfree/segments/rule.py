@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, log
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gradfree.devices.recurrent_costs import (
     segments_worth,
     step_cost,
 )
+from gradfree.segments.replay import Replay
 
 _FIRST_BURN = 32
 
@@ -84,7 +85,7 @@ class FinishedPass(NamedTuple):
     part: Part
     plan: SegmentPlan | None = None
     outcome: Outcome | None = None
-    replay: Any = None
+    replay: Replay | None = None
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,11 @@ def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:
         rule: the engine's options.
     """
     found, backward = _settled(chain, direct, rule)
-    for taken in (chain.told, backward):
-        if taken is None:
-            continue
-        rule.learn(taken)
-        if taken.outcome is not None:
-            taken.part.report(chain, taken.outcome)
+    for taken in (chain.forward_pass, backward):
+        if isinstance(taken, FinishedPass):
+            rule.learn(taken)
+            if taken.outcome is not None:
+                taken.part.report(chain, taken.outcome)
     return chain.backpropagate(direct) if found is None else found
 
 
@@ -52,7 +51,7 @@ def _settled(chain: TimeChain, direct: State, rule: Rule) -> tuple[ChainGradient
         chain.like[0],
         chain.kind,
     )
-    replay = chain.told.replay if chain.told else None
+    replay = chain.forward_pass.replay if isinstance(chain.forward_pass, FinishedPass) else None
     plan = rule.plan(part, replay.count if replay else None)
     if plan is None:
         return None, FinishedPass(part)

@@ -44,7 +44,7 @@ class InSegments(Forward):
         part = replace(_part(recurrence), replays=graph)
         plan = self.rule.plan(part)
         if plan is None:
-            return run_plainly(recurrence)._replace(told=[FinishedPass(part)])
+            return run_plainly(recurrence)._replace(passes=[FinishedPass(part)])
         behind = self.rule.plan(replace(part, what="backward", fused=False), plan.count)
         segments: _Segments | GRUSegments
         if keeps_gates(recurrence):
@@ -54,7 +54,7 @@ class InSegments(Forward):
         reach = segments.reach if self.rule.corrector and recurrence.mode is not None else None
         found, outcome = settle(segments.run, segments.guess(), plan.stopping, reach)
         whole = segments.whole(found) if outcome.settled else run_plainly(recurrence)
-        return whole._replace(told=[FinishedPass(part, plan, outcome, segments.replay if outcome.settled else None)])
+        return whole._replace(passes=[FinishedPass(part, plan, outcome, segments.replay if outcome.settled else None)])
 
 
 def _part(recurrence: Recurrence) -> Part:

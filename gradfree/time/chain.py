@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class TimeChain(Chain):
     parameters: Sequence[Tensor]
     """What the links share, in the order of :meth:`gradients`."""
 
-    told: Any = None
+    forward_pass: object = None
     """What the way that the engine has run the forward pass in tells it."""
 
     kind: str

@@ -123,13 +123,13 @@ class Trajectory(NamedTuple):
         kept: what the backward pass would compute anew otherwise: a GRU's gates, as in
             :class:`~gradfree.time.gru_forward.Gates`, or nothing; of a cell the other parts of the state behind each
             step, (T, B, ·) each.
-        told: what a way of the engine's own tells it of each direction's run: :attr:`TimeChain.told`.
+        passes: what a way of the engine's own tells it of each direction's run: :attr:`TimeChain.forward_pass`.
     """
 
     out: Tensor
     finals: Sequence[Tensor]
     kept: tuple[Tensor, ...] = ()
-    told: Sequence[Any] = ()
+    passes: Sequence[object] = ()
 
 
 class Forward(ABC):
@@ -281,6 +281,6 @@ def by_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]
     ]
     outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
     finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
-    told = [taken for run in runs for taken in run.told]
+    passes = [taken for run in runs for taken in run.passes]
     kept = runs[0].kept if len(runs) == 1 else ()
-    return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, told)
+    return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, passes)

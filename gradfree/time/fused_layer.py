@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +95,7 @@ class FusedLayer:
 class _Context(FunctionCtx):
     layer: FusedLayer
     inputs: int
-    told: Sequence[Any]
+    passes: Sequence[object]
     needs_input_grad: tuple[bool, ...]
 
 
@@ -108,7 +107,7 @@ class LayerFunction(torch.autograd.Function):
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
-        out, finals, kept, ctx.told = layer.run(x, rest[:parts], rest[parts:])
+        out, finals, kept, ctx.passes = layer.run(x, rest[:parts], rest[parts:])
         # Aliases: what a parameter's ``data`` is set to between the passes is not what the pass has run with.
         ctx.save_for_backward(*(tensor.detach() for tensor in (x, *rest)), out, *kept)
         ctx.set_materialize_grads(False)
@@ -147,7 +146,7 @@ class LayerFunction(torch.autograd.Function):
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, fed, outs, first, own, needs, memory, name, gates, inside)
-                chain.told = ctx.told[d] if ctx.told else None
+                chain.forward_pass = ctx.passes[d] if ctx.passes else None
                 initial, inputs, parameters = layer.attachment.solve(chain, direct, layer.chain_path(d))
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +134,7 @@ class _Context(FunctionCtx):
     versions: Sequence[int]
     finals: Sequence[weakref.ref[Tensor]]
     held: Marks
-    told: Sequence[Any]
+    passes: Sequence[object]
     autocast: torch.autocast
     needs_input_grad: tuple[bool, ...]
 
@@ -151,7 +150,7 @@ class _UnrollFunction(torch.autograd.Function):
         before = marks_of([x, *rest, *cell.buffers()])
         at, random = recorder.attachment, RandomState.of(x.device) if ctx.mode is None else None
         recurrence = Recurrence(x, rest[:parts], rest[parts:], ctx.mode, cell, memory=at.memory, paths=[at.path])
-        out, finals, others, ctx.told = run(at.engine, recurrence)
+        out, finals, others, ctx.passes = run(at.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
@@ -187,8 +186,8 @@ class _UnrollFunction(torch.autograd.Function):
             _with_final(e, final, state)
             for e, final, state in zip((cotangent, *[None] * (parts - 1)), finals, like, strict=True)
         )
-        wanted, told = ctx.needs_input_grad[3 + parts :], ctx.told[0] if ctx.told else None
-        taken = StepsTaken(ctx.mode, x, states, first, parameters, wanted, ctx.held, ctx.autocast, told)
+        wanted, forward_pass = ctx.needs_input_grad[3 + parts :], ctx.passes[0] if ctx.passes else None
+        taken = StepsTaken(ctx.mode, x, states, first, parameters, wanted, ctx.held, ctx.autocast, forward_pass)
         gradients = recorder.again.solve(taken, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, where)

@@ -258,7 +258,7 @@ class StepsTaken(NamedTuple):
         wanted: which of them needed a gradient then.
         held: what :func:`held_marks` was then.
         autocast: as in the pass.
-        told: what the way that the engine has run them in tells it.
+        forward_pass: what the way that the engine has run them in tells it.
     """
 
     mode: str | None
@@ -269,7 +269,7 @@ class StepsTaken(NamedTuple):
     wanted: Sequence[bool]
     held: Marks
     autocast: torch.autocast
-    told: Any = None
+    forward_pass: object = None
 
 
 class StepsAgain:
@@ -309,7 +309,7 @@ class StepsAgain:
                 chain = CellChain(taken.mode, x, states[0], first, parameters, [True, *taken.wanted], memory, "0")
             else:
                 chain = self._unrolled(taken)
-            chain.told = taken.told
+            chain.forward_pass = taken.forward_pass
             return self.attachment.solve(chain, direct)
 
     def _unrolled(self, taken: StepsTaken) -> UnrolledChain:
