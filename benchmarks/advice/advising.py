@@ -41,11 +41,12 @@ def run(
     device: str,
     budget: float,
     out: Path | None,
+    verbose: bool,
 ) -> None:
-    """Print every engine's report, time those that can be attached, and recommend one, or plain backprop.
+    """Time the engines that can be attached, and print which to take, if any; then the figures, and why others do not.
 
     Raises:
-        UsageError: the model, the data or the device are not there, or no engine can be attached, or none can train.
+        UsageError: the model, the data or the device are not there, the loss is no number, or no engine can train.
     """
     require(device)
     paths = listed(chains) or None
@@ -54,29 +55,34 @@ def run(
     built = Builder.to(model).build()
     reports, rows = rows_to_try(built, paths)
     # Of what cannot be attached only why: its chains and what might be said of them would bury the answer.
-    _print_reports({name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}, console)
+    told = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
     if not rows:
-        raise UsageError(f"no engine can be attached to {model}, see above: stay with backprop.")
-    if data is None:
+        console.print(Text(f"Stay with autograd: no engine can be attached to {model}.\n", "bold"))
+    elif data is None:
         console.print(
-            "Nothing is measured without data: --data module:function, which returns batches of inputs and targets."
+            "Nothing is measured without data: --data module:function, which returns batches of inputs and targets.\n"
         )
+    if not rows or data is None:
+        _print_reports(told, console)
         return
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
     with _progress(budget) as say:
         standings, compiled = measured(job, net, rows, budget, say)
-    _print_reports({"On the first batch": _dry_run(rows, net, job)}, console)
     advice = advise(standings, compiled, paths)
-    sections = [contest_section(job, standings, compiled, advice)]
+    sections = [contest_section(job, standings, compiled, advice, budget)]
     record = advice_record(job, standings, compiled, advice)
     report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
     report.print(console)
+    if verbose:
+        _print_reports({**told, "On the first batch": _dry_run(rows, net, job)}, console)
+    else:
+        console.print("Chains, and which engines do not apply: --verbose.")
     if out is not None:
         files = _write(record, report, out)
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
     if standings.failures and not (standings.untried or standings.contestants[1:]):
-        raise UsageError(f"every engine fails on {model}, see above: stay with backprop.")
+        raise UsageError(f"every engine fails on {model}, see above: stay with autograd.")
 
 
 def measured(
@@ -106,9 +112,8 @@ def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
 def _dry_run(rows: Sequence[Row], model: nn.Module, job: Job) -> Report:
     """Return what an engine finds out on a batch: one that asks for residual paths, if there is one."""
     engines = [row.create_engine() for row in rows]
-    batch = job.batches[0]
-    inputs = batch if isinstance(batch, Mapping) else tuple(batch[:-1])
-    return next((e for e in engines if e.needs_residual), engines[0]).validate(model, job.chains, batch=inputs)
+    asking = next((e for e in engines if e.needs_residual), engines[0])
+    return asking.validate(model, job.chains, batch=job.inputs)
 
 
 def _loader_beside(model: str) -> str | None:

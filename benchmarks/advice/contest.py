@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, inf, isqrt
+from math import ceil, inf, isfinite, isqrt
 from statistics import median, quantiles
 from time import monotonic
 from typing import Any
@@ -39,6 +39,8 @@ _LONG = 0.1
 """Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
 _FEWEST, _MOST = 5, 25
 """Rounds."""
+_SAME = {"dsf feedback=gate": "highway_bp k=0", "truncated window=2": "fixed_point k=1"}
+"""Settings whose gradients are those of others, by label."""
 _EXACT = Agreement(1.0, 1.0, 0.0)
 """Of plain backpropagation, whatever it keeps."""
 _CARRIED = (
@@ -176,6 +178,8 @@ def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[st
         for n, given in enumerate(engine_class(name).worth_trying)
     ]
     ordered = [candidate for _, _, candidate in sorted(found, key=lambda known: known[:2])]
+    labels = {candidate.label for candidate in ordered}
+    ordered = [candidate for candidate in ordered if _SAME.get(candidate.label) not in labels]
     return reports, [*ordered[:1], *segments_again(model, reports.values()), *ordered[1:]]
 
 
@@ -201,14 +205,19 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         UsageError: plain backpropagation fails.
     """
     failures: dict[str, str] = {}
-    say("plain backprop")
+    say("autograd")
     every = torch.get_num_threads()
     # Where others compute as well, threads that wait for each other may take a hundred times as long.
     torch.set_num_threads(1)
     with noted(failures, BACKPROP.label, _words):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
-        step()
+        loss = float(step())
+        if not isfinite(loss):
+            raise UsageError(
+                f"the loss of {job.model} on the first batch of {job.data} is {loss}: look for NaN or infinite numbers "
+                "in the data. No engine can be judged by it."
+            )
         if clocked(step, 1) < _LONG:
             clocked(step, _WARM_UP)
         plain.gradient = _EXACT
@@ -219,10 +228,14 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
         exact = bool(engine_class(candidate.engine).as_exact_as(None))
-        if budget.left <= (0.0 if exact else 0.4 * budget.seconds):
+        # On a busy machine too, somebody has a turn.
+        if budget.left <= (0.0 if exact else 0.4 * budget.seconds) and len(standings.contestants) > 1:
             standings.untried.append(candidate.label)
             continue
         say(candidate.label)
+        if problems := _refused(candidate, model, job):
+            failures[candidate.label] = "; ".join(problems)
+            continue
         with noted(failures, candidate.label, _words):
             standings.contestants.append(_tried(candidate, model, plain, job, usual))
     close = [c for c in standings.contestants if c.first is None]
@@ -237,6 +250,13 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     return standings
 
 
+def _refused(candidate: Row, model: nn.Module, job: Job) -> Sequence[str]:
+    """Return why the engine cannot train the model on such a batch."""
+    if isinstance(candidate, SegmentsAgain):
+        return ()
+    return candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems
+
+
 def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
     """Let torch use all threads or one, whichever is faster in all but a quarter of the turns."""
     if every == 1 or job.device != "cpu":
@@ -244,7 +264,7 @@ def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say
         return every, ""
     late: dict[int, float] = {}
     for threads in (1, every):
-        say(f"plain backprop, {threads} threads" if threads > 1 else "plain backprop, one thread")
+        say(f"autograd, {threads} threads" if threads > 1 else "autograd, one thread")
         torch.set_num_threads(threads)
         end, hopeless = Budget(budget.seconds / 20), _HOPELESS * min(late.values(), default=inf)
         times = [_turn(plain, job, n) for n in range(2)]
@@ -254,7 +274,7 @@ def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say
     chosen = min(late, key=lambda threads: late[threads])
     torch.set_num_threads(chosen)
     told = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in late.items())
-    return chosen, f"three quarters of plain backprop's steps take at most {told}"
+    return chosen, f"three quarters of autograd's steps take at most {told}"
 
 
 def _turn(contestant: Contestant, job: Job, n: int) -> float:

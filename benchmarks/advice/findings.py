@@ -1,4 +1,4 @@
-"""A contest and a race as sections of a report."""
+"""A contest as a section of a report, and as a record."""
 
 from __future__ import annotations
 
@@ -11,55 +11,70 @@ from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
 from gradfree.benchmarks.records.records import Record, record_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
-from gradfree.benchmarks.tables.column import Column, Figure, column
+from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, cost_facts, times
 from gradfree.wording import count
 
-_BESIDE = {"label": "plain backprop"}
+_BESIDE = {"label": "autograd"}
 _PLAIN = times(_BESIDE["label"])
-_COSINE, _NORM, _NOTE = "cosine", "norm ratio", "note"
+_COSINE, _NORM, _NOTE, _AWAY = "cosine", "norm ratio", "note", "1 − cosine"
+_ROUNDING = 1e-8
+"""Below which 1 − cosine tells nothing."""
 
 
-def contest_section(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Section:
+def contest_section(
+    job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice, budget: float
+) -> Section:
     """Return what the contest came to."""
     where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": standings.threads}
     facts = table(
         [
             *(f for c in standings.contestants for f in _told(c, standings, where)),
             *_told_of_compiled(compiled, where),
-            *(fact(_NOTE, "", row=label, note=f"failed: {e}", **where) for label, e in standings.failures.items()),
+            *(fact(_NOTE, "", note=f"{label} failed: {error}", **where) for label, error in standings.failures.items()),
         ]
     )
+    where_and_how_long = f"{job.device}, {count(standings.threads, 'thread')}, {budget:g} s"
     return Section(
-        title=f"{job.model} on {job.data}: a training step ({job.device}, {count(standings.threads, 'thread')})",
+        title=f"A training step of {job.model} on {job.data}: batch {job.shapes}; {where_and_how_long}",
         facts=facts,
         columns=[
-            column("step (ms)", STEP, unit="s", factor=1e3),
-            Column("step (×)", (Figure(STEP, "{value:.2f}", _PLAIN), Figure(STEP, "{low:.2f}–{high:.2f}", _PLAIN))),
+            column("ms", STEP, "{value:.1f}", "s", factor=1e3),
+            column("×", STEP, unit=_PLAIN),
+            column("quartiles", STEP, "{low:.2f}–{high:.2f}", _PLAIN),
             column("cosine", _COSINE, "{value:.4f}"),
-            column("norm ratio", _NORM, "{value:.3f}"),
-            column("peak memory (MiB)", MEMORY, "{value:.1f}", "MiB"),
-            column("note", _NOTE),
+            column("peak MiB", MEMORY, "{value:.1f}", "MiB"),
         ],
         legend=(
-            "×: of plain backprop's step in the same rounds, median [quartiles]. Cosine and norm ratio: of the whole "
-            "gradient beside exact backpropagation's, on one batch, at these weights. "
-            + (f"Threads: {standings.why}." if standings.why else "")
+            "×: of autograd's step in the same rounds, median. Cosine: of the whole gradient with the exact one, on "
+            "one batch, at these weights. " + (f"Threads: {standings.why}." if standings.why else "")
         ),
-        remarks=[f"No time was left for {', '.join(standings.untried)}."] if standings.untried else [],
+        remarks=list(_notes(standings, compiled)),
         charts=[
             Chart(
                 "Step time and gradient",
-                points(facts, Figure(STEP, unit=_PLAIN), Figure(_COSINE), "row"),
+                points(facts, Figure(STEP, unit=_PLAIN), Figure(_AWAY), "row"),
                 Axis(f"{STEP} ({_PLAIN})", "log"),
-                Axis("cosine with the exact gradient (1)"),
-                band={"as good as exact": (AS_GOOD, 1.0)},
+                Axis("1 − cosine with the exact gradient", "log"),
+                band={"as good as exact": (_ROUNDING, 1 - AS_GOOD)},
             )
         ],
         answer=advice.words,
     )
+
+
+def _notes(standings: Standings, compiled: Mapping[str, Any] | str) -> Iterator[str]:
+    """Yield what the table does not say."""
+    if slow := [f"{c.row.name} ({c.first:.1f}×)" for c in standings.contestants if c.first]:
+        yield f"Slow when first tried, so without further turns: {', '.join(slow)}."
+    if isinstance(compiled, str):
+        yield f"{LABEL}: {compiled}."
+    for label, error in standings.failures.items():
+        yield f"{label} failed: {error}."
+    if standings.untried:
+        yield f"No time was left for {', '.join(standings.untried)}."
 
 
 def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
@@ -68,18 +83,17 @@ def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]
         yield from cost_facts(standings.cost(contestant), _BESIDE, **who)
     if contestant.gradient:
         yield fact(_COSINE, "1", contestant.gradient.cosine, **who)
+        yield fact(_AWAY, "1", max(1 - contestant.gradient.cosine, _ROUNDING), **who)
         yield fact(_NORM, "1", contestant.gradient.norm_ratio, **who)
     if contestant.memory is not None:
         yield fact(MEMORY, "MiB", contestant.memory / MIB, **who)
     if contestant.first:
         yield fact(STEP, _PLAIN, contestant.first, **who)
-        yield fact(_NOTE, "", note="slow when first tried", **who)
 
 
 def _told_of_compiled(compiled: Mapping[str, Any] | str, where: Mapping[str, Any]) -> Iterator[Fact]:
     who = {"row": LABEL, "series": LABEL, **where}
     if isinstance(compiled, str):
-        yield fact(_NOTE, "", note=compiled, **who)
         return
     yield from cost_facts(compiled, _BESIDE, **who)
     yield fact(_COSINE, "1", 1.0, **who)
@@ -89,7 +103,7 @@ def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | 
     """Return the contest for programs: times in seconds, memory in bytes."""
     rows = [
         {
-            "label": c.row.label,
+            "label": c.row.name,
             "engine": c.row.engine,
             "options": dict(c.row.options),
             "cosine": c.gradient and c.gradient.cosine,

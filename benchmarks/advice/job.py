@@ -78,6 +78,19 @@ class Job:
         """A few of them."""
         return list(islice(self.once(), _BATCHES))
 
+    @property
+    def inputs(self) -> Any:
+        """The model's inputs of the first batch."""
+        batch = self.batches[0]
+        return batch if isinstance(batch, Mapping) else tuple(batch[:-1])
+
+    @property
+    def shapes(self) -> str:
+        """The first batch, for people."""
+        batch = self.batches[0]
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        return ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
+
     @cached_property
     def loss_fn(self) -> Callable[..., Tensor]:
         """The loss of outputs and, but for mappings, a target."""

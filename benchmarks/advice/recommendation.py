@@ -8,6 +8,7 @@ from typing import Any
 
 from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.timing.side_by_side import statistics
+from gradfree.registry import engine_class
 from gradfree.wording import count
 
 AS_GOOD = 0.99
@@ -49,17 +50,17 @@ def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequ
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
     hints = _hints(standings, faster, best, costs)
     if isinstance(compiled, Mapping) and compiled["ratio_quartiles"][1] < least:
-        words = f"Stay with backprop, and compile: a step then takes {compiled['ratio']:.2f} of the time"
+        words = f"Stay with autograd, and compile: a step then takes {compiled['ratio']:.2f} of the time"
         if best:
             words += f", less than with {best.row.label} ({costs[best.row.label]['ratio']:.2f})"
         return Advice(None, f"{words}.{hints}", "model.compile()")
     if len(standings.contestants) == 1:
-        return Advice(None, f"Nothing can be said: no engine could be timed.{hints}", "")
+        return Advice(None, f"Stay with autograd: no engine could be timed.{hints}", "")
     if best is None:
-        return Advice(None, f"Stay with backprop: no engine with its gradient is faster here.{hints}", "")
+        return Advice(None, f"Stay with autograd: no engine with its gradient is faster here.{hints}", "")
     words = (
-        f"Take {best.row.label}: a step takes {costs[best.row.label]['ratio']:.2f} of plain backprop's time, and the "
-        f"gradient is backprop's, or next to it (cosine {_cosine(best):.{_DIGITS}f})."
+        f"Take {best.row.label}: a step takes {costs[best.row.label]['ratio']:.2f} of autograd's time, and the "
+        f"gradient is autograd's, or next to it (cosine {_cosine(best):.{_DIGITS}f})."
     )
     return Advice(best.row.label, words + hints, code_for(best, chains))
 
@@ -77,7 +78,13 @@ def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]])
     beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
     near = {label for label, b in beside.items() if b["ratio"] <= _AS_FAST and b["ratio_quartiles"][0] <= 1}
     rivals = [c for c in as_good if c.row.label in near]
-    return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -beside[c.row.label]["ratio"]))
+    # Of settings that cannot be told apart, those that are exact or have the tighter tolerance.
+    return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -_tolerance(c), -beside[c.row.label]["ratio"]))
+
+
+def _tolerance(contestant: Contestant) -> float:
+    """Return the tolerance of an engine that goes on to one; others have none."""
+    return float(getattr(contestant.row.create_engine(), "tolerance", None) or 0.0)
 
 
 def _hints(
@@ -90,6 +97,10 @@ def _hints(
     untried = len(standings.untried)
     words = f" {count(untried, 'setting')} had no turn: give a longer --budget." if untried else ""
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
+    exact = [c for c in faster if c is not best and _is_exact(c)]
+    if best and not _is_exact(best) and exact:
+        quickest = min(exact, key=lambda c: costs[c.row.label]["ratio"])
+        words += f" With exactly autograd's gradient: {quickest.row.label} ({costs[quickest.row.label]['ratio']:.2f})."
     rough = [c for c in faster if _cosine(c) < AS_GOOD and costs[c.row.label]["ratio_quartiles"][1] < least]
     if rough:
         nearest = max(rough, key=_cosine)
@@ -106,6 +117,12 @@ def _hints(
         )
         words += f", {leanest.first:.1f} times as slow." if leanest.first else "."
     return words
+
+
+def _is_exact(contestant: Contestant) -> bool:
+    """Tell whether an engine has autograd's gradient whatever the model."""
+    exact = bool(engine_class(contestant.row.engine).as_exact_as(None))
+    return exact and not _tolerance(contestant)
 
 
 def _cosine(contestant: Contestant) -> float:

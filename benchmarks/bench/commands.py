@@ -88,6 +88,7 @@ def advise(
     device: str = "cpu",
     budget: str = "60s",
     out: Path | None = None,
+    verbose: bool = False,
 ) -> None:
     """Tell which engine to take for a model of yours: what a step costs with each, and how good its gradients are.
 
@@ -97,15 +98,17 @@ def advise(
             keyword arguments. The function "loader" of the model's module if not given.
         loss: module:function, called with outputs and targets. If not given, the outputs' own, else cross-entropy for
             targets of whole numbers and the squared error for others.
-        chains: module paths of the chains, separated by commas, if they cannot be found without help.
+        chains: module paths of the chains, separated by commas, if they cannot be found without help; for blocks that
+            lie beside each other a list in the list: '[[block1, block2]]'.
         device: where to measure.
         budget: how long to measure, about: 90s, 2m.
         out: folder for advice.json and a report; none if not given.
+        verbose: print the chains, too, and which engines do not apply.
     """
     seconds = _seconds("budget", budget)
     if not seconds:
         raise UsageError("--budget must be above 0 s.")
-    _extra("advice.advising").run(model, data, loss, chains, device, seconds, out)
+    _extra("advice.advising").run(model, data, loss, chains, device, seconds, out, verbose)
 
 
 def _seconds(option: str, given: str) -> float:

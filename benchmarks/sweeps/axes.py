@@ -14,8 +14,8 @@ from gradfree.cli import UsageError
 
 Names = dict[str, Any] | list[str] | str | None
 """Names: one, several separated by commas, a list, or each with its options."""
-Paths = list[str] | str | None
-"""Module paths: one, several separated by commas, or a list."""
+Paths = list[Any] | str | None
+"""Module paths: one, several separated by commas, or a list, in which a list is one chain's blocks."""
 Numbers = list[float] | float | str | None
 Counts = list[int] | int | str | None
 _FILE = "run.json"
@@ -40,7 +40,8 @@ class Sweep:
         seconds: of each training run, in place of steps; runs are not beside each other then.
         loss: of data of your own: module:function, called with outputs and targets. If not given, cross-entropy for
             targets of whole numbers and the squared error for others.
-        chains: module paths of the chains, separated by commas, if they cannot be found without help.
+        chains: module paths of the chains, separated by commas, if they cannot be found without help; for blocks that
+            lie beside each other a list in the list: '[[block1, block2]]'.
         target: validation score; time to reach it is reported beside the time of a step.
     """
 
@@ -64,7 +65,7 @@ class Sweep:
         return [f.name for f in fields(self) if getattr(self, f.name) is not None]
 
 
-def listed(names: Paths) -> list[str]:
+def listed(names: Paths) -> list[Any]:
     """Return the names one by one."""
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else names or []
 

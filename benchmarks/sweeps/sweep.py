@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
+from math import inf
 from typing import Any, TypeVar
 
 from torch import nn
@@ -256,7 +257,7 @@ def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Num
         numbers = [] if given is None else [kind(value) for value in values]
     except ValueError:
         numbers = [kind(0)]
-    if any(number <= 0 for number in numbers):
+    if not all(0 < number < inf for number in numbers):
         raise UsageError(f"--{name.replace('_', '-')} takes numbers above 0, separated by commas, not {given!r}.")
     return numbers
 

@@ -11,6 +11,8 @@ SAME = "no difference seen"
 FEW = "too few seeds to tell"
 _FEWEST = 3
 """Seeds that an interval means something with."""
+_DIGITS = 2
+"""Decimals of a difference, more where it would be shown as 0 but is not."""
 _STEADY = 0.1
 _NAMED = 3
 
@@ -48,7 +50,8 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
         outcome = FEW
     elif outcome != SAME:
         outcome = "better" if (difference.value > 0) == higher_is_better else "worse"
-    return outcome, f"{signed(difference.value)} ± {difference.margin:.2f}"
+    digits = _DIGITS if outcome in (SAME, FEW) else _digits(difference.value)
+    return outcome, f"{signed(difference.value, digits)} ± {difference.margin:.{digits}f}"
 
 
 def shift(difference: Estimate) -> str:
@@ -60,9 +63,14 @@ def shift(difference: Estimate) -> str:
     return "higher" if difference.value > 0 else "lower"
 
 
-def signed(value: float) -> str:
-    """Return ``value`` to two decimals with its sign, that of what is rounded to 0 being +."""
-    return f"{round(value, 2) + 0.0:+.2f}"
+def signed(value: float, digits: int = 2) -> str:
+    """Return ``value`` to so many decimals with its sign, that of what is rounded to 0 being +."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
+
+
+def _digits(value: float) -> int:
+    """Return how many decimals show that a difference is not 0."""
+    return next((digits for digits in range(_DIGITS, 9) if round(value, digits)), _DIGITS)
 
 
 def steadiness(spreads: Mapping[str, Estimate]) -> str:

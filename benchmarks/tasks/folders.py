@@ -45,8 +45,8 @@ def folder_task(path: str, options: Mapping[str, Any]) -> Task:
     """
     import datasets
 
-    if not Path(path).is_dir():
-        raise UsageError(f"there is no folder {path}.")
+    if not Path(path).is_dir() or Path(path).resolve() == Path(path).resolve().parent:
+        raise UsageError(f"there is no folder {path} of examples.")
     digest = folder_digest(Path(path))
     splits = _open(path, digest)
     images = [name for name, feature in splits["train"].features.items() if isinstance(feature, datasets.Image)]
@@ -71,7 +71,7 @@ def _open(path: str, digest: str) -> DatasetDict:
     try:
         splits = open_set(Path(path), digest)
     except Exception as error:
-        raise UsageError(f"{path} cannot be read: {error.__cause__ or error}") from error
+        raise UsageError(f"{path} cannot be read: {_not_text(path) or error.__cause__ or error}") from error
     if "train" not in splits:
         raise UsageError(f"{path} has no split to train on, but {', '.join(splits)}; name a file train.parquet, say.")
     if len(splits) < 3 and len(splits["train"]) < _FEWEST_ROWS:
@@ -80,6 +80,20 @@ def _open(path: str, digest: str) -> DatasetDict:
             "add splits for validation and test."
         )
     return splits
+
+
+def _not_text(path: str) -> str:
+    """Return which text file is not UTF-8, if one is not."""
+    strange = [file for file in sorted(Path(path).rglob("*.txt")) if not _is_utf8(file)]
+    return f"{strange[0]} is not UTF-8" if strange else ""
+
+
+def _is_utf8(file: Path) -> bool:
+    try:
+        file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _columns(splits: DatasetDict, kind: str) -> list[str]:

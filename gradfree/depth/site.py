@@ -47,6 +47,7 @@ class Blocks(Site):
         site = cls.__new__(cls)
         Site.__init__(site, ", ".join(modules), nn.Identity())
         site._container = None
+        site.batching = None
         site.blocks = dict(modules)
         site.inside = {where: m for path, block in modules.items() for where, m in block.named_modules(prefix=path)}
         return site

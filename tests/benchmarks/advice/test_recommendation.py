@@ -27,18 +27,18 @@ def compiled(ratio):
 @pytest.mark.parametrize(
     ("others", "compiler", "taken", "words"),
     [
-        ([], "not compiled", None, "Nothing can be said: no engine could be timed."),
-        ([contestant("dsf", 0.8, UNSURE), contestant("truncated", 1.0, SLOW)], "", None, "Stay with backprop: no eng"),
-        ([contestant("truncated", 0.995, UNSURE)], "", None, "Stay with backprop"),
+        ([], "not compiled", None, "Stay with autograd: no engine could be timed."),
+        ([contestant("dsf", 0.8, UNSURE), contestant("truncated", 1.0, SLOW)], "", None, "Stay with autograd: no eng"),
+        ([contestant("truncated", 0.995, UNSURE)], "", None, "Stay with autograd"),
         (
             [contestant("dsf", 0.8, FASTER), contestant("shooting", 0.995, FAST)],
             "",
             "shooting",
             r"Take shooting: a step takes 0.70 .*0.9950\). dsf is faster \(0.50\), but its gradient only akin",
         ),
-        ([contestant("dsf", 0.8, FASTER)], "", None, "Stay with backprop: .* dsf is faster .*gradfree bench run"),
+        ([contestant("dsf", 0.8, FASTER)], "", None, "Stay with autograd: .* dsf is faster .*gradfree bench run"),
         ([contestant("shooting", 1.0, FAST)], compiled(0.8), "shooting", "Take shooting"),
-        ([contestant("shooting", 1.0, FAST)], compiled(0.6), None, "Stay with backprop, and compile: .* 0.60 .*0.70"),
+        ([contestant("shooting", 1.0, FAST)], compiled(0.6), None, "Stay with autograd, and compile: .* 0.60 .*0.70"),
         ([contestant("backprop", 1.0, FAST), contestant("shooting", 0.9998, FAST)], "", "backprop (default)", "Take"),
         (
             [
@@ -49,9 +49,21 @@ def compiled(ratio):
             "shooting",
             "Take",
         ),
+        (
+            [contestant("shooting", 1.0, FAST, tolerance=1e-3), contestant("shooting", 1.0, FAST, tolerance=1e-5)],
+            "",
+            "shooting tolerance=1e-05",
+            "Take shooting tolerance=1e-05",
+        ),
+        (
+            [contestant("dsf", 0.995, FASTER), contestant("backprop", 1.0, FAST)],
+            "",
+            "dsf",
+            r"With exactly autograd's gradient: backprop \(default\) \(0.70\)",
+        ),
         ([contestant("foton", 1.0, SLOW, memory=60)], "", None, "In the least memory: foton, 0.60 of the peak"),
         ([contestant("foton", 1.0, [], 60, 1.8)], "", None, "In the least memory: foton, 0.60 .*, 1.8 times as slow"),
-        ([contestant("dsf", float("nan"), FAST)], "", None, "Stay with backprop"),
+        ([contestant("dsf", float("nan"), FAST)], "", None, "Stay with autograd"),
     ],
 )
 def test_what_is_recommended(others, compiler, taken, words):

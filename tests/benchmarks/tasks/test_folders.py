@@ -199,3 +199,11 @@ def test_folders_without_anything_to_train_on_are_refused(here):
     write(here / "late" / "test.parquet", {"text": ["a"] * 20})
     with pytest.raises(UsageError, match=r"\./late has no split to train on, but test"):
         folder_task("./late", {})
+
+
+def test_a_text_that_is_not_utf8_is_named(here):
+    (here / "texts").mkdir()
+    (here / "texts" / "good.txt").write_text("some text\n" * 20)
+    (here / "texts" / "latin.txt").write_bytes("Käse\n".encode("latin-1") * 20)
+    with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
+        folder_task("./texts", {})
