@@ -44,7 +44,7 @@ class Pieces:
         while len(order):
             length = self.length[order]
             # The means of the longest n fall with n.
-            filled = 3 * length.cumsum(0) >= 2 * length[0] * torch.arange(1, len(order) + 1, device="cpu")
+            filled = 3 * length.cumsum(0) > 2 * length[0] * torch.arange(1, len(order) + 1, device="cpu")
             count = int(filled.sum())
             yield self.rows(order[:count])
             order = order[count:]
