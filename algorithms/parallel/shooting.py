@@ -26,8 +26,9 @@ class Shooting(SettlingEngine):
     forget from then on; segments are tried again now and then.
 
     Args:
-        segments: C, their number, or "auto": what size, device and the last passes suggest; 1, that is the engine
-            ``backprop``, where segments cannot win. Packed sequences run forward as one.
+        segments: C, their number, or "auto": what size, device and the last passes suggest; 1 where segments cannot
+            win, by torch's own kernel or, where that is faster, as under ``backprop``. Packed sequences run forward as
+            one.
         tolerance: the largest mismatch at a border, relative to the largest state or cotangent. ``None``: 1e-12 in
             float64, 1e-5 in float32, eight times what any other dtype resolves.
         burn: steps that a border's first guess takes, from zero; "auto": what the last passes needed.
