@@ -95,11 +95,6 @@ def _trainee(case: Timing, row: Row | None = None, loop: Callable[[nn.RNNBase], 
     return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
 
 
-def time_column(label: str) -> str:
-    """Return the heading of a model's times."""
-    return f"{label} (ms)"
-
-
 def gain_column(label: str) -> str:
     """Return the heading of a model's gains in speed."""
     return f"{label} (× faster)"

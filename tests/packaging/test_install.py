@@ -184,7 +184,7 @@ def test_torch_and_numpy_are_enough_for_a_plain_loop(bare, tmp_path):
         assert "shooting" in run(bare.parent / "gradfree", "engines", cwd=tmp_path, env=clean())
         line = refusal(bare.parent / "gradfree", "bench", "report", cwd=tmp_path, env=clean())
         assert line.startswith("gradfree: error: jsonargparse is not installed; gradfree's extra 'bench' brings it.")
-        line = refusal(bare.parent / "gradfree", "fit", "--config", "digits_highway_bp", cwd=tmp_path, env=clean())
+        line = refusal(bare.parent / "gradfree", "fit", "--print_config", cwd=tmp_path, env=clean())
         assert "gradfree's extra 'bench' brings it." in line
     finally:
         uninstall(bare)
@@ -215,8 +215,9 @@ def test_wheel(environment, tmp_path):
         assert "site-packages" in use(environment, tmp_path).parts
         engines = run(environment.parent / "gradfree", "engines", cwd=tmp_path)
         assert "highway_bp" in engines
-        fit = [environment.parent / "gradfree", "fit", "--config", "digits_highway_bp", "--print_config"]
-        assert "PreActResNet" in run(*fit, cwd=tmp_path)
+        fit = [environment.parent / "gradfree", "fit", "--model", "gradfree.lightning.Classifier", "--print_config"]
+        options = ["--model.net", "gradfree.models.PreActResNet", "--trainer.strategy", "highway_bp"]
+        assert "PreActResNet" in run(*fit, *options, cwd=tmp_path)
     finally:
         uninstall(environment)
 

@@ -113,8 +113,8 @@ def test_a_text_that_fills_no_sequence_is_refused(root):
         CHARACTERS()
 
 
-@pytest.mark.parametrize("name", ["dsf-ptb", "dsf-wikitext", "foton-depth"])
-def test_full_forms_name_the_sets_that_are_to_be_got(root, name):
+@pytest.mark.parametrize("name", ["dsf-wikitext-small", "foton-depth-small"])
+def test_suites_name_the_sets_that_are_to_be_got(root, name):
     for part in SUITES[name]:
         if not isinstance(part, Beside):
             with pytest.raises(UsageError, match=f"hf download .* --local-dir {root}"):
