@@ -124,7 +124,7 @@ def _channel(channel: Any, name: str, axis: Axis, points: pl.DataFrame) -> Any:
         return channel(f"{name}:N", title=axis.title, sort=None)
     kind: Any = "log" if axis.kind in ("log", "counts") else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
-    drawn = alt.Axis(format="d" if axis.kind in ("counts", "whole") else "~g" if axis.kind == "log" else "")
+    drawn = alt.Axis(format="d" if axis.kind in ("counts", "whole") else "~g")
     if axis.kind == "counts":
         drawn.values = sorted(set(points[name].drop_nulls()))
     if axis.kind == "whole":
