@@ -124,7 +124,9 @@ def _channel(channel: Any, name: str, axis: Axis, points: pl.DataFrame) -> Any:
         return channel(f"{name}:N", title=axis.title, sort=None)
     kind: Any = "log" if axis.kind in ("log", "counts") else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
-    drawn = alt.Axis(format="d" if axis.kind in ("counts", "whole") else "~g")
+    formats = {"counts": "d", "whole": "d", "log": "~g"}
+    # On a linear axis any format of ours would round 95 to 1e+2.
+    drawn = alt.Axis(format=formats[axis.kind]) if axis.kind in formats else alt.Axis()
     if axis.kind == "counts":
         drawn.values = sorted(set(points[name].drop_nulls()))
     if axis.kind == "whole":
