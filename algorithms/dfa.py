@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.engines.feedback import FeedbackEngine
-from gradfree.layers.chain import TAIL, LayerChain
+from gradfree.layers.layer_chain import TAIL, LayerChain
 from gradfree.layers.roles import Role, role_of
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.engines.feedback import FeedbackEngine
-from gradfree.layers.chain import LayerChain
+from gradfree.layers.layer_chain import LayerChain
 from gradfree.layers.roles import Role, adjoint, role_of, weight_of
 
 

@@ -19,7 +19,7 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
-from gradfree.layers.chain import Compared, LayerChain, normalised, scaled
+from gradfree.layers.layer_chain import Compared, LayerChain, normalised, scaled
 from gradfree.orthogonal.engine import OrthogonalEngine
 from gradfree.orthogonal.isometry import losses
 from gradfree.torchside.optimizer_steps import AfterStep

@@ -14,7 +14,7 @@ from gradfree.chains.memory import Memory
 from gradfree.devices.device import sent
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
 from gradfree.engines.options import check_count, check_positive
-from gradfree.layers.chain import LayerChain, normalised, scaled
+from gradfree.layers.layer_chain import LayerChain, normalised, scaled
 from gradfree.layers.roles import Role, role_of, weight_of
 from gradfree.torchside.optimizer_steps import AfterStep
 from gradfree.torchside.sharding import whole

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from gradfree.algorithms.backprop import Backprop
-from gradfree.batched.replay import is_compiled
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
@@ -22,6 +21,7 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
+from gradfree.torchside.private import is_compiled
 from gradfree.trial.dry_run import Batch
 
 PLAIN = Backprop(plain=True)

@@ -36,27 +36,25 @@ ENGINES: dict[str, dict[str, Any] | None] = {
 class DemandingBlock(nn.Module):
     """x + MLP(LN(x)), and what is asked of it besides."""
 
-    def __init__(self, kind: str, first: bool):
+    def __init__(self, kind: str):
         super().__init__()
-        self.kind, self.first = kind, first
+        self.kind = kind
         self.side = nn.Parameter(torch.zeros(WIDTH)) if kind == SIDES else None
         self.branch = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
         self.kept: Tensor | None = None
 
     def forward(self, x: Tensor, side: Tensor | None = None) -> Any:
         """Return the next state, or a tuple."""
-        g: Tensor = self.branch(x * 1.0 if self.kind == IN_PLACE else x if side is None else x + side)
+        g: Tensor = self.branch(x if side is None else x + side)
         if self.kind == INSIDE:
             self.kept = g
-        if self.kind == IN_PLACE and not self.first:
-            return x.add_(g)
         return (x + g, g.mean(-1)) if self.kind == TUPLES else x + g
 
 
 NOTHING, TUPLES, SIDES = "nothing else", "blocks return tuples, the loss uses all", "each block has an input of its own"
 BETWEEN, CHECKPOINTS = "something is computed behind each third block", "checkpoints around blocks"
-INSIDE, IN_PLACE = "the loss uses tensors from inside, retain_graph", "blocks change their state in place"
-KINDS = (NOTHING, TUPLES, SIDES, BETWEEN, CHECKPOINTS, INSIDE, IN_PLACE)
+INSIDE = "the loss uses tensors from inside, retain_graph"
+KINDS = (NOTHING, TUPLES, SIDES, BETWEEN, CHECKPOINTS, INSIDE)
 
 
 class DemandingNetwork(nn.Module):
@@ -65,7 +63,7 @@ class DemandingNetwork(nn.Module):
     def __init__(self, kind: str):
         super().__init__()
         self.kind, self.stem = kind, nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(DemandingBlock(kind, n == 0) for n in range(LENGTH))
+        self.blocks = nn.ModuleList(DemandingBlock(kind) for _ in range(LENGTH))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the loss."""

@@ -19,15 +19,15 @@ class Layout:
     """A view of the block's output that has the elements of a tensor in it.
 
     Attributes:
-        places: of the tensor's shape; its strides and its offset are where in the output each of its elements is. On
-            the meta device: nothing is computed.
+        moved: of the tensor's shape; its strides and its offset are where in the output each of its elements is. On
+            the meta device: nothing is computed. ``None``: the tensor is the output.
         whole: the shape of the block's output.
         device: of the output.
         back: turns what broadcasts to the tensor's shape into what broadcasts to the output's, if they differ.
         chosen: which part of the state the elements are, if not all of it: dimension, start and length.
     """
 
-    places: Tensor
+    moved: Tensor | None
     whole: torch.Size
     device: torch.device
     back: _Lift | None = None
@@ -36,11 +36,18 @@ class Layout:
     @classmethod
     def of(cls, out: Tensor) -> Layout:
         """Return the layout of the output itself."""
-        return cls(torch.empty(out.shape, device="meta"), out.shape, out.device)
+        return cls(None, out.shape, out.device)
+
+    @property
+    def places(self) -> Tensor:
+        """Return where the elements are, also of the output itself."""
+        return torch.empty(self.whole, device="meta") if self.moved is None else self.moved
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells layouts apart."""
+        if self.moved is None:
+            return (self.chosen,)
         return self.places.shape, self.places.stride(), self.places.storage_offset(), self.chosen
 
     def lift(self, factor: Factor) -> Factor:
@@ -62,6 +69,8 @@ class Layout:
 
     def end(self) -> Factor:
         """Return the factor of a tensor that is the state, or a part of it: 1 where its elements have come back."""
+        if self.moved is None and self.chosen is None:
+            return 1.0
         at = torch.empty(self.whole, device="meta")
         if self.chosen is not None:
             at = at.narrow(*self.chosen)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,28 +15,29 @@ from torch.autograd.graph import GradientEdge, Node
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import has_left, is_reached, walk
+from gradfree.torchside.graph import has_left
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.private import hooks_of, version
 from gradfree.torchside.residual import residual_factor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Link:
-    """One block's part of a forward pass: a graph that ends at the block's own inputs.
+    """One block's part of a forward pass: a graph that ends at the block's own Entry.
 
     Attributes:
         path: the block's module path.
         block: the block.
         out: the block's output h_i, the root of the graph.
-        state: where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient.
+        state: where h_{i-1} enters the graph of ``out``; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
         parameters: the trainable parameters that the graph leads to, by their number in the chain.
-        root: the node that computed ``out`` in the pass; ``None`` where its graph is not kept.
+        root: the node that computed ``out``; ``None`` where the graph is not kept.
         writes: whether a walk through the graph may change the cotangent that it starts from, in place.
-        aside: what the block has returned besides, as far as it has a gradient; roots of the same graph.
-        entries: where anything enters the graph of ``out`` or ``aside``: inputs by number, the state as ``None``.
+        extra: what the block has returned besides, as far as it has a gradient; roots of the same graph.
+        entries: where anything enters the graph of ``out`` or ``extra``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
-        aliased: whether the output shares memory with another tensor that the block returned.
+        aliased: whether the output shares memory with the state before it or with another output.
         checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``.
         end: where the graph ends, if the values of ``out`` have been let go of: it is on the meta device then.
     """
@@ -46,12 +46,12 @@ class Link:
     block: nn.Module
     out: Tensor
     state: GradientEdge | None
-    inputs: tuple[tuple[int, GradientEdge], ...]
+    inputs: Sequence[tuple[int, GradientEdge]]
     parameters: dict[int, Tensor]
     root: Node | None
     writes: bool
-    aside: tuple[Tensor, ...] = ()
-    entries: tuple[tuple[int | None, GradientEdge], ...] = ()
+    extra: Sequence[Tensor] = ()
+    entries: Sequence[tuple[int | None, GradientEdge]] = ()
     in_place: bool = False
     aliased: bool = False
     checkpointed: bool = False
@@ -91,25 +91,21 @@ class Pathed(Protocol):
 def walking(links: Sequence[Pathed], delta: Sequence[Cotangent]) -> Iterator[None]:
     """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
     where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
-    versions = [None if d is None else d._version for d in delta]
+    versions = [None if d is None else version(d) for d in delta]
     try:
         yield
-        if any(d is not None and d._version != version for d, version in zip(delta, versions, strict=True)):
-            raise ChainError(
-                f"a hook on a tensor inside {where} changes its gradient in place, which others read too. Return a new "
-                "one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
-            )
     except (torch.OutOfMemoryError, ChainError):
         raise
     except RuntimeError as error:
         reason = _FREED if "backward through the graph a second time" in str(error) else str(error)
         raise ChainError(f"the backward pass inside {where} failed: {reason}") from error
+    if any(d is not None and version(d) != before for d, before in zip(delta, versions, strict=True)):
+        raise ChainError(
+            f"a hook on a tensor inside {where} changes its gradient in place, which others read too. Return a new "
+            "one: lambda g: g.clamp(-1, 1), not g.clamp_(-1, 1)."
+        )
 
 
-ASKED = (
-    "torch.autograd.grad was asked for the gradient of a state between {first} and {last}: inside a chain there is its "
-    "direct cotangent only. Detach the engine, or ask for gradients of parameters or of what lies before the chain."
-)
 _FREED = (
     "its graph is freed already. A loss on a tensor that a block or a hook has kept from inside has run it, or an "
     "earlier backward pass: call backward(retain_graph=True), return that tensor from the block beside the state, or "
@@ -118,14 +114,17 @@ _FREED = (
 
 
 def has_hooks(state: Tensor) -> bool:
-    """Tell whether anybody looks at the gradient of ``state``."""
-    return bool(state._backward_hooks) or state.retains_grad
+    """Tell whether anybody sees the gradient of ``state``."""
+    return bool(hooks_of(state)) or state.retains_grad
 
 
-def refuse_touched(link: Link, given: Tensor | None) -> None:
+def check_untouched(link: Link, given: Tensor | None) -> None:
     """Refuse that the output of ``link`` is not what its graph has computed, and hooks on the state it was given."""
     if given is not None and has_hooks(given):
-        raise ChainError(HOOKED_INSIDE.format(path=link.path))
+        raise ChainError(
+            f"{link.path} puts a gradient hook, or retain_grad(), on the state that it is given, whose gradient the "
+            "engine takes apart. Put it on a copy, x = x.view_as(x), or on what the block computes."
+        )
     if link.out.grad_fn is not link.root:
         raise ChainError(
             f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "
@@ -145,12 +144,12 @@ def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
             )
 
 
-def shares_memory(tensor: Tensor, state: Tensor) -> bool:
+def shares_memory(tensor: Tensor, other: Tensor) -> bool:
     """Tell whether a change to one is a change to the other."""
-    return tensor is state or tensor.untyped_storage()._cdata == state.untyped_storage()._cdata
+    return tensor is other or tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def pull_aside(
+def pull_extra(
     links: Sequence[Link],
     parameters: Sequence[Tensor],
     given: Mapping[tuple[int, int], Tensor],
@@ -165,7 +164,7 @@ def pull_aside(
     Args:
         links: the links of the pass.
         parameters: those of the chain.
-        given: the cotangents, by the number of a link and that of a tensor in its ``aside``.
+        given: the cotangents, by the number of a link and that of a tensor in its ``extra``.
         direct: the direct cotangents of the states, which are added to.
         total: what has come to the chain's inputs and parameters by other ways.
 
@@ -181,7 +180,7 @@ def pull_aside(
     with walking(reached, list(given.values())), without_hooks(leaves):
         grads = iter(
             torch.autograd.grad(
-                [links[i].aside[n] for i, n in given],
+                [links[i].extra[n] for i, n in given],
                 [*(edge for *_, edge in entries), *leaves],  # type: ignore[arg-type]
                 [links[i].given(cotangent) for (i, _), cotangent in given.items()],
                 retain_graph=True,
@@ -218,83 +217,3 @@ def added(a: ChainGradients, b: ChainGradients) -> ChainGradients:
         [plus(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)],
         [plus(x, y) for x, y in zip(a.parameters, b.parameters, strict=True)],
     )
-
-
-def used_inside(links: Sequence[Any], entered: Iterable[int]) -> set[int]:
-    """Return the numbers of the links from inside of which the running backward pass comes to ``entered`` or to roots.
-
-    A tensor that shares memory with a state leads to the root, and of a first block that may be all that shows.
-    """
-    roots = enumerate(link.root for link in links)
-    return {*entered, *(i for i, node in roots if node is not None and torch._C._will_engine_execute_node(node))}
-
-
-def refuse_passed(entrances: Iterable[weakref.ref[Any]], before: Tensor, parameters: Sequence[Tensor]) -> None:
-    """Refuse that a pass has not gone by what comes from inside blocks, as far as there is any.
-
-    Args:
-        entrances: the nodes before the blocks. With the blocks' own graphs freed, a tensor from inside keeps them.
-        before: what leads to the leaves before the chain alone.
-        parameters: those of the chain.
-    """
-    used = next((node for entrance in entrances if (node := entrance()) is not None), None)
-    if used is None:
-        return
-    if not any(map(is_reached, [*(p for p in parameters if p.requires_grad), *walk([before]).leaves])):
-        raise ChainError(PASSED.format(path=used.entered[0].path))
-
-
-# Why a block is no link of the chain of the block before it, and what to do about it.
-BETWEEN = (
-    "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
-    "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
-    "the layers from there on out of the chain: chains=[...].",
-)
-WHOLE = (
-    "the chain has run as a whole before it, which it did not in an earlier pass",
-    "the chain has run before it. Leave the layers from there on out of the chain: chains=[...].",
-)
-NOT_THE_STATE = (
-    "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
-    "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
-)
-IN_PLACE = (
-    "{path} modifies its input in place: other uses of that state would get a wrong gradient. Use the out-of-place "
-    "operation (nn.ReLU(inplace=False), x = x + y), or the engine 'backprop'."
-)
-NO_STATE = (
-    "its first argument is no tensor (gradfree.register_port tells which one is the state): autograd goes through it",
-    "its first argument is no tensor. If another one is the state, say so with gradfree.register_port.",
-)
-PASSED = (
-    "torch.autograd.grad was asked for a tensor that is computed before the chain of {path}, and for no leaf: what the "
-    "loss sends to a tensor from inside a block would be missing there, and one is in use, or the graph is retained. "
-    "Ask for a parameter's gradient as well: torch.autograd.grad(loss, [h, next(model.parameters())])."
-)
-REPLICA = (
-    "{path} runs as one of several replicas of nn.DataParallel, which share the engine's recorder. Use "
-    "DistributedDataParallel."
-)
-CHANGED = (
-    "{path} changes its state in place, or returns more than its state, which it did not in an earlier pass. Attach "
-    "with batched=False."
-)
-HOOKED_INSIDE = (
-    "{path} puts a gradient hook, or retain_grad(), on the state that it is given, whose gradient the engine takes "
-    "apart. Put it on a copy, x = x.view_as(x), or on what the block computes."
-)
-BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
-HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
-INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
-OUTSIDER = (
-    "it uses {what} that is neither an argument of its call nor a parameter of the model when the engine was "
-    "attached. Pass it as an argument, or register it on the block and then attach."
-)
-ALIASED = (
-    "the output of {path} has a gradient hook or retain_grad(), but shares memory with another tensor that the block "
-    "returned: the gradient of that would be missing there. Remove it."
-)
-ALIASED_OUTSIDER = (
-    "{path} uses {what} and so is left to autograd, and it returned another tensor that shares memory with its state: "
-    "a gradient hook on the state would not see the gradient of that. Return a copy, t.clone()."
-)

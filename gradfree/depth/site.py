@@ -13,9 +13,8 @@ from torch.nn.parameter import is_lazy
 from gradfree.chains.refusals import attached, hooked
 from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
-from gradfree.depth.batching import Batching
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
-from gradfree.depth.without_graph import WholeRow, recorder_of
+from gradfree.depth.row import SequentialRow
 from gradfree.torchside.sharding import own_class, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -31,8 +30,7 @@ class Blocks(Site):
 
     def __init__(self, path: str, module: nn.Module):
         super().__init__(path, module)
-        self._container: nn.Module | None = module
-        self.batching: Batching | None = None
+        self._container = module
         self.blocks = {f"{path}.{name}" if path else name: block for name, block in self.blocks_of(module).items()}
         around = {outer for block in self.blocks for outer in enclosing(block)}
         self.inside = {
@@ -46,8 +44,7 @@ class Blocks(Site):
         """Return the chain of ``modules``, in this order, wherever they are in the model."""
         site = cls.__new__(cls)
         Site.__init__(site, ", ".join(modules), nn.Identity())
-        site._container = None
-        site.batching = None
+        site._container = nn.Identity()
         site.blocks = dict(modules)
         site.inside = {where: m for path, block in modules.items() for where, m in block.named_modules(prefix=path)}
         return site
@@ -61,8 +58,7 @@ class Blocks(Site):
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
         """Return the engine of what records the calls of ``module``."""
         hooks = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
-        recorders = (r for r in (recorder_of(module), *hooks) if isinstance(r, BlockRecorder))
-        return next((recorder.chain.attachment for recorder in recorders), None)
+        return next((hook.chain.attachment for hook in hooks if isinstance(hook, BlockRecorder)), None)
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the blocks."""
@@ -86,21 +82,19 @@ class Blocks(Site):
 
     @property
     def can_be_batched(self) -> bool:
-        """Always: which blocks are alike, a pass tells."""
-        return True
+        """Whether a plain ``nn.Sequential`` runs them: whether they are equal, a pass tells."""
+        return SequentialRow.fits(self._container, list(self.blocks.values()))
 
     def record(self, attachment: Attachment) -> list[Removable]:
         """Record the calls of the blocks."""
         chain = RecordedChain(attachment, self)
-        self.batching = chain.batching
         parts = chain.record()
-        if isinstance(self._container, nn.Sequential) and WholeRow.fits(self._container, chain):
-            parts += [WholeRow(chain, self._container, self.path), Unsaved(self._container, {*WholeRow.KEYS})]
+        if attachment.batched and attachment.engine.pulls_at_once and self.can_be_batched:
+            parts += [SequentialRow(chain, self._container), Unsaved(self._container, {*SequentialRow.KEYS})]
         return parts
 
     def __str__(self) -> str:
-        told = self.batching.told if self.batching else ""
-        return f"{len(self.blocks)} blocks{told and f', {told}'}"
+        return f"{len(self.blocks)} blocks"
 
 
 class Container(Blocks):

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from gradfree.batched.replay import is_compiled
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
 from gradfree.engines.looped_cells import looped_cells
+from gradfree.torchside.private import is_compiled
 
 Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]

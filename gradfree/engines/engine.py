@@ -369,4 +369,4 @@ def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:
         return
     for path, site in report.chains.items():
         if not site.can_be_batched:
-            yield f"{path!r} is no chain of blocks in depth: batched=True is for those. Leave it out, or name others."
+            yield f"{path!r} is no nn.Sequential of blocks: batched=True is for those. Leave it out, or name others."

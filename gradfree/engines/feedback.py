@@ -14,7 +14,7 @@ from gradfree.chains.memory import Memory
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
-from gradfree.layers.chain import LayerChain
+from gradfree.layers.layer_chain import LayerChain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
-from gradfree.layers.chain import LayerChain
+from gradfree.layers.layer_chain import LayerChain
 from gradfree.layers.roles import keeps_state
 
 

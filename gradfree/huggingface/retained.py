@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from gradfree.depth.borders import leads_inside
+from gradfree.depth.nodes import leads_inside
 
 
 class _Context(FunctionCtx):

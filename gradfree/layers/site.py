@@ -9,7 +9,7 @@ from torch import nn
 from gradfree.chains.site import Removable
 from gradfree.chains.solving import Attachment
 from gradfree.depth.site import Container
-from gradfree.layers.recording import RecordedLayers
+from gradfree.layers.layer_pass import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
 
 LOG_TEMPERATURE, ASKED = "log temperature", "asked of the temperature"

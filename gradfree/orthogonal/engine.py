@@ -18,7 +18,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive
-from gradfree.layers.chain import LayerChain
+from gradfree.layers.layer_chain import LayerChain
 from gradfree.layers.site import Layered
 from gradfree.orthogonal.retraction import Retraction
 from gradfree.orthogonal.temperature import LEARNT, Temperature

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradfree.layers.chain import normalised
-from gradfree.ranks.messages import ERROR, ROWS, SHIFT, STATE
-from gradfree.ranks.neighbours import Neighbours
+from gradfree.layers.layer_chain import normalised
+from gradfree.ranks.messages import ERROR, ROWS, SHIFT, STATE, Neighbours
 
 
 class ForwardNeighbours(Neighbours):

@@ -14,7 +14,7 @@ from gradfree.chains.site import Site
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
-from gradfree.layers.chain import LINEAR
+from gradfree.layers.layer_chain import LINEAR
 from gradfree.layers.roles import Role, adjoint, role_of
 from gradfree.pipelines.forward_neighbours import ForwardNeighbours
 from gradfree.pipelines.order import order

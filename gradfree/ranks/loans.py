@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
 from gradfree.ranks.crossings import ARRIVED, Arrived, Departed, anchor
-from gradfree.ranks.messages import LOAN, Messages
-from gradfree.ranks.neighbours import Neighbours
+from gradfree.ranks.messages import LOAN, Messages, Neighbours
 from gradfree.ranks.placement import Placement
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import version

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, distributed, nn
@@ -67,6 +67,10 @@ class Messages:
         self._notes = group if gloo else distributed.new_group(self._ranks, None, "gloo", None, True)
         self._sent: list[tuple[Any, Tensor, int, str]] = []
         self._key = f"gradfree/{'-'.join(map(str, self._ranks))}"
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        """Refuse to be copied with the model: ranks would wait for one copy's messages with the other's."""
+        raise ChainError("a model whose blocks lie on ranks cannot be copied. Copy it first, then call layer_parallel.")
 
     def agree(self, facts: dict[str, Any]) -> None:
         """Refuse ranks that differ in ``facts``.
@@ -218,3 +222,34 @@ def _unframed(receive: Callable[[Tensor], object]) -> Any:
     content = torch.empty(int(length), dtype=torch.uint8)
     receive(content)
     return pickle.loads(content.numpy().tobytes())
+
+
+class Neighbours:
+    """Gives other ranks tensors of one pass and takes theirs.
+
+    Args:
+        messages: the ranks.
+        device: where this rank's tensors are.
+        number: of the pass, the same on all ranks.
+
+    Attributes:
+        position: of this rank, from 0.
+        count: how many ranks there are.
+    """
+
+    def __init__(self, messages: Messages, device: torch.device, number: int = 0):
+        self.messages, self.device, self.number = messages, device, number
+        self.position, self.count = messages.position, messages.count
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last rank."""
+        return self.position == self.count - 1
+
+    def give(self, tensors: Sequence[Tensor], to: int, kind: int, what: str, extra: Any = None) -> None:
+        """Send a rank tensors, and a note beside them."""
+        self.messages.give(tensors, to, self.number, kind, what, extra)
+
+    def take(self, source: int, kind: int, what: str) -> tuple[list[Tensor], Any]:
+        """Return what a rank has given."""
+        return self.messages.take(source, self.number, kind, what, self.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
 from gradfree.chains.site import Site
-from gradfree.depth.chain import DepthChain
+from gradfree.depth.depth_chain import DepthChain
 from gradfree.engines.engine import Engine
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.rank_pass import RankPass

@@ -14,9 +14,8 @@ from gradfree.depth.ports import Port, replaced, tensors_in
 from gradfree.errors import ChainError
 from gradfree.ranks.absent import EarlyExit, absent_weight, placeholder
 from gradfree.ranks.crossings import Arrived, anchor
-from gradfree.ranks.messages import COTANGENT, STATE
+from gradfree.ranks.messages import COTANGENT, STATE, Neighbours
 from gradfree.ranks.model_part import ModelPart
-from gradfree.ranks.neighbours import Neighbours
 
 
 class RankPass(Neighbours):

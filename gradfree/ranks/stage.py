@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,8 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
+from gradfree.depth.depth_pass import recorded_links
 from gradfree.depth.ports import port_of, tensors_in
-from gradfree.depth.recording import recorded_links
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
@@ -158,10 +158,6 @@ class Stage(ModelPart):
             raise
         finally:
             self._pass = None
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        """Refuse to be copied with the model: ranks would wait for one copy's messages with the other's."""
-        raise ChainError("a model whose blocks lie on ranks cannot be copied. Copy it first, then call layer_parallel.")
 
     def _new_pass(self) -> RankPass:
         self._number += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -27,29 +29,38 @@ class Reached(NamedTuple):
 
     stops: set[tuple[Node, int]]
     leaves: list[Tensor]
-    nodes: set[Node]
+    nodes: list[Node]
     kinds: set[type]
+
+    @property
+    def oldest(self) -> int:
+        """The smallest of the sequence numbers that autograd gave the nodes."""
+        return min(map(sequence_number, self.nodes), default=sys.maxsize)
 
 
 def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[type, ...] = ()) -> Reached:
     """Return everything that ``outputs`` were computed from, up to ``stops`` and to nodes of the classes ``ends``."""
     outputs = list(outputs)
     leaves = [out for out in outputs if out.is_leaf and out.requires_grad]
-    nodes: set[Any] = set()
+    nodes: list[Any] = []
     seen: set[Any] = {None}
     stopped: set[tuple[Any, int]] = set()
     stack: list[Any] = [(out.grad_fn, out.output_nr) for out in outputs]
     while stack:
-        node, index = stack.pop()
-        if node in stops or type(node) in ends:
-            stopped.add((node, index))
-        elif node not in seen:
+        pair = stack.pop()
+        node, _ = pair
+        if node in seen:
+            continue
+        kind = type(node)
+        if kind is LEAF:
             seen.add(node)
-            if type(node) is LEAF:
-                leaves.append(node.variable)
-            else:
-                nodes.add(node)
-                stack.extend(node.next_functions)
+            leaves.append(node.variable)
+        elif kind in ends or node in stops:
+            stopped.add(pair)
+        else:
+            seen.add(node)
+            nodes.append(node)
+            stack += node.next_functions
     return Reached(stopped, leaves, nodes, set(map(type, nodes)))
 
 
@@ -59,11 +70,11 @@ def has_left(output: Tensor, leaf: Tensor) -> bool:
     return any(node.variable is leaf and node is not get_gradient_edge(leaf).node for node in nodes)  # type: ignore[union-attr]
 
 
-def older(nodes: Iterable[Node], number: int) -> bool:
-    """Tell whether some of ``nodes`` were there when autograd was about to give a node that ``number``."""
-    return any(sequence_number(node) < number for node in nodes)
-
-
 def may_write(kinds: Iterable[type]) -> bool:
     """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
-    return any(issubclass(kind, BackwardCFunction) for kind in kinds)
+    return any(map(_is_custom, kinds))
+
+
+@cache
+def _is_custom(kind: type) -> bool:
+    return issubclass(kind, BackwardCFunction)

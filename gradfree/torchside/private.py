@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from pkgutil import resolve_name
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn.modules import module
@@ -140,9 +140,8 @@ next_sequence_number: Callable[[], int] = _needed(
 """Return the number that autograd gives the next node that it makes in this thread."""
 
 
-def sequence_number(node: Node) -> int:
-    """Return the number that autograd gave a node: larger than those of the nodes made before it in its thread."""
-    return node._sequence_nr()
+sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
+"""Return the number that autograd gave a node: larger than those of the nodes made before it in its thread."""
 
 
 _backward_class = _private("torch.autograd.Function._backward_cls", "classes of nodes are found by their names")
@@ -154,6 +153,12 @@ def node_class(function: type[torch.autograd.Function]) -> Any:
         return function._backward_cls
     return [kind for kind in BackwardCFunction.__subclasses__() if kind.__name__ == f"{function.__name__}Backward"][-1]
 
+
+Function: Any = (
+    _private("torch.autograd.function._SingleLevelFunction", "each block of a pass takes 10 µs longer")
+    or torch.autograd.Function
+)
+"""What nodes derive from: ``torch.autograd.Function`` looks at each argument, and Start has one for each parameter."""
 
 _version = _read("torch.Tensor._version", "notices that a state was changed in place")
 
@@ -191,6 +196,20 @@ def global_hooks(*kinds: str) -> bool:
     return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
+_assert_async = _private("torch._assert_async", "outputs of a row on a GPU are not compared with those of the pass")
+
+
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Refuse a false ``condition`` without waiting for its device."""
+    if _assert_async is not None:
+        _assert_async(condition, message)
+
+
+has_global_hook: Callable[[], bool] = _needed(
+    "torch.nn.modules.module._has_any_global_hook", "sees hooks on all modules before it runs blocks as a row"
+)
+"""Tell whether there is a hook on all modules."""
+
 # What lies around a call.
 
 _saved_hooks = _needed(
@@ -208,6 +227,11 @@ def checkpointed() -> bool:
     """Tell whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
     top = _saved_hooks(False)
     return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
+
+
+def saves_elsewhere() -> bool:
+    """Tell whether what autograd saves goes to somebody's hooks, such as those of a checkpoint around the model."""
+    return _saved_hooks(True) is not None
 
 
 transforms_active: Callable[[], bool] = (
@@ -257,6 +281,11 @@ def _callback_is_owned() -> bool:
 
 _MAY_ASK = _callback_is_owned()
 """Some versions of torch return ``None`` without owning it: asked often enough, Python ends."""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether the module's call is compiled."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def is_compiled_around() -> bool:

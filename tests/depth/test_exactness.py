@@ -253,15 +253,3 @@ def test_a_function_beside_the_chain_may_write_to_a_cotangent_that_the_last_stat
     expected = gradients(model, run)
     with EXACT[engine](3).attach(model, [""]):
         assert_equal_gradients(gradients(model, run), expected)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.3])
-def test_scans_of_many_links_in_chunks_give_what_they_give_one_by_one(gamma):
-    """41 links: chunks of 16 and some that are left over; taps, so that no scan is just its last term."""
-    model, x = Model([Plain() for _ in range(41)], 6), torch.randn(4, 6)
-    found = []
-    for batched in (False, True):
-        with gradfree.create_engine("highway_bp", iterations=1, gamma=gamma).attach(model, ["blocks"], batched=batched):
-            gradients(model, lambda: model(x))
-            found.append(gradients(model, lambda: model(x, taps=(3, 20, 40))))
-    assert_equal_gradients(found[1], found[0])

@@ -172,8 +172,8 @@ def test_a_loss_on_the_rest(output, engine):
 @pytest.mark.parametrize(
     ("twin", "message"),
     [
-        (lambda h: h, "^the backward pass inside 1 failed: one of the variables .* modified by an inplace operation"),
-        (lambda h: h.view_as(h), "^the output of 0 was changed in place through another tensor"),
+        (lambda h: h, "modified by an inplace operation"),
+        (lambda h: h.view_as(h), "the output of 0 .* was changed in place"),
     ],
     ids=["the state itself", "a view"],
 )

@@ -44,7 +44,7 @@ def test_a_state_that_the_next_block_hands_on_as_a_view_must_not_be_changed(name
                 states[2].mul_(3)
         if at == "behind the chain":
             states[2].mul_(3)
-        with pytest.raises(ChainError, match=r"the output of blocks\.1 shares memory with another state"):
+        with pytest.raises(ChainError, match=r"the output of blocks.* changed in place"):
             states[-1].sum().backward()
 
 
@@ -71,7 +71,7 @@ def test_a_view_must_not_be_changed_where_the_block_before_needs_what_it_has_ret
         gradients(model, run)
     with (
         engine.attach(model, ["blocks"], **({} if name != "highway_bp" else {"residual": 1.0})),
-        pytest.raises(ChainError, match="modified by an inplace operation"),
+        pytest.raises(ChainError, match=r"in ?place"),
     ):
         gradients(model, run)
 
@@ -124,7 +124,7 @@ def test_retain_grad_on_a_state_after_the_pass():
     with HIGHWAY.attach(model):
         states = model.states(x)
         states[1].retain_grad()
-        with pytest.raises(ChainError, match=r"the output of blocks\.1 has got a gradient hook or retain_grad"):
+        with pytest.raises(ChainError, match=r"the output of blocks\.1 has a gradient hook or retain_grad"):
             states[-1].sum().backward()
 
 
@@ -210,16 +210,15 @@ def test_a_hook_inside_a_block_that_changes_its_gradient_in_place():
     model = Model([Plain(), Hooked(), Plain()])
     with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"]):
         loss = model(torch.randn(4, 6)).sum()
-        with pytest.raises(ChainError, match=r"a hook on a tensor inside blocks\.1 changes its gradient in place"):
+        with pytest.raises(ChainError, match=r"a hook on a tensor inside blocks\.1.* changes its gradient in place"):
             loss.backward()
 
 
-@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacrev])
-def test_transforms_of_torch_func(transform, batched):
+def test_transforms_of_torch_func(transform):
     """An engine rewrites autograd's graph; these have none."""
     model, x = plain_model(), torch.randn(4, 6)
-    with HIGHWAY.attach(model, batched=batched):
+    with HIGHWAY.attach(model):
         for _ in range(2):
             model(x).sum().backward()
         with pytest.raises(ChainError, match=r"blocks\.0 runs inside a transform of torch\.func"):
@@ -228,10 +227,9 @@ def test_transforms_of_torch_func(transform, batched):
 
 
 def test_many_cotangents_at_once():
-    """One by one, blocks are gone through as autograd does; in batches there is another dimension already."""
     model, x = plain_model(), torch.randn(4, 6)
     weight = model.stem.weight
-    with HIGHWAY.attach(model, batched=True):
+    with HIGHWAY.attach(model):
         model(x).sum().backward()
         out = model(x)
         with pytest.raises(ChainError, match=r"blocks\.0 is run for many cotangents at once"):
@@ -241,7 +239,7 @@ def test_many_cotangents_at_once():
 def test_parameters_that_are_converted_between_the_passes():
     """What torch would collect a block's own gradient in is another node then, which its graph does not lead to."""
     model, x = plain_model(), torch.randn(4, 6)
-    with HIGHWAY.attach(model, batched=False):
+    with HIGHWAY.attach(model):
         loss = model(x).sum()
         model.float()
         with pytest.raises(ChainError, match=r"blocks\.4 got another dtype or device between the forward and"):
@@ -251,8 +249,7 @@ def test_parameters_that_are_converted_between_the_passes():
 
 
 @pytest.mark.parametrize("asked", ["alone", "with what lies before the chain", "with parameters"])
-@pytest.mark.parametrize("batched", [False, True])
-def test_the_gradient_of_a_state_inside_the_chain(batched, asked):
+def test_the_gradient_of_a_state_inside_the_chain(asked):
     """There is its direct cotangent only. That of the last state is whole."""
     model = Model([Plain() for _ in range(5)])
     x = torch.randn(4, 6, requires_grad=True)
@@ -268,7 +265,7 @@ def test_the_gradient_of_a_state_inside_the_chain(batched, asked):
 
     expected = ask(5)
     engine = gradfree.create_engine("highway_bp", iterations=5)
-    with engine.attach(model, ["blocks"], batched=batched):
+    with engine.attach(model, ["blocks"]):
         model(x).sum().backward()
         with pytest.raises(ChainError, match=r"asked for the gradient of a state between blocks\.0 and blocks\.4"):
             ask(2)

@@ -1,305 +1,268 @@
-"""A row of blocks in an nn.Sequential, all batched, runs in one go: the same as block by block, hooks or no hooks."""
+"""Equal blocks in an nn.Sequential run as one autograd function: the same gradients as block by block, or a refusal."""
 
 import copy
 import pickle
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from pairwise import pairwise
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gradfree
-from gradfree.depth import batching
-from gradfree.depth.recorder import BlockRecorder
 from gradfree.errors import ChainError
-from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
+from gradfree.testing.cases.models import LayeredModel, NormAndDropout, Plain, PostLN, assert_equal_gradients, gradients
+from gradfree.torchside.graph import walk
 
 L = 6
-ENGINES = {
+EXACT = {
     "highway_bp": {"iterations": L},
     "fixed_point": {"iterations": L},
     "truncated": {"window": L},
+    "dsf": {"iterations": L},
     "segments": {"iterations": 1, "segments": 2},
 }
 
 
-class Net(nn.Module):
-    def __init__(self, blocks, stem=True):
-        super().__init__()
-        self.stem = nn.Linear(6, 6) if stem else nn.Identity()
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(6, 3)
-        self.double()
-
-    def forward(self, x):
-        return self.head(self.blocks(self.stem(x)))
+def net(make=Plain):
+    return LayeredModel(*(make() for _ in range(L)))
 
 
-class Wide(Plain):
-    """Other shapes than Plain has."""
-
-    def __init__(self):
-        super().__init__()
-        self.back = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.back(torch.tanh(self.linear(x)))
-
-
-def tied():
-    blocks = [Plain() for _ in range(L)]
-    blocks[1].linear.weight = blocks[4].linear.weight
-    return blocks
-
-
-def frozen():
-    blocks = [Plain() for _ in range(L)]
-    for block in blocks:
-        block.linear.bias.requires_grad_(False)
-    return blocks
-
-
-BLOCKS = {"alike": lambda: [Plain() for _ in range(L)], "tied": tied, "frozen": frozen}
-
-
-def attach(model, name="highway_bp", batched=True):
-    options = ENGINES[name]
-    engine = gradfree.create_engine("highway_bp" if name == "segments" else name, **options)
+def attach(model, name="fixed_point", batched=True, **options):
+    engine = gradfree.create_engine("highway_bp" if name == "segments" else name, **(options or EXACT[name]))
     return engine.attach(model, ["blocks"], batched=batched)
 
 
-@pytest.fixture
-def entered(monkeypatch):
-    """The blocks that the hooks have seen since the list was cleared."""
-    seen, enter = [], BlockRecorder.enter
-
-    def noted(self, block, args, kwargs):
-        seen.append(self.path)
-        return enter(self, block, args, kwargs)
-
-    monkeypatch.setattr(BlockRecorder, "enter", noted)
-    return seen
+def is_row(out):
+    """Tell whether all blocks are one node of autograd's graph, so that there are few behind ``out``."""
+    return len(walk([out]).nodes) <= L + 2
 
 
-@pairwise(name=ENGINES, kind=BLOCKS, stem=[True, False], passes=[1, 2])
-def test_exact_and_bitwise_without_a_hook_run_from_the_second_pass_on(name, kind, stem, passes, entered):
-    model, xs = Net(BLOCKS[kind](), stem), [torch.randn(4, 6, dtype=torch.float64) for _ in range(passes)]
+KINDS = {
+    "tied": lambda model: setattr(model.blocks[1].linear, "weight", model.blocks[4].linear.weight),
+    "frozen": lambda model: [block.linear.bias.requires_grad_(False) for block in model.blocks],
+    "unused": lambda model: [block.register_parameter("unused", nn.Parameter(torch.ones(3))) for block in model.blocks],
+    "repeated": lambda model: setattr(model, "blocks", nn.Sequential(*[Plain()] * L)),
+    "changed in place": lambda model: model.blocks.register_forward_hook(lambda module, args, out: out.add_(1).relu_()),
+    "first": lambda model: setattr(model, "stem", nn.Identity()),
+}
+
+
+@pairwise(name=EXACT, kind=KINDS, passes=[1, 2], batched=[True, "auto"])
+def test_exact_and_bitwise_the_same_outputs(name, kind, passes, batched):
+    model, xs = net(), [torch.randn(4, 6) for _ in range(passes)]
+    KINDS[kind](model)
 
     def loss():
         return sum(model(x).square().sum() for x in xs)
 
     outs, expected = [model(x) for x in xs], gradients(model, loss)
-    with attach(model, name):
-        first = gradients(model, loss)
-        entered.clear()
-        second = gradients(model, loss)
-        assert all(torch.equal(model(x), out) for x, out in zip(xs, outs, strict=True))
-        assert not entered
-    assert_equal_gradients(second, expected)
-    # The shares of what is tied are added in another order.
-    assert kind == "tied" or all(torch.equal(first[n], second[n]) for n in first if first[n] is not None)
-
-
-def test_several_passes_accumulate_before_and_behind_retained_graphs():
-    model, x = Net(BLOCKS["alike"]()), torch.randn(4, 6, dtype=torch.float64)
-    (3 * model(x).sum()).backward()
-    expected = {n: p.grad.clone() for n, p in model.named_parameters()}
-    with attach(model):
-        for _ in range(3):
-            model.zero_grad()
-            loss = model(x).sum()
-            loss.backward(retain_graph=True)
-            loss.backward()
-            model(x).sum().backward()
-            assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
-            with pytest.raises(RuntimeError, match="a second time"):
-                loss.backward()
-
-
-def test_a_hook_of_the_users_runs_from_the_next_pass_on(entered):
-    model, x = Net(BLOCKS["alike"]()), torch.randn(4, 6, dtype=torch.float64)
-    seen, expected = [], gradients(model, lambda: model(x))
-    with attach(model):
+    assert not is_row(outs[0])
+    with attach(model, name, batched) as handle:
         for _ in range(2):
-            gradients(model, lambda: model(x))
-        entered.clear()
-        tap = model.blocks[2].register_forward_hook(lambda block, args, out: seen.append(out))
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-        assert len(seen) == 1
-        assert entered
-        tap.remove()
-        entered.clear()
-        gradients(model, lambda: model(x))
-        assert not entered
-        everywhere = nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(module))
-        gradients(model, lambda: model(x))
-        everywhere.remove()
-    assert set(model.blocks) <= set(seen[1:])
-
-
-def test_gradient_hooks_on_parameters_run_once_with_the_whole_gradient():
-    model, x = Net(tied()), torch.randn(4, 6, dtype=torch.float64)
-    expected, seen = gradients(model, lambda: model(x)), []
-    weight = model.blocks[1].linear.weight
-    weight.register_hook(seen.append)
-    weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-    with attach(model):
-        for _ in range(2):
-            seen.clear()
-            gradients(model, lambda: model(x))
-            assert [torch.allclose(g, expected["blocks.1.linear.weight"], 0, 1e-10) for g in seen] == [True, True]
-
-
-def append(model):
-    model.blocks.append(Plain().double())
-
-
-def replace(model):
-    model.blocks[2] = Plain().double()
-
-
-def exchange(model):
-    model.blocks[2].linear.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.float64))
-
-
-def freeze(model):
-    model.blocks[2].requires_grad_(False)
-
-
-def load(model):
-    model.load_state_dict({name: 0.5 * value for name, value in model.state_dict().items()})
-
-
-@pytest.mark.parametrize("change", [append, replace, exchange, freeze, load])
-def test_what_the_container_and_its_blocks_hold_may_change(change):
-    torch.manual_seed(0)
-    model, x = Net(BLOCKS["alike"]()), torch.randn(4, 6, dtype=torch.float64)
-    with attach(model, batched="auto") as handle:
-        for _ in range(2):
-            gradients(model, lambda: model(x))
-        change(model)
-        for _ in range(3):
-            actual = gradients(model, lambda: model(x))
-            plain = Net([Plain() for _ in model.blocks])
-            plain.load_state_dict(model.state_dict())
-            for p, q in zip(plain.parameters(), model.parameters(), strict=True):
-                p.requires_grad_(q.requires_grad)
-            assert_equal_gradients(actual, gradients(plain, partial(plain, x)))
+            assert_equal_gradients(gradients(model, loss), expected)
+        assert_equal_gradients(gradients(model, lambda: checkpoint(loss, use_reentrant=False)), expected)
         with handle.exactly():
-            assert_equal_gradients(gradients(model, lambda: model(x)), actual)
+            assert_equal_gradients(gradients(model, loss), expected)
+        rows = [model(x) for x in xs]
+    assert all(is_row(row) and torch.equal(row, out) for row, out in zip(rows, outs, strict=True))
 
 
-@pytest.mark.parametrize("between", [True, False])
-def test_a_container_that_runs_twice_in_a_pass_is_exact(between):
-    class Twice(Net):
-        def forward(self, x):
-            h = self.blocks(self.stem(x))
-            return self.head(self.blocks(h.relu() if self.between else h))
-
-    model, x = Twice(BLOCKS["alike"]()), torch.randn(4, 6, dtype=torch.float64)
-    model.between = between
-    expected = gradients(model, lambda: model(x))
-    engine = gradfree.create_engine("highway_bp", iterations=2 * L)
-    with engine.attach(model, ["blocks"], batched="auto"):
-        for _ in range(3):
+@pytest.mark.parametrize("name", ["highway_bp", "fixed_point", "dsf"])
+def test_inexact_gradients_are_those_of_block_by_block(name):
+    model, x = net(), torch.randn(4, 6)
+    for options in [{"iterations": 2}, *[{"iterations": 1, "segments": 3}] * (name == "highway_bp")]:
+        with attach(model, name, False, **options):
+            expected = gradients(model, lambda: model(x))
+        with attach(model, name, **options):
             assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
-def test_no_graph_where_the_model_wants_none_and_no_trace_behind():
-    model, x = Net(BLOCKS["alike"]()), torch.randn(4, 6, dtype=torch.float64)
+def test_graphs_that_are_kept_and_numbers_that_are_not_finite():
+    model, x = net(), torch.randn(4, 6)
+    expected = torch.autograd.grad(2 * model(x).sum(), list(model.parameters()))
+    with attach(model):
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert all(torch.allclose(p.grad, g, 1e-10) for p, g in zip(model.parameters(), expected, strict=True))
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss.backward()
+        model(x / 0).sum().backward()
+        assert all(p.grad.isnan().any() for p in model.blocks.parameters())
+
+
+def block(forward):
+    """Return a class of blocks with this ``forward``."""
+    return type(forward.__name__, (Plain,), {"forward": forward})
+
+
+class Reversed(torch.autograd.Function):
+    forward, backward = staticmethod(lambda ctx, x: 2 * x), staticmethod(lambda ctx, g: -g)
+
+
+BLOCKS = {
+    "draws a new mask": lambda: nn.Sequential(Plain(), nn.Dropout(0.5)),
+    "statistics of its batch": lambda: nn.Sequential(Plain(), nn.BatchNorm1d(6)),
+    "in place": lambda: nn.Sequential(Plain(), nn.ReLU(inplace=True)),
+    "share a parameter": lambda: nn.Sequential(*[nn.Linear(6, 6)] * 2),
+    "keeps tensors": block(lambda self, x: vars(self).update(kept=x) or Plain.forward(self, x)),
+    "calls register_hook": block(
+        lambda self, x: x + (y := torch.tanh(self.linear(x)), y.requires_grad and y.register_hook(torch.neg))[0]
+    ),
+    "checkpoint": block(lambda self, x: checkpoint(super(type(self), self).forward, x, use_reentrant=False)),
+    "not known, a function": block(lambda self, x: x + Reversed.apply(torch.tanh(self.linear(x)))),
+    "known, normalised": lambda: PostLN(6),
+    "known, layers": lambda: nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.0)),
+    "not known, no trace": block(lambda self, x: x + torch.tanh(self.linear(x)) * float(sum(range(len(x))) / len(x))),
+}
+UNEQUAL = {
+    "a forward of their own": lambda model: setattr(model.blocks[1].linear, "forward", model.blocks[1].linear.forward),
+    "hooks": lambda model: model.blocks[1].linear.register_forward_hook(lambda *_: None),
+    "attributes": lambda model: setattr(model.blocks[1], "scale", 0.5),
+    "modes": lambda model: model.blocks[1].eval(),
+    "shapes": lambda model: setattr(model.blocks[1], "linear", nn.Linear(6, 6, bias=False)),
+}
+
+
+@pytest.mark.parametrize("why", [*BLOCKS, *UNEQUAL])
+def test_what_is_no_row_goes_block_by_block_and_is_refused_where_declared(why):
+    model, x = net(BLOCKS.get(why, Plain)), torch.randn(4, 6)
+    UNEQUAL.get(why, id)(model)
+    if "known" not in why:
+        with attach(model), pytest.raises(ChainError, match=rf"batched=True, but .*{why}"):
+            model(x)
+    torch.manual_seed(1)
+    expected = gradients(model, lambda: model(x))
+    with attach(model, batched="auto"):
+        torch.manual_seed(1)
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+        assert is_row(model(x)) == why.startswith("known")
+
+
+kept = []
+
+
+@pytest.mark.parametrize("forward", [lambda self, x: kept.append(x) or Plain.forward(self, x), lambda self, x: (x, x)])
+def test_tensors_kept_outside_are_refused_and_pairs_where_declared(forward):
+    with attach(model := net(block(forward))), pytest.raises(ChainError, match=r"batched=False|change the shape"):
+        model(torch.randn(4, 6))
+
+
+def test_who_may_ask_for_it():
+    model = nn.Sequential(net().blocks, nn.ModuleList(net().blocks))
+    for chain, engine in (("1", "fixed_point"), ("0", "backprop")):
+        with pytest.raises(ChainError, match="batched=True"):
+            gradfree.create_engine(engine, **EXACT.get(engine, {"plain": False})).attach(model, [chain], batched=True)
+
+
+CHANGES = {
+    "cut, with the same outputs": lambda model, x: [setattr(inner, "off", True) for inner in model.blocks],
+    "a block more": lambda model, x: model.blocks.append(Plain()),
+    "another block": lambda model, x: model.blocks.__setitem__(2, Plain()),
+    "another layer": lambda model, x: setattr(model.blocks[2], "linear", nn.Linear(6, 6)),
+    "a frozen block": lambda model, x: model.blocks[2].requires_grad_(False),
+    "other weights": lambda model, x: model.load_state_dict({n: t / 2 for n, t in model.state_dict().items()}),
+    "a larger batch": lambda model, x: x.resize_(7, 6).normal_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_pass_sees_what_the_blocks_are_now(change):
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x.detach() if getattr(self, "off", False) else x))
+
+    model, x = net(block(forward)), torch.randn(4, 6)
+    with attach(model, batched="auto", iterations=L + 1):
+        gradients(model, lambda: model(x))
+        CHANGES[change](model, x)
+        actual = gradients(model, lambda: model(x))
+    assert_equal_gradients(actual, gradients(model, lambda: model(x)))
+
+
+def test_modes_are_read_in_each_pass_and_buffers_are_stacked():
+    model, x = net(NormAndDropout), torch.randn(4, 6)
+    for inner in model.blocks:
+        inner.norm.running_mean.normal_()
+    with attach(model, batched="auto") as handle:
+        for training in (False, True, False):
+            model.train(training)
+            torch.manual_seed(1)
+            actual = gradients(model, lambda: model(x))
+            torch.manual_seed(1)
+            with handle.exactly():
+                assert_equal_gradients(actual, gradients(model, lambda: model(x)))
+            assert is_row(model(x)) != training
+
+
+def test_what_is_frozen_behind_the_forward_pass_takes_nothing_from_others():
+    model = net()
+    with attach(model):
+        loss = model(torch.randn(4, 6)).sum()
+        model.blocks[0].requires_grad_(False)
+        loss.backward()
+    assert [inner.linear.weight.grad is not None for inner in model.blocks] == [False] + [True] * (L - 1)
+
+
+@pytest.mark.parametrize("batched", [True, "auto"])
+def test_autocast_is_that_of_the_forward_pass(batched):
+    model, x = net().float(), torch.randn(4, 6).float()
+    run = torch.autocast("cpu", torch.bfloat16)(lambda: model(x))
+    with attach(model, batched=False):
+        expected = gradients(model, lambda: run().float())
+    with attach(model, batched=batched):
+        assert is_row(run())
+        assert_equal_gradients(gradients(model, lambda: run().float()), expected, tolerance=0.02)
+
+
+def test_copies_train_by_themselves_and_nothing_is_left_behind():
+    model, x = net(), torch.randn(4, 6)
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     with attach(model):
         expected = gradients(model, lambda: model(x))
-        gradients(model, lambda: model(x))
-        with torch.no_grad():
-            assert not model(x).requires_grad
         copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-        for _ in range(2):
-            assert_equal_gradients(gradients(copied, lambda: copied(x)), expected)
         assert {name: set(vars(module)) for name, module in pickled.named_modules()} == before
+        assert is_row(copied(x))
+        copied.load_state_dict({n: 0 * t for n, t in copied.state_dict().items()})
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert not is_row(model(x))
 
 
-@pytest.mark.parametrize("how", ["in place", "a pair"])
-def test_a_block_that_does_something_else_than_before_is_refused(how):
-    class Changing(Plain):
-        now = False
+REFUSED = {
+    "create_graph": lambda model, x, loss: torch.autograd.grad(loss.sum(), model.stem.weight, create_graph=True),
+    "many": lambda model, x, loss: torch.autograd.grad(loss, model.stem.weight, torch.eye(4), is_grads_batched=True),
+    "in place": lambda model, x, loss: (model.blocks.load_state_dict(model.blocks.state_dict()), loss.sum().backward()),
+    "batched=False": lambda model, x, loss: (model.seen.append(0), loss.sum().backward()),
+    "transform": lambda model, x, loss: torch.func.grad(lambda x: model(x).sum())(x),
+    "DataParallel": lambda model, x, loss: model.blocks._replicate_for_data_parallel(),
+}
 
-        def forward(self, x):
-            out = super().forward(x)
-            if not Changing.now:
-                return out
-            return (out, out) if how == "a pair" else x.mul_(2)
 
-    model, x = Net([Changing() for _ in range(L)]), torch.randn(4, 6, dtype=torch.float64)
+@pytest.mark.parametrize("why", REFUSED)
+def test_refused_and_exact_again_in_the_next_pass(why):
+    seen = []
+    model, x = net(block(lambda self, x: x + torch.tanh(self.linear(x)) / (1 + len(seen)))), torch.randn(4, 6)
+    model.seen = seen
     with attach(model):
-        for _ in range(2):
-            gradients(model, lambda: model(x))
-        Changing.now = True
-        with pytest.raises(ChainError, match=r"blocks\.0 changes its state in place, or returns more than its state"):
-            model(x)
-        assert torch.is_grad_enabled()
+        with pytest.raises(ChainError, match=why):
+            REFUSED[why](model, x, model(x))
+        seen.clear()
+        actual = gradients(model, lambda: model(x))
+    assert_equal_gradients(actual, gradients(model, lambda: model(x)))
 
 
-def test_a_group_that_is_cut_and_one_that_is_not_alone(monkeypatch):
-    """Stacks of what several batches have a part of each."""
-    monkeypatch.setattr(batching, "_BYTES", 1500)
-    blocks = [Plain() if i % 3 else Wide() for i in range(9)]
-    model, x = Net(blocks), torch.randn(4, 6, dtype=torch.float64)
-    expected = gradients(model, lambda: model(x))
-    for options in ({"iterations": 9}, {"iterations": 2, "segments": 3}):
-        with gradfree.create_engine("highway_bp", **options).attach(model, ["blocks"], batched=True):
-            for _ in range(3):
-                assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+def test_threads_run_rows_at_the_same_time():
+    models, x = [net()] * 4 + [net() for _ in range(4)], torch.randn(4, 6)
 
+    def run(model):
+        return torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
 
-def test_hooks_on_parameters_without_a_gradient_are_not_called():
-    """As in backpropagation, where nothing leads to them."""
-
-    class Partly(Plain):
-        def __init__(self):
-            super().__init__()
-            self.unused = nn.Parameter(torch.zeros(3))
-
-    model, x = Net([Partly() for _ in range(L)]), torch.randn(4, 6, dtype=torch.float64)
-    expected = gradients(model, lambda: model(x))
-    for block in model.blocks:
-        block.unused.register_hook(lambda g: 2 * g)
-    with attach(model, batched="auto"):
-        for _ in range(3):
-            assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-
-
-def test_replicas_are_refused():
-    model = Net(BLOCKS["alike"]())
-    with attach(model), pytest.raises(ChainError, match=r"replicas of nn\.DataParallel"):
-        model.blocks._replicate_for_data_parallel()
-
-
-def test_a_hook_that_a_block_puts_on_its_state_later_is_refused():
-    """It would see nothing: the states inside of a row have no gradient of their own."""
-
-    class Hooking(Plain):
-        now = False
-
-        def forward(self, x):
-            if Hooking.now:
-                x.register_hook(print)
-            return super().forward(x)
-
-    model, x = Net([Hooking() for _ in range(L)]), torch.randn(4, 6, dtype=torch.float64)
-    with attach(model):
-        for _ in range(2):
-            gradients(model, lambda: model(x))
-        Hooking.now = True
-        with pytest.raises(ChainError, match=r"blocks\.1 puts a gradient hook, or"):
-            model(x)
-
-
-def test_the_gradient_of_the_input_keeps_no_others_memory():
-    """A view of all links' would, and would be saved with it."""
-    blocks, x = nn.Sequential(*(Plain() for _ in range(L))), torch.randn(4, 6, requires_grad=True)
-    with gradfree.create_engine("highway_bp", iterations=1).attach(blocks, [""], batched=True):
-        blocks(x).sum().backward()
-    assert x.grad.untyped_storage().nbytes() == x.nbytes
+    expected = [*map(run, models)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            handles = [attach(model, batched="auto") for model in models[3:]]
+            for found, exact in zip(pool.map(run, models), expected, strict=True):
+                assert all(map(torch.allclose, found, exact))
+            [handle.detach() for handle in handles]

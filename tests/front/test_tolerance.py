@@ -6,7 +6,7 @@ from test_fidelity import Sequences
 from torch import nn
 
 import gradfree
-from gradfree.depth.batched_chain import BatchedChain
+from gradfree.depth.depth_chain import DepthChain
 from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
 from gradfree.time.chain import TimeChain
 
@@ -63,7 +63,7 @@ def test_the_scale_of_the_loss_changes_neither_the_sweeps_nor_the_gradients(name
         assert_equal_gradients(actual, expected, tolerance=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "chain"), [("blocks", BatchedChain), ("time", TimeChain)])
+@pytest.mark.parametrize(("kind", "chain"), [("blocks", DepthChain), ("time", TimeChain)])
 def test_the_residual_costs_no_pull(kind, chain, monkeypatch):
     make, batch, path = KINDS[kind]
     model, x, pulls = make(), batch(), []

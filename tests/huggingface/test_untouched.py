@@ -95,8 +95,8 @@ def test_caches_are_the_same():
 
     def run(model):
         first = model(TOKENS[:, :6], use_cache=True)
-        second = model(TOKENS[:, 6:], past_key_values=first.past_key_values)
-        with torch.no_grad():
+        with torch.no_grad():  # A cache of a pass with gradients leads into its blocks.
+            second = model(TOKENS[:, 6:], past_key_values=first.past_key_values)
             third = model.eval()(TOKENS[:, :6], use_cache=True).past_key_values
         caches = [(layer.keys, layer.values) for cache in (second.past_key_values, third) for layer in cache.layers]
         return [second.logits, *tensors(caches)]

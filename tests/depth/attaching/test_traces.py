@@ -9,8 +9,7 @@ import torch
 from exact_engines import EXACT
 
 import gradfree
-from gradfree.depth.batched_chain import Ran
-from gradfree.depth.recording import Recording
+from gradfree.depth.depth_pass import DepthPass
 from gradfree.testing.cases.models import (
     Model,
     Plain,
@@ -35,13 +34,13 @@ def test_nothing_is_recorded_without_gradients():
 def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
     """No reference cycle through autograd's C++ nodes, which Python's collector could not see."""
     seen = []
-    create = Recording.__init__
+    create = DepthPass.__init__
 
     def remember(self, *args):
         create(self, *args)
         seen.append(weakref.ref(self))
 
-    monkeypatch.setattr(Recording, "__init__", remember)
+    monkeypatch.setattr(DepthPass, "__init__", remember)
     model, x = plain_model(), torch.randn(4, 6)
     with EXACT["highway_bp"].attach(model):
         model(x).sum().backward()  # The first pass of all loads parts of torch, which leave cycles of their own.
@@ -61,29 +60,10 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
 
 
 @pytest.mark.parametrize("backward", [True, False])
-def test_a_batched_pass_is_freed_with_its_last_tensor(backward):
-    """Also where its graph is retained: no state that the recording keeps leads back to it."""
-    model, x = plain_model(), torch.randn(4, 6)
-    with gradfree.create_engine("highway_bp", iterations=9).attach(model, batched=True):
-        model(x).sum().backward()
-        out = model(x).sum()
-        (start,) = {n for n in walk([out]).nodes if hasattr(n, "recording") and not hasattr(n, "index")}
-        recording = start.recording
-        assert all(isinstance(link, Ran) for link in recording.links)
-        seen = weakref.ref(recording)
-        del start, recording
-        if backward:
-            out.backward(retain_graph=True)
-        del out
-        assert seen() is None
-
-
-@pytest.mark.parametrize("backward", [True, False])
-@pytest.mark.parametrize("batched", [True, False])
-def test_a_model_that_keeps_a_state_is_freed(batched, backward):
+def test_a_model_that_keeps_a_state_is_freed(backward):
     """``self.last = h``: autograd's nodes behind that lead to no module, or Python could not collect the model."""
     model, x = plain_model(), torch.randn(4, 6)
-    with gradfree.create_engine("highway_bp", iterations=9).attach(model, batched=batched):
+    with gradfree.create_engine("highway_bp", iterations=9).attach(model):
         for _ in range(2):
             states = model.states(x)
             if backward:

@@ -29,7 +29,6 @@ def often():
     sys.setswitchinterval(before)
 
 
-@pytest.mark.xfail(reason="chains in depth are not for several threads yet", strict=False)
 @pytest.mark.parametrize("threads", TOGETHER)
 @pytest.mark.parametrize(
     ("model", "batched"), [("a row", "auto"), ("a row", True), ("a row", False), ("a loop", "auto")]

@@ -13,7 +13,7 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
-from gradfree.depth.chain import DepthChain
+from gradfree.depth.depth_chain import DepthChain
 from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError

@@ -14,6 +14,7 @@ from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.jacobians import Mixing, jacobians, vectors, width
 from gradfree.depth.link import Link, refuse_converted, walking
+from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
@@ -26,17 +27,20 @@ class Trained(NamedTuple):
     Attributes:
         parameters: each once.
         numbers: their places, by their ids.
+        anchor: leads to them, see :class:`~gradfree.depth.nodes.Anchor`.
     """
 
     parameters: Sequence[Tensor]
     numbers: dict[int, int]
+    anchor: Tensor
 
     @classmethod
     def of(cls, parameters: Iterable[Tensor]) -> Trained:
         """Return ``parameters``, each once."""
         # By identity: the hash of a tensor is computed in Python.
         once = list({id(p): p for p in parameters}.values())
-        return cls(once, {id(p): n for n, p in enumerate(once)})
+        anchor = Anchor.apply(torch.empty(0, requires_grad=True), *once)
+        return cls(once, {id(p): n for n, p in enumerate(once)}, anchor)
 
 
 NO_RESIDUAL = (

@@ -1,0 +1,289 @@
+"""Rows: the equal blocks of an ``nn.Sequential`` run forward without a graph, and backward as one autograd function.
+
+Decided before each pass from what can be seen; anything else goes block by block, by the recorder's hooks. The user's
+modules are called in the forward pass as always. The backward pass runs a structure-only copy of the block, one for
+each thread, in a batch of all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from gradfree.algebra.cotangents import Cotangent
+from gradfree.depth.ports import Port, port_of
+from gradfree.depth.recorder import RecordedChain
+from gradfree.depth.row_chain import RanRow, RowChain
+from gradfree.errors import ChainError
+from gradfree.rows.alike import first_line, why_no_row
+from gradfree.rows.batch import Autocast, autocast_on, call
+from gradfree.rows.costs import pays
+from gradfree.rows.structure import Structures, tensors_of
+from gradfree.torchside.graph import may_write, walk
+from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
+from gradfree.torchside.hooks import spare_hooks
+from gradfree.torchside.private import (
+    Function,
+    has_global_hook,
+    hooks_of,
+    is_compiled_around,
+    recomputed,
+    saves_elsewhere,
+    version,
+)
+from gradfree.torchside.residual import residual_factor
+
+_PLANS = 16
+"""How many kinds of passes a row remembers the decision of."""
+
+
+class _Plan(NamedTuple):
+    """What is known of passes of one kind that are rows.
+
+    Attributes:
+        structures: of the block.
+        residual: what the residual path of each block carries.
+    """
+
+    structures: Structures
+    residual: float
+
+
+class _Run(NamedTuple):
+    """One pass, as its autograd function is given it."""
+
+    row: SequentialRow
+    plan: _Plan
+    parameters: Sequence[Tensor]
+    names: Sequence[str]
+    tensors: Sequence[Tensor]
+    autocast: Autocast
+
+
+class _Context(FunctionCtx):
+    run: _Run
+    needs_input_grad: tuple[bool, ...]
+
+
+class _Blocks(Function):
+    """(run, h_0, trained parameters) -> h_L."""
+
+    @staticmethod
+    def forward(ctx: _Context, run: _Run, state: Tensor, *parameters: Tensor) -> Tensor:
+        """Run the blocks without a graph; keep the states between them."""
+        ctx.set_materialize_grads(False)
+        states = [state]
+        for path, block in run.row.blocks:
+            given = states[-1]
+            before, out = version(given), block(given)
+            if type(out) is not Tensor or out.shape != state.shape or out.dtype is not state.dtype:
+                raise ChainError(
+                    f"{path} does not return a state like the one it was given. Attach with batched=False."
+                )
+            if version(given) != before:
+                raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
+            states.append(out.detach())
+        ctx.run = run._replace(tensors=())
+        ctx.save_for_backward(*states, *run.tensors)
+        # The model may change its own in place.
+        return states[-1].clone()
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[Cotangent, ...]:
+        """Let the engine solve the chain."""
+        refuse_second_derivatives()
+        run = ctx.run
+        if cotangent is None:
+            return (None,) * (2 + len(run.parameters))
+        refuse_batched([cotangent], run.row.blocks[0][0])
+        found = saved(ctx, f"the blocks from {run.row.blocks[0][0]} on")
+        initial, *gradients = run.row.solve(run, found, ctx.needs_input_grad[1], cotangent)
+        spare_hooks(hooks_of(p) for p, g in zip(run.parameters, gradients, strict=True) if g is None)
+        return None, initial, *gradients
+
+
+class SequentialRow:
+    """Put in place of a container's ``forward``: runs its blocks as a row where they are one.
+
+    Args:
+        chain: the recorded chain of all the container's blocks.
+        container: holds them.
+    """
+
+    KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
+    """What is put on the container."""
+
+    _plans: dict[Hashable, _Plan | str]
+    _modules: list[nn.Module]
+    _hooks: list[tuple[Mapping[int, Any], int]]
+    _known: list[Any]
+
+    def __init__(self, chain: RecordedChain, container: nn.Module):
+        self._chain, self._container, self._own = chain, container, container.forward
+        self.blocks = list(chain.blocks.items())
+        self._look()
+        vars(container).update({key: getattr(self, key) for key in self.KEYS})
+
+    @classmethod
+    def fits(cls, container: nn.Module, blocks: Sequence[nn.Module]) -> bool:
+        """Tell whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
+        kind: Any = type(container)
+        return (
+            isinstance(container, nn.Sequential)
+            and kind.forward is nn.Sequential.forward
+            and kind.__iter__ is nn.Sequential.__iter__
+            and "forward" not in vars(container)
+            and list(container._modules.values()) == list(blocks)
+            and all(type(port := port_of(b)) is Port and port.position == 0 for b in blocks)
+        )
+
+    def remove(self) -> None:
+        """Give the container its own forward back, unless somebody has put another one in its place."""
+        held = vars(self._container)
+        for key in self.KEYS:
+            if held.get(key) == getattr(self, key):
+                del held[key]
+        self._chain.attachment.batched = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is planned: a copy has modules of its own."""
+        return {**self.__dict__, "_plans": {}}
+
+    def forward(self, input: Tensor) -> Any:
+        """Run the blocks."""
+        if not self._can_be_seen_whole(input):
+            return self._own(input)
+        self._chain.check()
+        plan = self._plan(input)
+        if isinstance(plan, str):
+            if self._chain.attachment.batched is True:
+                raise ChainError(
+                    f"batched=True, but the blocks from {self.blocks[0][0]} on cannot be pulled through in a batch: "
+                    f"{plan}. Use batched='auto', which batches what can be and where it pays."
+                )
+            return self._own(input)
+        tensors = [t for _, block in self.blocks for t in tensors_of(block).values()]
+        parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
+        run = _Run(self, plan, parameters, list(tensors_of(self.blocks[0][1])), tensors, autocast_on(input.device))
+        return _Blocks.apply(run, input, *parameters)
+
+    def solve(self, run: _Run, found: Sequence[Tensor], initial: bool, cotangent: Tensor) -> Sequence[Cotangent]:
+        """Return the gradients of h_0 and the parameters.
+
+        Args:
+            run: the pass.
+            found: its states and the blocks' tensors.
+            initial: whether h_0 needs a gradient.
+            cotangent: of h_L.
+        """
+        count, chain = len(self.blocks), self._chain
+        states, tensors = found[: count + 1], found[count + 1 :]
+        columns = {name: tensors[n :: len(run.names)] for n, name in enumerate(run.names)}
+        structure, residual = run.plan.structures.get(), run.plan.residual
+        row = RanRow(self.blocks, structure, columns, run.parameters, states, residual, run.autocast, initial)
+        gradients = chain.attachment.solve(RowChain(row, chain), [*[None] * (count - 1), cotangent])
+        chain.attachment.solved.update(path for path, _ in self.blocks)
+        return gradients.initial, *gradients.parameters
+
+    def _can_be_seen_whole(self, state: Tensor) -> bool:
+        """Tell whether nobody would notice that the blocks run without the recorder's hooks."""
+        return (
+            not is_compiled_around()
+            and torch.is_grad_enabled()
+            and not recomputed()
+            and not saves_elsewhere()
+            and not torch.is_anomaly_enabled()
+            and type(state) is Tensor
+            and state.is_floating_point()
+            and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
+        )
+
+    def _plan(self, state: Tensor) -> _Plan | str:
+        """Return what is known of passes like this one; a string says why they go block by block."""
+        if self._held() != self._layers:
+            self._look()
+        hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
+        replaced = any("forward" in vars(module) for module in self._modules)
+        if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
+            return "they have hooks or a forward of their own"
+        tensors = [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
+        if not all(t is None or t.is_leaf for t in tensors):  # functional_call's, of weights that were computed.
+            return "they have computed parameters"
+        key: Hashable = (
+            (state.shape, state.dtype, state.device, autocast_on(state.device)),
+            tuple([m.training for m in self._modules]),
+            tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
+        )
+        attributes = self._attributes()
+        if len(attributes) != len(self._known) or not all(map(is_, attributes, self._known)):
+            self._known = attributes
+            self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
+        if key not in self._plans:
+            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._made_plan(state)}
+        return self._plans[key]
+
+    def _made_plan(self, state: Tensor) -> _Plan | str:
+        blocks, declared = [block for _, block in self.blocks], self._chain.attachment.batched is True
+        if reason := why_no_row(blocks, declared):
+            return reason
+        structures, autocast = Structures(blocks[0]), autocast_on(state.device)
+        structure = structures.get()
+        tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
+        # No sample has the graph of any number of them.
+        given = torch.empty_like(state[:0] if state.dim() > 1 else state).requires_grad_()
+        entered = given.view_as(given)
+        try:
+            out = call(structure, tensors, entered, autocast)
+        except Exception as error:  # Whatever the user's forward says to a batch of no samples.
+            return f"it does not run without samples ({first_line(error)})"
+        if type(out) is not Tensor or out.shape != given.shape or out.dtype is not state.dtype:
+            return "they change the shape or dtype of their state"
+        graph = walk([out], [cast(Any, entered.grad_fn)])
+        if not graph.stops:
+            return "they cut their state off"
+        if not declared and may_write(graph.kinds):
+            return "they use an autograd function of their own"
+        if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
+            return "they use a tensor that needs a gradient and is no parameter of theirs"
+        factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(entered))
+        engine = self._chain.attachment.engine
+        if isinstance(factor, Tensor) and engine.needs_residual and self._chain.declared is None:
+            return "their residual path carries other numbers in each pass"
+        nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
+        if not declared and not pays(state.device.type, nodes, parameters, nodes * state.numel()):
+            return "a batch of such blocks would take longer"
+        return _Plan(structures, 0.0 if isinstance(factor, Tensor) else factor)
+
+    def _look(self) -> None:
+        """Note which modules the blocks consist of, and forget what was known of others."""
+        self._plans = {}
+        self._modules = [m for _, block in self.blocks for m in block.modules()]
+        self._children = [m._modules for m in self._modules if m._modules]
+        self._layers = self._held()
+        # Torch's own layers have but numbers, which show in their outputs.
+        self._users = [m for m in self._modules if not type(m).__module__.startswith("torch.nn.")]
+        self._known = self._attributes()
+        blocks = {block for _, block in self.blocks}
+        # The recorder has one hook of each kind on a block.
+        self._hooks = [
+            (hooks, 1 if m in blocks else 0)
+            for m in self._modules
+            for hooks in (m._forward_hooks, m._forward_pre_hooks)
+        ]
+
+    def _held(self) -> list[Any]:
+        return [child for children in self._children for child in children.values()]
+
+    def _attributes(self) -> list[Any]:
+        return [value for module in self._users for value in vars(module).values()]
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        raise ChainError(
+            f"{self.blocks[0][0]} runs as one of several replicas of nn.DataParallel, which share the engine. Use "
+            "DistributedDataParallel."
+        )

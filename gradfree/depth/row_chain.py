@@ -1,0 +1,240 @@
+"""A chain whose equal blocks ran without a graph: linearised, and pulled through, in one batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from gradfree.algebra import time_scan
+from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus
+from gradfree.chains.chain import ChainGradients
+from gradfree.chains.survey import LinkFindings
+from gradfree.depth.depth_chain import NO_RESIDUAL, DepthChain
+from gradfree.depth.depth_pass import Attached
+from gradfree.depth.link import Link, walking
+from gradfree.errors import ChainError
+from gradfree.rows.batch import Autocast, Batch, call, matches
+from gradfree.torchside.graph import may_write, walk
+from gradfree.torchside.phases import phase
+from gradfree.torchside.private import assert_on_device
+
+
+@dataclass(frozen=True)
+class RanRow:
+    """What a forward pass through a row has left.
+
+    Attributes:
+        blocks: by path, in order.
+        structure: stands for each of them.
+        tensors: their parameters and buffers, (L,) each, by name.
+        parameters: those of them that were trained in the pass, each once.
+        states: h_0 to h_L.
+        residual: what the residual path of each block carries.
+        autocast: as it was.
+        initial: whether h_0 needs a gradient.
+    """
+
+    blocks: Sequence[tuple[str, nn.Module]]
+    structure: nn.Module
+    tensors: Mapping[str, Sequence[Tensor]]
+    parameters: Sequence[Tensor]
+    states: Sequence[Tensor]
+    residual: float
+    autocast: Autocast
+    initial: bool
+
+
+class RowChain(DepthChain):
+    """The links of a row. Cotangents are one tensor (L, ...), states all of one shape.
+
+    Args:
+        row: the pass.
+        chain: is solved.
+    """
+
+    def __init__(self, row: RanRow, chain: Attached):
+        self.row, self.parameters = row, row.parameters
+        # Each backward pass makes graphs of its own.
+        self.keep_graph = chain.attachment.compares
+        self.memory, self.mixing, self.declared, self.alone = (
+            chain.attachment.memory,
+            chain.mixing,
+            chain.declared,
+            chain.alone,
+        )
+        self.inputs, self.like = 0, row.states[-1]
+        self._numbers = {id(p): n for n, p in enumerate(row.parameters)}
+        # The places of links that are pulled through together.
+        self._parts: list[Sequence[int]] = [range(len(row.blocks))]
+        self._batches: dict[int, Batch] = {}
+
+    def __len__(self) -> int:
+        """L, the number of links."""
+        return len(self.row.blocks)
+
+    @cached_property
+    def links(self) -> list[Link]:  # type: ignore[override]
+        """The blocks run again one by one, each with a graph: for what engines ask of single links."""
+        return [self._link(i) for i in range(len(self))]
+
+    def _link(self, index: int) -> Link:
+        row, (path, block) = self.row, self.row.blocks[index]
+        given = row.states[index].detach().requires_grad_(row.initial or index > 0)
+        with torch.enable_grad():
+            given = given.view_as(given)
+        out = call(row.structure, {name: own[index] for name, own in row.tensors.items()}, given, row.autocast)
+        self._check(out.detach(), row.states[index + 1], path)
+        entry = None if given.grad_fn is None else GradientEdge(given.grad_fn, 0)
+        graph = walk([out], () if entry is None else (entry.node,))
+        numbers = {self._numbers[id(leaf)]: leaf for leaf in graph.leaves if id(leaf) in self._numbers}
+        return Link(path, block, out, entry, (), numbers, out.grad_fn, may_write(graph.kinds))
+
+    def _check(self, out: Tensor, expected: Tensor, where: str) -> None:
+        """Refuse links whose outputs are not those of the pass: what they read may have changed since it was planned.
+
+        A GPU is not waited for: there it is an assertion of the device's.
+        """
+        same = matches(out, expected, self.row.autocast[1] if self.row.autocast[2] else out.dtype)
+        message = (
+            f"{where} gave other outputs in a batch than in the forward pass: they read something that has changed, or "
+            "that a batch of them does not see. Attach with batched=False."
+        )
+        try:
+            assert_on_device(same, message)
+        except RuntimeError:  # On a CPU it comes at once.
+            raise ChainError(message) from None
+
+    def constant(self, factor: Factor) -> list[Factor]:
+        """Return the factors K_i = diag(``factor``)."""
+        return [factor] * len(self)
+
+    def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
+        """Return ``weight`` · K_i: one number for all blocks."""
+        factor = self.row.residual if self.declared is None else self.declared
+        if self.alone and factor == 0.0 and weight != 0.0 and self.declared is None:
+            raise ChainError(NO_RESIDUAL.format(first=self.row.blocks[0][0], last=self.row.blocks[-1][0]))
+        return [0.0, *[factor * weight] * (len(self) - 1)]
+
+    def _stacked(self, cotangents: Tensor | Sequence[Cotangent]) -> Tensor:
+        if isinstance(cotangents, Tensor):
+            return cotangents
+        stacked = self.like.new_zeros(len(self), *self.like.shape)
+        for row, cotangent in zip(stacked.unbind(0), cotangents, strict=True):
+            if cotangent is not None:
+                row.copy_(cotangent)
+        return stacked
+
+    @phase("scan")
+    def scan(self, terms: Tensor | Sequence[Cotangent], factors: Sequence[Factor]) -> Tensor:  # type: ignore[override]
+        """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
+        one = factors[-1]
+        if is_number(one, 1.0) and not isinstance(terms, Tensor) and all(e is None for e in terms[:-1]):
+            assert terms[-1] is not None
+            return terms[-1].expand(len(self), *self.like.shape)
+        terms = self._stacked(terms)
+        if not isinstance(one, Tensor):
+            return time_scan.scan(terms, terms.new_full((), one), reverse=True) if one else terms
+        delta = terms.clone()
+        for i in range(len(delta) - 2, -1, -1):
+            delta[i] += delta[i + 1] * one
+        return delta
+
+    def beyond(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
+        """Return ``factors``: batches round otherwise than single blocks."""
+        return factors
+
+    @phase("pulls")
+    def pull(  # type: ignore[override]
+        self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]
+    ) -> Tensor:
+        """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one call for all links."""
+        pulled = torch.zeros_like(delta) if len(self._parts) > 1 else delta
+        for n, part in enumerate(self._parts):
+            if len(self._parts) == 1:
+                pulled = self._pull(n, delta)
+            else:
+                pulled[list(part)] = self._pull(n, delta[list(part)])
+        if not is_number(factors[-1], 0.0):
+            pulled = pulled - delta * factors[-1]
+        terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
+        for i, e in enumerate(direct):
+            if e is not None:
+                terms[i] += e
+        return terms
+
+    def in_step(self, ends: Sequence[int]) -> RowChain:
+        """Return the chain with its links in parts by how far they are from the ends of their segments."""
+        parts: dict[int, list[int]] = {}
+        for i in range(len(self)):
+            parts.setdefault(min(end - i for end in ends if end >= i), []).append(i)
+        chain = copy.copy(self)
+        chain._parts, chain._batches = list(parts.values()), {}
+        return chain
+
+    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``: one call for each part of :meth:`in_step`."""
+        given = {i: d for i, d in zip(indices, delta, strict=True) if d is not None}
+        found: dict[int, Tensor] = {}
+        for n, part in enumerate(self._parts):
+            if not given.keys().isdisjoint(part):
+                cotangents = torch.stack([given.get(i, torch.zeros_like(self.like)) for i in part])
+                found.update(zip(part, self._pull(n, cotangents).unbind(0), strict=True))
+        return [found.get(i) if i in given else None for i in indices]
+
+    @phase("parameter gradients")
+    def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
+        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
+        delta, total, initial = self._stacked(delta), self._zero(), None
+        for n, part in enumerate(self._parts):
+            batch, own = self._batch(n), delta if len(self._parts) == 1 else delta[list(part)]
+            with walking(self._where(n), ()):
+                weights, entered = batch.gradients(own, self.keep_graph)
+            if not self.keep_graph:
+                del self._batches[n]
+            if self.row.initial and 0 in part:
+                # A view would keep the gradients of all links' inputs.
+                initial = entered[list(part).index(0)].clone()
+            for name, stacked in weights.items():
+                if stacked is None:  # As in backpropagation, where nothing leads to it.
+                    continue
+                # Autograd would copy a gradient whose strides are not the parameter's, each by itself.
+                for i, gradient in zip(part, stacked.contiguous().unbind(0), strict=True):
+                    number = self._numbers[id(self.row.tensors[name][i])]
+                    total.parameters[number] = plus(total.parameters[number], gradient)
+        return total._replace(initial=initial)
+
+    def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
+        """Return what each link carries, run again by itself."""
+        return [replace(link, batched=True) for link in super().survey(direct)]
+
+    def _pull(self, part: int, cotangents: Tensor) -> Tensor:
+        batch = self._batch(part)
+        with walking(self._where(part), ()):
+            return batch.pull(cotangents)
+
+    def _batch(self, number: int) -> Batch:
+        """Return the linearisation of a part, made when it is first asked for."""
+        if number not in self._batches:
+            row, part, where = self.row, self._parts[number], self._where(number)
+            tensors = {name: [own[i] for i in part] for name, own in row.tensors.items()}
+            with walking(where, ()):
+                trained = [name for name, own in tensors.items() if id(own[0]) in self._numbers]
+                batch = Batch(row.structure, tensors, trained, [row.states[i] for i in part], row.autocast)
+            at, out = f"the blocks from {where[-1].path} to {where[0].path}", batch.out.detach()
+            self._check(out[-1], row.states[part[-1] + 1], at)
+            if isinstance(part, range):  # Other parts have none but the states that they end at.
+                self._check(out[:-1], batch.inputs.detach()[1:], at)
+            self._batches[number] = batch
+        return self._batches[number]
+
+    def _where(self, part: int) -> list[Any]:
+        """Return what stands for the links of a part in messages."""
+        return [SimpleNamespace(path=self.row.blocks[i][0]) for i in (self._parts[part][-1], self._parts[part][0])]

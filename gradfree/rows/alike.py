@@ -1,0 +1,214 @@
+"""Whether blocks can be a row: what can be seen of them before a pass."""
+
+from __future__ import annotations
+
+import gc
+import operator
+from collections.abc import Hashable, Sequence
+from threading import Lock, get_ident
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from gradfree.errors import ChainError
+from gradfree.rows.structure import structure_of, tensors_of
+from gradfree.torchside.private import is_compiled, saves_elsewhere, version
+from gradfree.torchside.sharding import own_class
+
+_OWN = {*vars(nn.Module())}
+"""The attributes that every module has."""
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
+
+_LAYERS = {
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Identity, nn.Flatten),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Hardswish),
+    *(nn.ReLU6, nn.SELU, nn.CELU, nn.Softsign, nn.LogSigmoid, nn.Softmax),
+}
+"""Layers that torch can run in a batch of several, with other parameters for each."""
+
+_FUNCTIONS = {
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.matmul, operator.getitem),
+    *(torch.add, torch.sub, torch.mul, torch.div, torch.tanh, torch.sigmoid, torch.relu, torch.matmul, torch.cat),
+    *(torch.chunk, torch.split, torch.softmax, torch.flatten, torch.sin, torch.cos, torch.exp),
+    *(F.linear, F.layer_norm, F.group_norm, F.relu, F.gelu, F.silu, F.tanh, F.sigmoid, F.softmax, F.elu),
+    *(F.leaky_relu, F.softplus, F.mish, F.conv1d, F.conv2d, F.conv3d),
+}
+_METHODS = {
+    *("add", "sub", "mul", "div", "neg", "tanh", "sigmoid", "relu", "sin", "cos", "exp", "matmul", "softmax"),
+    *("chunk", "split", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "unflatten"),
+    "contiguous",
+}
+
+
+def likeness(module: nn.Module) -> Hashable:
+    """Return what two modules have in common if one structure can stand for both, given parameters and buffers.
+
+    That is: classes, shapes, what is trained, modes, and all plain attributes. Any other attribute, such as a tensor or
+    a function, must be the same object.
+    """
+    return tuple(
+        (name, own_class(inner), inner.training, _attributes(inner), _tensors(inner))
+        for name, inner in module.named_modules(remove_duplicate=False)
+    )
+
+
+def why_no_row(blocks: Sequence[nn.Module], declared: bool) -> str | None:
+    """Return why ``blocks`` are no row, as far as looking at them tells; ``None`` if nothing does.
+
+    Args:
+        blocks: run one after the other.
+        declared: whether the user says that they can run in a batch (``batched=True``): a forward that cannot be
+            traced is taken then.
+    """
+    if len(blocks) < 2 or len({likeness(block) for block in blocks}) > 1:
+        return "the blocks are not equal in structure, attributes, modes and shapes"
+    for block in blocks:
+        for inner in block.modules():
+            if reason := _hindrance(inner):
+                return f"{type(inner).__name__} {reason}"
+        own = tensors_of(block).values()
+        if len(own) > len(set(map(id, own))):
+            return "two layers of a block share a parameter or buffer"
+    return _why_not_traced(blocks[0], declared)
+
+
+def first_line(error: Exception) -> str:
+    """Return what to cite of an error."""
+    return (str(error) or repr(error)).splitlines()[0]
+
+
+def _hindrance(module: nn.Module) -> str | None:
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+        return "draws a new mask each time it runs"
+    if isinstance(module, nn.modules.batchnorm._NormBase) and (module.training or module.running_mean is None):
+        return "uses the statistics of its batch"
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention | nn.TransformerEncoderLayer):
+        return "has kernels of its own for one set of weights"
+    if getattr(module, "inplace", False):
+        return "works in place"
+    if is_compiled(module):
+        return "is compiled"
+    if hasattr(module, "parametrizations"):
+        return "computes its parameters"
+    if "register_hook" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ()):
+        return "calls register_hook"
+    if any(isinstance(value, Tensor) for value in vars(module).values()):
+        return "holds a tensor that is no parameter or buffer"
+    return None
+
+
+def _why_not_traced(block: nn.Module, declared: bool) -> str | None:
+    made: list[Any] = []
+    reason = _untraced(block, declared, made)
+    if any(proxy() is not None for proxy in made):
+        gc.collect()
+        if any(proxy() is not None for proxy in made):
+            raise ChainError(
+                f"the forward of {type(block).__name__} keeps tensors outside of the block, and so has kept symbolic "
+                "ones while an engine looked whether such blocks can run in a batch. Attach with batched=False."
+            )
+    return reason
+
+
+def _untraced(block: nn.Module, declared: bool, made: list[Any]) -> str | None:
+    try:
+        # Called by another module, a block gets its state alone, as in the chain.
+        tracer, structure = _Tracer(made), nn.Sequential(structure_of(block))
+    except Exception as error:  # Of whatever its attributes are.
+        return f"it cannot be copied ({first_line(error)})"
+    before = {inner: dict(vars(inner)) for inner in structure.modules()}
+    buffers = [(buffer, version(buffer)) for buffer in structure.buffers()]
+    try:
+        with _tracing:
+            graph = tracer.trace(structure)
+    except Exception as error:  # Whatever the user's forward does with symbolic tensors.
+        if declared or tracer.reason:
+            return tracer.reason
+        return f"its forward cannot be traced ({first_line(error)})"
+    if tracer.reason:
+        return tracer.reason
+    # A tensor that outlives the pass, kept for a loss, has no gradient in a row.
+    if any(map(_changed, before.items())) or any(proxy() is not None for proxy in made):
+        return "it keeps tensors from inside, and a loss on them would have no gradient"
+    if any(version(buffer) != number for buffer, number in buffers):
+        return "it changes its buffers"
+    for node in graph.nodes:
+        if node.op == "call_method" and node.target.endswith("_"):
+            return f"its forward calls {node.target}"
+        if node.kwargs.get("inplace"):
+            return "it works in place"
+        if not declared and not _is_known(node, structure):
+            what = getattr(node.target, "__name__", node.target)
+            return f"its forward uses {what}, which is not known to run in a batch"
+    return None
+
+
+def _changed(module: tuple[nn.Module, dict[str, Any]]) -> bool:
+    now, before = vars(module[0]), module[1]
+    return now.keys() != before.keys() or any(value is not before[name] for name, value in now.items())
+
+
+def _is_known(node: fx.Node, structure: nn.Module) -> bool:
+    if node.op == "call_module":
+        return type(structure.get_submodule(str(node.target))) in _LAYERS
+    if node.op in ("call_function", "call_method"):
+        return node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS)
+    return node.op != "get_attr" or node.target in tensors_of(structure)
+
+
+_tracing = Lock()
+"""While torch traces, it patches all modules' calls: two would leave each other's patches behind."""
+
+
+class _Tracer(fx.Tracer):
+    """Notes in ``made`` the symbolic tensors that it makes, and why a row would lose hooks."""
+
+    def __init__(self, made: list[Any]):
+        super().__init__()
+        self.made, self._thread = made, get_ident()
+        self.reason: str | None = None
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Let other threads' calls through."""
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Proxy:
+        if saves_elsewhere():
+            self.reason = "it has a checkpoint, or other hooks on what autograd saves"
+        made = super().create_proxy(kind, target, *args, **kwargs)
+        self.made.append(ref(made))
+        return made
+
+
+def _attributes(module: nn.Module) -> Hashable:
+    return tuple((name, _value(value)) for name, value in vars(module).items() if name not in _OWN)
+
+
+def _value(value: Any) -> Hashable:
+    if isinstance(value, _PLAIN):
+        # 1, 1.0 and True are equal, but not alike.
+        return type(value), value
+    if isinstance(value, list | tuple):
+        return type(value), *map(_value, value)
+    if isinstance(value, dict):
+        return dict, *((_value(k), _value(v)) for k, v in value.items())
+    return id(value)
+
+
+def _tensors(module: nn.Module) -> Hashable:
+    return tuple(
+        (name, None if tensor is None else _layout(tensor))
+        for own in (module._parameters, module._buffers)
+        for name, tensor in own.items()
+    )
+
+
+def _layout(tensor: Tensor) -> Hashable:
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad

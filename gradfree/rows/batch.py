@@ -1,0 +1,78 @@
+"""Modules that are alike as one graph: one call linearises them all, one more pulls cotangents back through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+Autocast = tuple[str, torch.dtype, bool]
+"""A device type, the lower precision, and whether it is used."""
+
+
+def autocast_on(device: torch.device) -> Autocast:
+    """Return what ``torch.autocast`` does on a device now."""
+    return device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
+
+
+def call(structure: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, autocast: Autocast) -> Tensor:
+    """Return what ``structure`` makes of ``x`` with these parameters and buffers, with a graph."""
+    device, dtype, enabled = autocast
+    with torch.enable_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
+        out: Tensor = functional_call(structure, dict(tensors), (x,))
+        return out
+
+
+class Batch:
+    """N modules that are alike, at one input each.
+
+    Args:
+        structure: stands for all.
+        tensors: the parameters and buffers of the N modules, by name.
+        trained: the names of those that need a gradient.
+        inputs: what each was given.
+        autocast: as it was.
+
+    Attributes:
+        inputs: a leaf of the graph, (N, ...).
+        weights: likewise, the trained parameters stacked, by name.
+        out: the root of the graph, (N, ...).
+    """
+
+    def __init__(
+        self,
+        structure: nn.Module,
+        tensors: Mapping[str, Sequence[Tensor]],
+        trained: Sequence[str],
+        inputs: Sequence[Tensor],
+        autocast: Autocast,
+    ):
+        with torch.no_grad():
+            self.inputs = torch.stack(list(inputs)).requires_grad_()
+            stacked = {name: torch.stack(list(values)) for name, values in tensors.items()}
+        self.weights = {name: stacked[name].requires_grad_() for name in trained}
+        run = vmap(lambda own, x: call(structure, own, x, autocast), randomness="error")
+        with torch.enable_grad():
+            self.out = run(stacked, self.inputs)
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Return what ``cotangents``, (N, ...), of the outputs bring to the inputs; keeps the graph."""
+        (pulled,) = torch.autograd.grad(self.out, self.inputs, cotangents, retain_graph=True, materialize_grads=True)
+        return pulled
+
+    def gradients(self, cotangents: Tensor, keep: bool) -> tuple[dict[str, Tensor | None], Tensor]:
+        """Return what ``cotangents`` bring to the weights, each stacked, by name, and to the inputs."""
+        targets = [*self.weights.values(), self.inputs]
+        *weights, inputs = torch.autograd.grad(self.out, targets, cotangents, retain_graph=keep, allow_unused=True)
+        return dict(zip(self.weights, weights, strict=True)), inputs
+
+
+def matches(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return, as a tensor, whether ``a`` is ``b`` but for the rounding of products in ``dtype``; true for no number."""
+    if not b.numel():
+        return b.new_ones((), dtype=torch.bool)
+    largest = b.abs().amax()
+    rounding = min(1e3 * torch.finfo(dtype).eps, 0.1)
+    return ((a - b).abs_().amax() <= rounding * largest) | ~largest.isfinite()

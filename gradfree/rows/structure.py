@@ -1,0 +1,51 @@
+"""Copies of a block that have its structure, but none of its numbers and hooks."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+
+
+def structure_of(block: nn.Module) -> nn.Module:
+    """Return a copy of ``block`` on the meta device, without hooks."""
+    known: dict[int, Any] = {}
+    for tensor in tensors_of(block).values():
+        like = torch.empty_like(tensor, device="meta")
+        known[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
+    for module in block.modules():
+        known.update((id(getattr(module, name)), OrderedDict()) for name in _HOOKS)
+    return copy.deepcopy(block, known)
+
+
+def tensors_of(block: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of ``block``, by name; several times what has several names."""
+    return {
+        **dict(block.named_parameters(remove_duplicate=False)),
+        **dict(block.named_buffers(remove_duplicate=False)),
+    }
+
+
+class Structures:
+    """The structure of one block, a copy for each thread: a functional call swaps tensors in it while it runs.
+
+    Args:
+        block: as it is now.
+    """
+
+    def __init__(self, block: nn.Module):
+        self._block = structure_of(block)
+        self._copies: dict[int, nn.Module] = {}
+
+    def get(self) -> nn.Module:
+        """Return this thread's copy."""
+        thread = get_ident()
+        if thread not in self._copies:
+            self._copies[thread] = structure_of(self._block)
+        return self._copies[thread]
