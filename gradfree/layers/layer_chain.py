@@ -177,7 +177,12 @@ class LayerChain(DepthChain):
 
     def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobian of ``link``."""
-        assert link.state is not None
+        if link.state is None:
+            raise ChainError(
+                f"the loss uses the output of {link.path} and of no layer behind it, which have run, too: this engine "
+                "takes the error at the chain's end alone. Leave the layers from there on out of the chain, or use "
+                "another engine."
+            )
         source: Any = link.source
         return torch.autograd.grad(source, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
 

@@ -96,6 +96,15 @@ def test_a_state_that_the_next_layer_hands_on_as_it_is_must_not_be_changed(engin
             net[at + 2](h)
 
 
+def test_a_loss_on_an_inner_state_alone_whose_graph_was_let_go_of_is_refused():
+    net, x = tanh_net(), torch.randn(3, 8)
+    with ENGINES["foton, streaming"].attach(net, [""]):
+        inner = net[1](net[0](x))
+        net[2](inner)
+        with pytest.raises(ChainError, match="the loss uses the output of 1 and of no layer behind it"):
+            inner.sum().backward()
+
+
 class Kept(nn.Tanh):
     """Keeps a tensor of its inside."""
 
