@@ -318,10 +318,10 @@ class Engine(ABC):
             lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
                 in the backward pass also where keeping it is faster. The gradients are the same.
             residual: as in :meth:`validate`.
-            batched: whether blocks of a chain in depth that are alike run forward without a graph and are linearised,
-                and pulled through, in one batch: "auto", where they can and a rule of thumb says that it pays; never;
-                or always: the first backward pass refuses blocks that cannot. The gradients are the same to
-                rounding. ``str`` of the handle's chains tells what was done.
+            batched: whether equal blocks of an ``nn.Sequential`` run forward without a graph and are pulled through in
+                one batch: "auto", where they can and a rule of thumb says that it pays; never; or always: the forward
+                pass refuses blocks that cannot. The gradients are the same to rounding. :meth:`validate` with a batch
+                tells which blocks do.
 
         Raises:
             ChainError: what :meth:`validate` reports, ``lean`` or ``batched=True`` for another chain; the model is
