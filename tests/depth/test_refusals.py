@@ -76,6 +76,33 @@ def test_a_view_must_not_be_changed_where_the_block_before_needs_what_it_has_ret
         gradients(model, run)
 
 
+class Keeping(Plain):
+    def forward(self, x):
+        self.kept = super().forward(x)
+        return self.kept
+
+
+class ReturnsAView(Plain):
+    def forward(self, x):
+        out = super().forward(x)
+        return out, out.view(out.shape)
+
+
+@pytest.mark.parametrize("block", [Keeping, ReturnsAView])
+def test_an_output_must_not_be_changed_whose_memory_is_used_elsewhere(block):
+    model, x = Model([Plain(), block(), Plain()]), torch.randn(4, 6)
+    first, middle, last = model.blocks
+    with HIGHWAY.attach(model, ["blocks"]):
+        out = middle(first(model.stem(x)))
+        if block is Keeping:
+            loss = last(out.mul_(3)).sum() + middle.kept.sum()
+        else:
+            out[1].mul_(3)
+            loss = last(out[0]).sum()
+        with pytest.raises(ChainError, match=r"the output of blocks\.1 shares memory .* changed in place"):
+            loss.backward()
+
+
 class ReturnsTheStateSecond(Plain):
     def forward(self, x):
         return "weights", super().forward(x)

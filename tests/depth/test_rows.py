@@ -144,8 +144,16 @@ def test_what_is_no_row_goes_block_by_block_and_is_refused_where_declared(why):
 kept = []
 
 
-@pytest.mark.parametrize("forward", [lambda self, x: kept.append(x) or Plain.forward(self, x), lambda self, x: (x, x)])
-def test_tensors_kept_outside_are_refused_and_pairs_where_declared(forward):
+def overwriting(self, x):
+    with torch.no_grad():
+        x += 1
+    return Plain.forward(self, x)
+
+
+@pytest.mark.parametrize(
+    "forward", [lambda self, x: kept.append(x) or Plain.forward(self, x), lambda self, x: (x, x), overwriting]
+)
+def test_kept_tensors_pairs_and_overwritten_states_are_refused_where_declared(forward):
     with attach(model := net(block(forward))), pytest.raises(ChainError, match=r"batched=False|change the shape"):
         model(torch.randn(4, 6))
 

@@ -20,6 +20,11 @@ MUTANTS = (
             "self._direct[index] = plus(self._direct[index], _copied(state))",
             "self._direct[index] = _copied(state) if index == len(self.links) - 1 else None",
         ),
+        (
+            DEPTH,
+            "self._direct[index] = plus(self._direct[index], _copied(cotangent))",
+            "self._direct[index] = _copied(cotangent) if index == len(self.links) - 1 else None",
+        ),
     ),
     mutant(
         "a direct cotangent is not copied",
@@ -41,6 +46,12 @@ MUTANTS = (
             "self._direct[index] = plus(self._direct[index], _copied(state))",
             "self._earlier = getattr(self, '_earlier', {})\n"
             "                self._direct[index] = self._earlier[index] = state + self._earlier.get(index, 0)",
+        ),
+        (
+            DEPTH,
+            "self._direct[index] = plus(self._direct[index], _copied(cotangent))",
+            "self._earlier = getattr(self, '_earlier', {})\n"
+            "                    self._direct[index] = self._earlier[index] = cotangent + self._earlier.get(index, 0)",
         ),
     ),
     mutant(
@@ -182,6 +193,7 @@ MUTANTS = (
         (DEPTH, "if seen._version != version:", "if False:"),
         (DEPTH, "if version(seen) != before:", "if False:"),
         (DEPTH, "if link.aliased and self.has_changed(i):", "if False:"),
+        (DEPTH, "if link.root is not None and self.has_changed(i) and (", "if False and ("),
     ),
     mutant(
         "a function that writes to its cotangent gets that which others read",

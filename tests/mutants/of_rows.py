@@ -5,7 +5,7 @@ from mutant import mutant
 DEPTH = "gradfree/depth/*.py"
 UNEQUAL = "depth/unusual/test_unequal_blocks.py"
 AS_ONE_BY_ONE = "depth/unusual/test_batched_as_one_by_one.py"
-ROWS = f"{AS_ONE_BY_ONE} {UNEQUAL}"
+ROWS = f"depth/test_rows.py {AS_ONE_BY_ONE} {UNEQUAL}"
 
 MUTANTS = (
     mutant(
@@ -38,6 +38,7 @@ MUTANTS = (
             "pass",
         ),
         (DEPTH, "            if not same:\n", "            if False:\n"),
+        (DEPTH, "            assert_on_device(same, message)\n", "            pass\n"),
     ),
     mutant(
         "of a parameter of several blocks in a batch one block's gradient counts",
@@ -57,7 +58,7 @@ MUTANTS = (
     ),
     mutant(
         "autocast is off in a batch's backward pass",
-        AS_ONE_BY_ONE,
+        f"depth/test_rows.py {AS_ONE_BY_ONE}",
         (
             "gradfree/*/batch.py",
             "torch.autocast(device, dtype, enabled, cache_enabled=False)",
@@ -82,6 +83,40 @@ MUTANTS = (
         "hooks that come later are not noticed in a row",
         ROWS,
         (DEPTH, "if hooked or replaced or list(", "if list("),
+    ),
+    mutant(
+        "other attributes of blocks are not noticed",
+        ROWS,
+        (
+            DEPTH,
+            "if len(attributes) != len(self._known) or not all(map(is_, attributes, self._known)):",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "other layers in blocks are not noticed",
+        ROWS,
+        (DEPTH, "        if self._held() != self._layers:\n", "        if False:\n"),
+    ),
+    mutant(
+        "a state that a block of a row changes in place is not noticed",
+        ROWS,
+        (DEPTH, "            if version(given) != before:\n", "            if False:\n"),
+    ),
+    mutant(
+        "the model gets the very state that a row has saved",
+        ROWS,
+        (DEPTH, "return states[-1].clone()", "return states[-1]"),
+    ),
+    mutant(
+        "of a row only the last block's output is checked",
+        ROWS,
+        (DEPTH, "            if isinstance(part, range):", "            if False:"),
+    ),
+    mutant(
+        "a row has no residual path",
+        ROWS,
+        (DEPTH, "0.0 if isinstance(factor, Tensor) else factor)", "0.0)"),
     ),
     mutant(
         "threads share one structure of a block",

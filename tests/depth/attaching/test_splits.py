@@ -197,7 +197,8 @@ def test_tensors_that_are_computed_from_parameters_and_that_a_block_is_not_given
 @pytest.mark.parametrize("what", ["an input of the model", "an older state", "its own state"])
 def test_tensors_that_no_pass_can_reach_are_refused(engine, what):
     """Their gradients would be missing: they are neither arguments of the block nor parameters of the model."""
-    model, x = Model([Outsider() for _ in range(LENGTH)]), torch.randn(4, 6, requires_grad=True)
+    model = Model([Outsider() for _ in range(LENGTH)])
+    x = torch.randn(4, 6, requires_grad=what == "an input of the model")
     states = {}
     for n, block in enumerate(model.blocks):
         block.outside = {
