@@ -161,7 +161,8 @@ class RowChain(DepthChain):
             if len(self._parts) == 1:
                 pulled = self._pull(n, delta)
             else:
-                pulled[list(part)] = self._pull(n, delta[list(part)])
+                for i, own in zip(part, self._pull(n, _rows(delta, part)).unbind(0), strict=True):
+                    pulled[i] = own
         if not is_number(factors[-1], 0.0):
             pulled = pulled - delta * factors[-1]
         terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
@@ -194,7 +195,7 @@ class RowChain(DepthChain):
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta, total, initial = self._stacked(delta), self._zero(), None
         for n, part in enumerate(self._parts):
-            batch, own = self._batch(n), delta if len(self._parts) == 1 else delta[list(part)]
+            batch, own = self._batch(n), delta if len(self._parts) == 1 else _rows(delta, part)
             with walking(self._where(n), ()):
                 weights, entered = batch.gradients(own, self.keep_graph)
             if not self.keep_graph:
@@ -238,3 +239,8 @@ class RowChain(DepthChain):
     def _where(self, part: int) -> list[Any]:
         """Return what stands for the links of a part in messages."""
         return [SimpleNamespace(path=self.row.blocks[i][0]) for i in (self._parts[part][-1], self._parts[part][0])]
+
+
+def _rows(stacked: Tensor, places: Sequence[int]) -> Tensor:
+    """Return some rows; a list for an index would be copied to the device, and waited for."""
+    return torch.stack([stacked[i] for i in places])

@@ -20,8 +20,6 @@ UNTIL_A_TOLERANCE = {
     "shooting, segments": gradfree.create_engine("shooting", segments=3),
     "newton, sweeps": gradfree.create_engine("newton", max_sweeps=9),
 }
-# Blocks of several kinds in turns are picked out of the chain by a list, whose numbers are copied to the device.
-IN_TURNS = "linear layers, dropout"
 
 
 def waits_of(step):
@@ -64,7 +62,7 @@ def test_steps_wait_for_no_device(name, device):
     sweeping = name in UNTIL_A_TOLERANCE
     engine = UNTIL_A_TOLERANCE[name] if sweeping else ENGINES[name]
     with isolated():
-        cases = [replace(case, device=device) for case in CASES if case.name != IN_TURNS]
+        cases = [replace(case, device=device) for case in CASES]
         taken = {case.name: counts for case in cases if (counts := counted(engine, case)) is not None}
     assert taken
     assert not {
