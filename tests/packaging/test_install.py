@@ -197,11 +197,11 @@ def test_the_extra_for_lightning_is_enough_for_a_strategy(bare, tmp_path):
 
 
 def files_of_packages(checkout):
-    """Files in the folders that are packages, as an installation names them; the benchmarks' records are none."""
+    """Files in the folders that are packages, as an installation names them; records and scripts are none."""
     for folder, package in PACKAGES.items():
         for path in (checkout / folder).rglob("*"):
             inner = path.relative_to(checkout / folder).as_posix()
-            if path.is_file() and not (folder == "benchmarks" and inner.startswith("results/")):
+            if path.is_file() and not (folder == "benchmarks" and inner.startswith(("results/", "scripts/"))):
                 yield f"{package.replace('.', '/')}/{inner}"
 
 
