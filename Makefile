@@ -10,7 +10,7 @@ OUT ?= results/gpu
 
 # What `make test-device` runs.
 ON_DEVICE := $(addprefix tests/,front/test_conformance.py front/test_pretend_device.py front/test_waits.py \
-	depth/test_batching.py depth/test_exactness.py depth/programs time/test_recurrent.py torchside/test_residual.py chains/test_bypass.py)
+	depth/test_rows.py depth/test_exactness.py depth/programs time/test_recurrent.py torchside/test_residual.py chains/test_bypass.py)
 
 # A test that hangs fails, by name, instead of all others.
 ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true

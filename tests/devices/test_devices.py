@@ -130,7 +130,7 @@ def test_a_device_without_float64_can_be_tried_and_judged():
     with NoDoubles():
         report, found = engine.validate(model, batch=x), cosine()
     assert report.ok
-    assert found == pytest.approx(cosine(), abs=1e-5)
+    assert found == pytest.approx(cosine(), abs=1e-4)
 
 
 def test_trying_on_a_device_without_random_numbers_draws_none_on_the_cpu():

@@ -20,7 +20,6 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 3}
 SETTINGS = {
     "accumulation, evaluation in between": {"gradient_accumulation_steps": 2, **EVALUATED},
     "checkpoints": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-    "reentrant checkpoints": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
     "bf16": {"bf16": True},
 }
 ENGINES = {

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from places import DOCS
 from rank_processes import run_ranks
 
@@ -46,6 +47,8 @@ def test_weights_that_blocks_of_several_ranks_share_are_refused():
 
 
 def test_without_a_process_group():
+    if torch.distributed.is_initialized():  # By another test.
+        torch.distributed.destroy_process_group()
     with pytest.raises(ChainError, match="init_process_group"):
         gradfree.layer_parallel(plain_model())
 

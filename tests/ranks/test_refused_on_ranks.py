@@ -12,6 +12,8 @@ from gradfree.errors import ChainError
 
 
 def test_checkpoints_transforms_and_copies_of_the_whole_model_are_refused(tmp_path):
+    if distributed.is_initialized():  # By another test.
+        distributed.destroy_process_group()
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model, x = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3))), torch.randn(4, 2)
