@@ -68,11 +68,11 @@ class RecordedChain:
         # What every pass reads, in one place: to go through all modules for it costs more than small blocks do.
         self._parameters = [module._parameters for module in modules if module._parameters]
         self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
-        self._trained: tuple[list[Tensor], list[Any], Trained] = ([], [], Trained.of(()))
+        self._trained: tuple[list[Tensor], list[Any], Trained] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was trained: a copy has parameters of its own."""
-        return {**self.__dict__, "_trained": ([], [], None)}
+        return {**self.__dict__, "_trained": None}
 
     def record(self) -> list[Removable]:
         """Record the calls of the blocks; return what to take off again."""
@@ -94,11 +94,10 @@ class RecordedChain:
         found = [p for own in self._parameters for p in own.values() if p is not None] + around
         # One that gets another dtype or device gets another node in autograd's graph, too.
         kinds = [(p.requires_grad, p.dtype, p.device) for p in found]
-        before, kinds_before, trained = self._trained
-        if kinds != kinds_before or not all(map(is_, found, before)):
-            trained = Trained.of(p for p in found if p.requires_grad)
-            self._trained = found, kinds, trained
-        return trained
+        known = self._trained
+        if known is None or kinds != known[1] or not all(map(is_, found, known[0])):
+            self._trained = known = found, kinds, Trained.of(p for p in found if p.requires_grad)
+        return known[2]
 
     def check(self) -> None:
         """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms."""

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from exact_engines import EXACT
+from torch import nn
 
 import gradfree
 from gradfree.depth.depth_pass import DepthPass
@@ -147,6 +148,14 @@ def test_a_deep_copy_of_an_attached_model_has_the_engine_and_weights_of_its_own(
                 parameter.zero_()
         assert_equal_gradients(gradients(other, lambda: other(x)), approximate)
     assert_equal_gradients(gradients(other, lambda: other(x)), approximate)
+
+
+def test_a_copy_of_a_chain_without_parameters_runs():
+    model, x = nn.ModuleList([nn.Tanh(), nn.Sigmoid()]), torch.randn(4, 6, requires_grad=True)
+    with gradfree.create_engine("fixed_point", iterations=1).attach(model, [""]):
+        other = copy.deepcopy(model)
+        (actual,) = torch.autograd.grad(other[1](other[0](x)).sum(), x)
+    torch.testing.assert_close(actual, torch.autograd.grad(model[1](model[0](x)).sum(), x)[0])
 
 
 def test_an_exception_in_a_block_leaves_the_next_pass_whole(engine):
