@@ -156,13 +156,7 @@ class RowChain(DepthChain):
         self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]
     ) -> Tensor:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one call for all links."""
-        pulled = torch.zeros_like(delta) if len(self._parts) > 1 else delta
-        for n, part in enumerate(self._parts):
-            if len(self._parts) == 1:
-                pulled = self._pull(n, delta)
-            else:
-                for i, own in zip(part, self._pull(n, _rows(delta, part)).unbind(0), strict=True):
-                    pulled[i] = own
+        pulled = self._pull_all(delta)
         if not is_number(factors[-1], 0.0):
             pulled = pulled - delta * factors[-1]
         terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
@@ -195,9 +189,9 @@ class RowChain(DepthChain):
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta, total, initial = self._stacked(delta), self._zero(), None
         for n, part in enumerate(self._parts):
-            batch, own = self._batch(n), delta if len(self._parts) == 1 else _rows(delta, part)
+            batch = self._batch(n)
             with walking(self._where(n), ()):
-                weights, entered = batch.gradients(own, self.keep_graph)
+                weights, entered = batch.gradients(_rows(delta, part), self.keep_graph)
             if not self.keep_graph:
                 del self._batches[n]
             if self.row.initial and 0 in part:
@@ -215,6 +209,14 @@ class RowChain(DepthChain):
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
         """Return what each link carries, run again by itself."""
         return [replace(link, batched=True) for link in super().survey(direct)]
+
+    def _pull_all(self, delta: Tensor) -> Tensor:
+        """Return δ_i F_i of all links."""
+        pulled = [self._pull(n, _rows(delta, part)) for n, part in enumerate(self._parts)]
+        if len(pulled) == 1:
+            return pulled[0]
+        rows = {i: row for part, own in zip(self._parts, pulled, strict=True) for i, row in zip(part, own, strict=True)}
+        return torch.stack([rows[i] for i in range(len(self))])
 
     def _pull(self, part: int, cotangents: Tensor) -> Tensor:
         batch = self._batch(part)
@@ -242,5 +244,5 @@ class RowChain(DepthChain):
 
 
 def _rows(stacked: Tensor, places: Sequence[int]) -> Tensor:
-    """Return some rows; a list for an index would be copied to the device, and waited for."""
-    return torch.stack([stacked[i] for i in places])
+    """Return the rows at ``places``, in order; a list for an index would be copied to the device, and waited for."""
+    return stacked if len(places) == len(stacked) else torch.stack([stacked[i] for i in places])
