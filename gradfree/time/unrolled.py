@@ -16,7 +16,6 @@ from gradfree.errors import ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
 from gradfree.time.forward import OneStepCalls, Recurrence, run
 from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
-from gradfree.torchside.graph import asked_for
 from gradfree.torchside.guards import (
     Marks,
     changed_in_place,
@@ -31,6 +30,7 @@ from gradfree.torchside.guards import (
     unchanged,
     unlike_any,
 )
+from gradfree.torchside.private import asked_for
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved

@@ -12,9 +12,6 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
 from gradfree.torchside.private import LEAF, sequence_number
-from gradfree.torchside.private import asked_for as asked_for
-from gradfree.torchside.private import is_reached as is_reached
-from gradfree.torchside.private import keeps_graph as keeps_graph
 
 
 class Reached(NamedTuple):
