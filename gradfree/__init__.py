@@ -20,7 +20,7 @@ from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.pipelines.forward_pipeline import ForwardPipeline, forward_pipeline
 from gradfree.ranks.stage import Stage, layer_parallel
-from gradfree.registry import create_engine, create_model, list_engines, list_models
+from gradfree.registry import create_engine, create_model, list_engines, list_models, register_engine
 from gradfree.resets.with_resets import run_with_resets
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "CellLayer",
     "Chain",
@@ -66,6 +66,7 @@ __all__ = [
     "list_models",
     "orthogonalize",
     "register_chain",
+    "register_engine",
     "register_layer",
     "register_port",
     "run_with_resets",

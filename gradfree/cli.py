@@ -19,13 +19,13 @@ from gradfree.wording import of_docstring, plain
 
 COMMANDS = "gradfree.commands"
 _REMOVED = {
-    "bench search": "call Optuna on training runs, as docs/search.md shows",
-    "plan-ranks": "docs/ranks.md has its formulas and a table",
+    "bench search": "call Optuna on training runs, as docs/develop/search.md shows",
+    "plan-ranks": "docs/guides/ranks.md has its formulas and a table",
     "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
     "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
     "advise --train": "`gradfree bench run --model ... --data ... --engines ... --seconds 60` trains on held-out data",
     "features": "in a checkout, `python benchmarks/scripts/features_page.py` and `models_page.py` make the pages",
-    "fit --engine": "--trainer.strategy takes its name, docs/fit.md has its options",
+    "fit --engine": "--trainer.strategy takes its name, docs/guides/fit.md has its options",
 }
 """What to use instead of commands and options that versions before 0.3 had."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -22,8 +23,10 @@ def entries(group: str) -> dict[str, metadata.EntryPoint]:
 
 @cache
 def _found(group: str, path: tuple[str, ...]) -> list[metadata.EntryPoint]:
-    found = [*checkout.entry_points(group), *_installed(path).select(group=group)]
-    return sorted(found, key=lambda entry: entry.name)
+    own = checkout.entry_points(group)
+    # What an installation has of ours may be of another version, whose modules lie elsewhere.
+    others = [e for e in _installed(path).select(group=group) if not (own and e.dist and e.dist.name == "gradfree")]
+    return sorted([*own, *others], key=lambda entry: entry.name)
 
 
 @cache
@@ -53,18 +56,38 @@ def load(entry: metadata.EntryPoint) -> Any:
         ) from error
 
 
-def lookup(group: str, name: str) -> Any:
-    """Load what is registered as ``name``.
+def _imported(path: str) -> Any:
+    try:
+        return metadata.EntryPoint(path, path, "").load()
+    except Exception as error:
+        raise ImportError(
+            f"{path!r} cannot be imported: {type(error).__name__}: {error}. It must be module:Class, of a module "
+            "in the folder that Python was started in, or on PYTHONPATH."
+        ) from error
+
+
+def lookup(group: str, name: str, registered: Mapping[str, Any] | None = None) -> Any:
+    """Load what is registered as ``name``, or what an import path, ``"my_module:MyEngine"``, leads to.
+
+    Args:
+        group: of entry points.
+        name: the name, or the import path.
+        registered: what this process has under names of its own.
 
     Raises:
         ValueError: nothing is, or two packages have it; the message names what is.
         TypeError: it is no name.
         ImportError: it cannot be loaded.
     """
-    known = entries(group)
+    own = registered or {}
+    known = {**entries(group), **own}
     what = group.removeprefix("gradfree.").removesuffix("s")
     if not isinstance(name, str):
         raise TypeError(f"the name of {one(what)} must be a str, one of {', '.join(known)}, not {name!r}.")
+    if name in own:
+        return own[name]
+    if ":" in name:
+        return _imported(name)
     if name not in known:
         raise ValueError(no_such(what, name, known))
     values = {entry.value for entry in _found(group, tuple(sys.path)) if entry.name == name}

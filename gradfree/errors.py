@@ -1,8 +1,9 @@
-"""What is raised where an engine cannot be right."""
+"""What is raised where an engine cannot be right, and tables of what is refused: the case, the message, the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class ChainError(RuntimeError):
@@ -17,3 +18,209 @@ def refuse(problems: Iterable[str]) -> None:
     """
     for problem in problems:
         raise ChainError(problem)
+
+
+REFUSALS: dict[str, list[Refusal]] = {}
+"""All refusals, by family."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One row of a table.
+
+    Attributes:
+        case: what is refused.
+        why: the message, with names in braces.
+        remedy: its end.
+    """
+
+    case: str
+    why: str
+    remedy: str
+
+    def said(self, **names: object) -> str:
+        """Return the whole message with these names in it."""
+        return f"{self.why} {self.remedy}".format(**names)
+
+    def error(self, **names: object) -> ChainError:
+        """Return the error."""
+        return ChainError(self.said(**names))
+
+
+def _row(family: str, case: str, why: str, remedy: str) -> Refusal:
+    row = Refusal(case, why, remedy)
+    REFUSALS.setdefault(family, []).append(row)
+    return row
+
+
+def markdown() -> str:
+    """Return all tables for the documentation."""
+    lines = []
+    for family, rows in REFUSALS.items():
+        lines += [f"## {family}", "", "| what | the message, and what to do |", "|---|---|"]
+        lines += [f"| {row.case} | {row.why} {row.remedy} |".replace("{", "*").replace("}", "*") for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+_PASSES = "Passes"
+
+SECOND_DERIVATIVES = _row(
+    _PASSES,
+    "second derivatives, `create_graph=True`",
+    "create_graph=True: an engine's gradients have no derivatives.",
+    "Detach the handle for the passes that need second derivatives (gradient penalties).",
+)
+TRANSFORM = _row(
+    _PASSES,
+    "a transform of `torch.func`",
+    "{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which an engine's passes do not go through.",
+    "Detach the engine for it, or call loss.backward() or torch.autograd.grad.",
+)
+OTHER_PASS = _row(
+    _PASSES,
+    "`torch.jit.trace`, forward-mode differentiation, compiled autograd",
+    "{where} runs in {other}, which an engine's passes do not go through.",
+    "Detach it first.",
+)
+MANY_COTANGENTS = _row(
+    _PASSES,
+    "many cotangents at once, `is_grads_batched=True`",
+    "the backward pass through {where} is run for many cotangents at once (is_grads_batched=True, vectorize=True), "
+    "which an engine does not do.",
+    "Run it for one after the other, or detach the engine.",
+)
+CHANGED_IN_PLACE = _row(
+    _PASSES,
+    "changes in place between the passes",
+    "the input, the initial state, the weights or the output of {where} were changed in place between the forward and "
+    "the backward pass, which needs them.",
+    "Use the out-of-place operation (out = out + x, not out += x), and step the optimizer after the backward pass.",
+)
+NOT_FINITE_BEHIND = _row(
+    _PASSES,
+    "NaN or inf behind a chain, under `detect_anomaly`",
+    "non-finite cotangent at the output of {where}:",
+    "NaN or inf comes from behind it.",
+)
+NOT_FINITE_INSIDE = _row(
+    _PASSES,
+    "NaN or inf made by a layer, under `detect_anomaly`",
+    "non-finite gradient in {where}:",
+    "NaN or inf is in its input, its initial state or its weights, or an overflow made it.",
+)
+
+_MODULES = "Modules of a chain"
+
+ATTACHED = _row(
+    _MODULES, "a second engine", "{path} has an engine attached already:", "call detach() on its handle first."
+)
+BACKWARD_HOOKS = _row(
+    _MODULES,
+    "full backward hooks",
+    "{path} has full backward hooks: they would see partial cotangents, some of them several times.",
+    "Remove them while an engine is attached.",
+)
+FORWARD_HOOKS = _row(
+    _MODULES,
+    "forward hooks in the cell of a `CellLayer`",
+    "{path} has forward hooks: an engine runs the cell without a graph, so what they see has no gradient.",
+    "Remove them while an engine is attached.",
+)
+GLOBAL_HOOKS = _row(
+    _MODULES,
+    "hooks on all modules, with a `CellLayer`",
+    "there is a global hook on all modules (torch.nn.modules.module.register_module_forward_hook, a counter of FLOPs), "
+    "which would look at {path}: an engine runs the cell without a graph, so what it sees has no gradient.",
+    "Remove it for passes with a graph, or detach the engine.",
+)
+RANDOM_CELL = _row(
+    _MODULES,
+    "dropout and batch normalisation in the cell of a `CellLayer`",
+    "{path} is a {kind}: an engine runs the cell again in the backward pass, which would draw other masks or count "
+    "statistics twice.",
+    "Put it outside the cell.",
+)
+SHARDED = _row(
+    _MODULES,
+    "blocks that FSDP shards by themselves",
+    "{path} is sharded by FSDP and lies inside a chain: its parameters would get no gradient.",
+    "Shard the chain as a whole, or the model: fully_shard(model).",
+)
+WEIGHT_WITH_STATE = _row(
+    _MODULES,
+    "spectral norm, where an engine runs layers twice",
+    "{path} computes its weight with a state that it changes (a power iteration), which would run twice with {engine}.",
+    "Use a plain weight, or an engine that runs each layer once, such as 'foton' with streaming=False.",
+)
+SCRIPTED = _row(
+    _MODULES,
+    "scripted modules",
+    "{path} contains a scripted module, which hides its graph from Python.",
+    "Use the eager module.",
+)
+LAZY = _row(
+    _MODULES, "lazy parameters", "{path} has uninitialised lazy parameters:", "run the model once, then attach."
+)
+
+_RANKS = "Blocks on ranks"
+_ELSEWHERE = (
+    "Across ranks, what lies behind the blocks may use the last block's output, and weights around the blocks that it "
+    "uses in the first training pass."
+)
+
+BETWEEN = _row(
+    _RANKS,
+    "anything computed between blocks",
+    "{path} is not given what the block before it returned: across ranks nothing may be computed between blocks, nor "
+    "by hooks that replace their outputs.",
+    "Move it into a block.",
+)
+OUT_OF_ORDER = _row(
+    _RANKS,
+    "blocks in another order, or twice",
+    "{path} has run where {came}: across ranks the blocks run once each, in their order.",
+    "Put them in the order in which they run.",
+)
+NOT_RUN = _row(
+    _RANKS,
+    "blocks that are left out",
+    "the model has not run {path}: across ranks every block runs once.",
+    "Let a block that is to do nothing return what it is given.",
+)
+NO_STATE = _row(
+    _RANKS,
+    "a first argument that is no tensor",
+    "the first argument of {path} is no tensor.",
+    "If another one is the state, say so with gradfree.register_port.",
+)
+SECOND_INPUT = _row(
+    _RANKS,
+    "a second input that needs a gradient",
+    "{path} is given a tensor that needs a gradient beside its state, which would not come back from other ranks.",
+    "Detach it, or compute it in the block.",
+)
+SECOND_OUTPUT = _row(
+    _RANKS,
+    "tensors returned beside the state",
+    "{path} returns tensors beside its state, which do not go to other ranks.",
+    "Let it return only its state.",
+)
+ELSEWHERE = _row(
+    _RANKS,
+    "the use of what lies on another rank",
+    "{what} depends on {name}, which is on another rank.",
+    _ELSEWHERE,
+)
+NAN_FROM_ELSEWHERE = _row(
+    _RANKS,
+    "NaN in a first pass",
+    "{what} is NaN in its first pass: the model or its input is at fault, or it depends on what is on another rank.",
+    _ELSEWHERE,
+)
+LOSS_ELSEWHERE = _row(
+    _RANKS,
+    "a loss on the output of an inner block",
+    "the loss depends on the output of {path} not only by the next block. It is on another rank.",
+    _ELSEWHERE,
+)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.bypass import bypassed, told
+from gradfree.chains.bypass import bypass_message, bypassed
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.devices.device import widest, without_tf32
+from gradfree.devices.hardware import widest, without_tf32
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
+from gradfree.layers.roles import weight_of
 from gradfree.torchside.sharding import is_spread
 from gradfree.trial.intact import left_intact
 from gradfree.wording import one
@@ -50,12 +51,18 @@ class Fidelity:
         chains: those of the chains' blocks alone. What lies behind a chain (the head) is exact under every engine.
         layers: the parameters of each module together, by its path.
         parameters: each trainable parameter that exact backpropagation gives a gradient, by name.
+        states: the cotangents δ of the states behind the chains' blocks, by the block's path: of those that the engine
+            has computed, of a recurrent layer all steps together.
+        feedback: the cosine of feedback weights B and the layer's own weights W, by the layer's path, where there are
+            any.
     """
 
     total: Agreement
     chains: Agreement
     layers: dict[str, Agreement]
     parameters: dict[str, Agreement]
+    states: dict[str, Agreement]
+    feedback: dict[str, float]
 
     def __str__(self) -> str:
         width = max(map(len, [*self.parameters, "parameter"]))
@@ -87,7 +94,7 @@ def gradient_fidelity(
         chains: as in :meth:`gradfree.Engine.attach`.
 
     Raises:
-        ChainError: the engine cannot be attached, the model's pass breaks its rules or goes past the engine's hooks,
+        ChainError: the engine cannot be attached, the model's pass breaks its rules or bypasses the engine's hooks,
             or FSDP has sharded it.
         ValueError: the model has no trainable parameter, or the batch no target.
         TypeError: one of the arguments is of another kind, ``batch`` a tensor, say; or the loss is no scalar.
@@ -109,11 +116,12 @@ def gradient_fidelity(
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
-        approximate = gradients()
+        with handle.collecting() as deltas:
+            approximate = gradients()
         _refuse_bypassed(model, handle, trained, approximate)
-        with handle.exactly():
+        with handle.exactly(), handle.collecting() as exact_deltas:
             exact = gradients()
-    return _compare(trained, approximate, exact, handle.chains.values())
+    return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
 
 
 def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
@@ -141,14 +149,14 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
 
     remembered = handle.state_dict()
     try:
-        with handle.uncompared():
+        with handle.uncompared(), handle.collecting() as deltas:
             approximate = gradients()
         _refuse_bypassed(model, handle, trained, approximate)
-        with handle.exactly():
+        with handle.exactly(), handle.collecting() as exact_deltas:
             exact = gradients()
+        return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
     finally:
         handle.load_state_dict(remembered)
-    return _compare(trained, approximate, exact, handle.chains.values())
 
 
 def _kind(thing: Any) -> str:
@@ -183,8 +191,8 @@ def _refuse_bypassed(
     for site in handle.chains.values():
         if paths := bypassed(model, site, lambda p: id(p) in given):
             if not site.solved:
-                raise ChainError(told(site, paths))
-            warnings.warn(told(site, paths), stacklevel=3)
+                raise ChainError(bypass_message(site, paths))
+            warnings.warn(bypass_message(site, paths), stacklevel=3)
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
@@ -204,8 +212,11 @@ def _compare(
     approximate: Sequence[Tensor | None],
     exact: Sequence[Tensor | None],
     chains: Iterable[Site],
+    deltas: Mapping[str, Tensor],
+    exact_deltas: Mapping[str, Tensor],
 ) -> Fidelity:
-    inside = {id(p) for site in chains for block in site.blocks.values() for p in block.parameters()}
+    sites = list(chains)
+    inside = {id(p) for site in sites for block in site.blocks.values() for p in block.parameters()}
     pairs = {
         name: (torch.zeros_like(e) if a is None else a, e)
         for name, a, e in zip(trained, approximate, exact, strict=True)
@@ -219,15 +230,22 @@ def _compare(
         chains=_agreement([pair for name, pair in pairs.items() if id(trained[name]) in inside]),
         layers={path: _agreement(of_layer) for path, of_layer in layers.items()},
         parameters={name: _agreement([pair]) for name, pair in pairs.items()},
+        states={path: _agreement([(deltas[path], e)]) for path, e in [*exact_deltas.items()][::-1] if path in deltas},
+        feedback={
+            path: _agreement([(matrix, weight_of(site.blocks[path]))]).cosine
+            for site in sites
+            for path, matrix in site.feedback_weights().items()
+        },
     )
 
 
 def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
     """Compare (g, g*) pairs, taken together as one vector each."""
     g, exact = (torch.cat([_vector(pair[i]) for pair in pairs] or [torch.zeros(0)]) for i in (0, 1))
-    norm, exact_norm = g.norm(), exact.norm()
-    figures = (g @ exact / (norm * exact_norm), norm / exact_norm, (g - exact).norm() / exact_norm)
-    return Agreement(*(figure.item() for figure in figures))
+    # Sums over pairs of pairs: in float32 a matrix product and norm() add up to 1e-5 of rounding.
+    product, *squares = ((a * b).sum() for a, b in ((g, exact), (g, g), (exact, exact), (g - exact, g - exact)))
+    norm, exact_norm, error = (square.sqrt() for square in squares)
+    return Agreement((product / (norm * exact_norm)).item(), (norm / exact_norm).item(), (error / exact_norm).item())
 
 
 def _vector(grad: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class EngineOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; a closure is called as the wrapped optimizer calls it.
 
-        Warns, once, if gradients have come past the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
+        Warns, once, if gradients have bypassed the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
         """
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self.handle.watch()

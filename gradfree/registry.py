@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from torch import nn
 
 from gradfree.engines.engine import Engine
-from gradfree.entries import ENGINES, MODELS, entries, load, lookup
+from gradfree.entries import ENGINES, MODELS, entries, lookup
+
+_registered: dict[str, type[Engine]] = {}
+
+
+def register_engine(name: str, engine: type[Engine]) -> None:
+    """Give an engine of yours a name in this process, as for one that is written in a notebook.
+
+    Engines in a file need none: their import path is one, ``"my_module:MyEngine"``. In Lightning it is
+    ``strategy=EngineStrategy(name)``.
+
+    Args:
+        name: letters, digits and underscores; one that no other engine has.
+        engine: the class. That of the same name and module, as when a cell runs again, takes the place of the old one.
+
+    Raises:
+        TypeError: no class of engines.
+        ValueError: the name is taken, or is none.
+    """
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"the name of an engine must be of letters, digits and underscores, not {name!r}.")
+    _check(name, engine)
+    old = _registered.get(name, engine)
+    if name in entries(ENGINES) or (old.__module__, old.__qualname__) != (engine.__module__, engine.__qualname__):
+        raise ValueError(f"there is an engine {name!r} already, {engine_class(name)!r}: take another name.")
+    _registered[name] = engine
 
 
 def list_engines() -> list[str]:
     """Return the names of all engines, sorted."""
-    return list(entries(ENGINES))
+    return sorted({*entries(ENGINES), *_registered})
 
 
 def list_models() -> list[str]:
@@ -30,20 +54,24 @@ def engine_class(name: str) -> type[Engine]:
         TypeError: what has this name is no engine.
         ImportError: the module of an import path cannot be imported, or has no such class.
     """
-    by_path = isinstance(name, str) and ":" in name
-    found = load(EntryPoint(name, name, ENGINES)) if by_path else lookup(ENGINES, name)
-    if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise TypeError(f"the engine {name!r} must be a subclass of gradfree.Engine, not {found!r}.")
+    found: type[Engine] = lookup(ENGINES, name, _registered)
+    _check(name, found)
     return found
+
+
+def _check(name: str, engine: object) -> None:
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
+        raise TypeError(f"the engine {name!r} must be a subclass of gradfree.Engine, not {engine!r}.")
 
 
 def create_engine(name: str, **options: Any) -> Engine:
     """Return the engine registered as ``name`` with these options.
 
     Args:
-        name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``, ``"foton"``,
-            ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``, ``"pepita"``, ``"shooting"``, ``"truncated"``, or
-            what other packages have registered: :func:`list_engines`. ``gradfree engines NAME`` describes one.
+        name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``,
+            ``"forward_gradient"``, ``"foton"``, ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``,
+            ``"pepita"``, ``"predictive_coding"``, ``"shooting"``, ``"truncated"``, or what others have registered:
+            :func:`list_engines`. ``gradfree engines NAME`` describes one.
             Anybody's engine by import path, too: ``"my_module:MyEngine"``.
         **options: as its class has them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ Factor = float | Tensor
 
 
 def is_number(factor: Factor, number: float) -> bool:
-    """Tell whether ``factor`` is that multiple of the identity, without looking into tensors."""
+    """Return whether ``factor`` is that multiple of the identity, without looking into tensors."""
     return not isinstance(factor, Tensor) and factor == number
 
 
@@ -33,6 +34,13 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
     if delta is None or factor == 0.0:
         return None
     return delta if factor == 1.0 else delta * factor
+
+
+def damped(before: Any, after: Any, rate: float) -> Any:
+    """Return ``before`` + ``rate`` · (``after`` - ``before``), of one tensor or of a sequence of cotangents each."""
+    if isinstance(after, Tensor):
+        return torch.lerp(before, after, rate)
+    return type(after)(plus(times(b, 1.0 - rate), times(a, rate)) for b, a in zip(before, after, strict=True))
 
 
 def relative_change(before: Tensor | Sequence[Cotangent], after: Tensor | Sequence[Cotangent]) -> Tensor:

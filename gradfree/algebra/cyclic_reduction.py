@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradfree.devices.device import full_precision
+from gradfree.devices.hardware import full_precision
 
 
 def cyclic_reduction(terms: Tensor, links: Tensor) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from gradfree.algebra.cotangents import Factor
 _Lift = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A view of the block's output that has the elements of a tensor in it.
 
     Attributes:
@@ -45,7 +43,7 @@ class Layout:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells layouts apart."""
+        """What distinguishes layouts."""
         if self.moved is None:
             return (self.chosen,)
         return self.places.shape, self.places.stride(), self.places.storage_offset(), self.chosen

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gradfree.devices.device import runs_triton
+from gradfree.devices.hardware import runs_triton
 
 # Fewer would take more levels, and so more operations where those are what costs; more would, at one level.
 _CHUNK = 16

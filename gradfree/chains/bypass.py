@@ -1,4 +1,4 @@
-"""Noticing what goes past an engine: its gradients are autograd's own, and nothing else would tell."""
+"""Noticing gradients that bypass an engine: its gradients are autograd's own, and nothing else would show it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter]
     """Return the paths of the blocks of ``site`` that the engine has not solved, but that have got gradients.
 
     Args:
-        model: has the chain; a parameter that it also uses elsewhere tells nothing.
+        model: has the chain; parameters that it also uses elsewhere do not count.
         site: the chain.
-        has_gradient: tells of a parameter whether it has got one.
+        has_gradient: returns whether a parameter has got one.
     """
     unsolved = _unsolved(site)
     found = {}
@@ -40,7 +40,7 @@ def _unsolved(site: Site) -> dict[str, nn.Module]:
     return {path: block for path, block in site.blocks.items() if block not in solved}
 
 
-def told(site: Site, paths: Sequence[str]) -> str:
+def bypass_message(site: Site, paths: Sequence[str]) -> str:
     """Say which blocks of ``site`` the model bypasses, and what to do."""
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
     if reason := next((site.splits[path] for path in paths if path in site.splits), None):
@@ -50,14 +50,13 @@ def told(site: Site, paths: Sequence[str]) -> str:
         )
     return (
         f"the engine on {site.path!r} has never run for {which}, but their parameters have got gradients, which are "
-        "autograd's own. The model runs layers of a block by themselves, or a forward without its hooks, past the "
-        "engine: call block(x), or leave the chain out, chains=[...]. Only a loss on weights themselves (a penalty) "
-        "may come this way."
+        "autograd's own. The model runs layers of a block by themselves, or a forward without its hooks, and bypasses "
+        "the engine: call block(x), or leave the chain out, chains=[...]. Only a loss on weights (a penalty) may do so."
     )
 
 
 class Watch:
-    """Warns of gradients that come past the engine after it has been attached to a model, once.
+    """Warns of gradients that bypass the engine after it has been attached to a model, once.
 
     Args:
         model: the model.
@@ -70,13 +69,13 @@ class Watch:
         grads = ((p, p.grad) for block in blocks for p in block.parameters())
         self._before = {id(p): weakref.ref(grad) for p, grad in grads if grad is not None}
 
-    def look(self) -> None:
-        """Warn if a chain has got gradients past the engine; chains that it has solved are looked at no more."""
+    def check(self) -> None:
+        """Warn if a chain has got gradients that bypass the engine; chains that it has solved are not checked again."""
         self._chains = [site for site in self._chains if _unsolved(site)]
         for site in self._chains:
             if paths := bypassed(self._model, site, self._has_new):
                 self._chains = []
-                warnings.warn(told(site, paths), stacklevel=3)
+                warnings.warn(bypass_message(site, paths), stacklevel=3)
 
     def _has_new(self, parameter: Tensor) -> bool:
         before = self._before.get(id(parameter))

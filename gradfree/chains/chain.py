@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor
+from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
 
 
@@ -34,24 +35,30 @@ class Chain(ABC):
     δ_i = e_i + δ_{i+1} F_{i+1}, exactly or not. The chain has the two operations for that, :meth:`pull` and
     :meth:`scan`, and the last step, the same for every engine: :meth:`gradients`. The containers of cotangents
     and of factors are the chain's own affair; engines only hand them on, or ask for them as plain tensors: as
-    :meth:`vectors`, which go with :meth:`jacobians` and come back by :meth:`cotangents`.
+    :meth:`vectors`, which go with :meth:`jacobians` and :meth:`pushed` and come back by :meth:`cotangents`.
     """
 
     like: Tensor
     """A state or several, for their dtype, device and last dimension, the number of units."""
 
+    memory: Memory
+    """What is kept of the chain from pass to pass, in checkpoints, too."""
+
     path: str = ""
     """What the chain is called in messages and figures."""
 
     figures: dict[str, Tensor] | None = None
-    """Takes what is offered, where somebody asks: :func:`gradfree.engine_figures`."""
+    """Takes what is offered, if it is asked for: :func:`gradfree.engine_figures`."""
+
+    deltas: dict[str, Tensor] | None = None
+    """Takes δ of the state behind each block, by the block's path, if it is asked for: :meth:`.Handle.collecting`."""
 
     def offer(self, name: str, figure: Callable[[], Tensor]) -> None:
         """Let those who ask know a figure of how the engine solves the chain.
 
         Args:
             name: of the figure.
-            figure: computes it, a single number that does not wait for the device; called only if somebody asks.
+            figure: computes it, a single number that does not wait for the device; called only if it is asked for.
                 Must leave everything as it is.
         """
         if self.figures is not None:
@@ -124,7 +131,7 @@ class Chain(ABC):
         raise NotImplementedError
 
     def survey(self, direct: Any) -> Sequence[LinkFindings]:
-        """Return what there is to tell of the links to who asks before training; leaves the chain as it is.
+        """Return the findings of a dry run about the links; leaves the chain as it is.
 
         Args:
             direct: the direct cotangents of its states.
@@ -150,6 +157,22 @@ class Chain(ABC):
             ChainError: a link mixes the samples of the batch.
         """
 
+    def pushed(self, tangents: Tensor) -> Tensor:
+        """Return what reaches each state of tangents v_i of the states before it: w_i = F_i (w_{i-1} + v_{i-1}).
+
+        Link by link from the first to the last; chains in depth alone have it.
+
+        Args:
+            tangents: N sets of them, (N, L, B, H), as :meth:`vectors` has one.
+
+        Returns:
+            The same shape; zero for the first state.
+
+        Raises:
+            ChainError: a link mixes the samples of the batch, or its VJP cannot be differentiated.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def cotangents(self, vectors: Tensor, direct: Any) -> Any:
         """Undo :meth:`vectors`, for all states that the direct cotangents ``direct`` reach."""
@@ -163,38 +186,66 @@ class Chain(ABC):
         """Return δ_i ∂f_i/∂θ_i for all links at once, and δ_1 F_1 for the initial state."""
 
 
-class Solver(Protocol):
+class Solver(ABC):
     """What solves chains: all that a chain and its recording know of an engine."""
 
     @property
-    def streams(self) -> bool:
-        """Whether a chain of layers is run again, rather than have its activations stored."""
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether it asks for the values of all states of a chain of layers, and not for their graphs alone."""
-
-    @property
     def needs_residual(self) -> bool:
-        """Whether it asks for a chain's residual path."""
+        """Whether the engine asks for a chain's residual path."""
+        return False
 
     @property
     def pulls_at_once(self) -> bool:
-        """Whether it asks for the pulls of all links at once."""
+        """Whether the engine asks for the pulls of all links at once, which may be one batch."""
+        return False
 
     @property
-    def sharper(self) -> Solver | None:
-        """It with its next better options, ``None`` if there are none."""
+    def streams(self) -> bool:
+        """Whether the engine runs a chain of layers again, rather than have its activations stored."""
+        return False
+
+    @property
+    def sharper(self) -> Any:
+        """The engine with the next better gradients that its options make, at a higher cost; ``None``: no such."""
+        return None
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the engine asks for the values of all states of a chain of layers, and not for their graphs alone."""
+        return True
 
     @property
     def forwards(self) -> Sequence[Any]:
-        """Its own ways to run chains in time forward, the best first; see ``gradfree.time.forward``."""
+        """Its own :class:`~gradfree.time.forward.Forward` s, the best first; torch's run what none of them allows."""
+        return ()
 
     def leaves(self, call: Any) -> Callable[[], None] | None:
-        """Return what to do in the backward pass if a recurrent layer is left to torch; see ``Engine.leaves``."""
+        """Return whether a call of a recurrent layer is left to torch's own kernel, both passes: here, never.
+
+        An engine with exact gradients leaves what it would not solve faster.
+
+        Args:
+            call: a :class:`~gradfree.time.forward.LayerCall`, what is known before it runs.
+
+        Returns:
+            What to do once its backward pass runs; ``None``: the engine solves it.
+        """
+        return None
 
     def outputs_within(self, dtype: torch.dtype) -> float:
-        """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit."""
+        """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit.
 
+        An engine that says otherwise solves chains to that tolerance, and may look at its mismatch once a sweep.
+
+        Args:
+            dtype: of the states.
+        """
+        return 0.0
+
+    @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the gradients of ``chain`` for the direct cotangents e_i of its states."""
+        """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
+
+        Must be linear in ``direct`` (loss scaling and gradient accumulation rely on it) and must not wait for
+        the device.
+        """

@@ -51,7 +51,7 @@ class Handle:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What there is to tell of the handle itself, beside what the engine tells of each chain."""
+        """Metrics of the handle itself, beside those that the engine reports of each chain."""
         return {}
 
     def become(self, other: Handle) -> None:
@@ -112,42 +112,54 @@ class Handle:
         gradients have come from the engine.
         """
         if self._watch is not None:
-            self._watch.look()
+            self._watch.check()
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
         """Let backpropagation solve this handle's chains in the backward passes inside the block, not the engine."""
-        before = {attachment: attachment.exactly for attachment in self._attachments.values()}
-        for attachment in before:
-            attachment.exactly = True
-        try:
+        with self._having("exactly", True):
             yield
-        finally:
-            for attachment, exactly in before.items():
-                attachment.exactly = exactly
 
     @contextmanager
     def uncompared(self) -> Iterator[None]:
         """Have backward passes inside the block get the engine's gradients, also where passes are being compared."""
-        before = {attachment: attachment.differences for attachment in self._attachments.values()}
-        self.compare(False)
-        try:
+        with self._having("differences", None):
             yield
-        finally:
-            for attachment, differences in before.items():
-                attachment.differences = differences
 
     @contextmanager
-    def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
-        """Have the chains that the engine solves inside the block looked at: what it yields fills, by path, in turn."""
-        found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}
-        for path, attachment in self._attachments.items():
-            attachment.surveys = found[path]
+    def collecting(self) -> Iterator[dict[str, Tensor]]:
+        """Collect δ in the backward passes inside the block: of the state behind each block, by the block's path.
+
+        Of a recurrent layer, of all its steps, by its name in figures. A block that runs several times has the last.
+        """
+        found: dict[str, Tensor] = {}
+        for attachment in self._attachments.values():
+            attachment.deltas = found
         try:
             yield found
         finally:
             for attachment in self._attachments.values():
-                attachment.surveys = None
+                attachment.deltas = None
+
+    @contextmanager
+    def _having(self, attribute: str, value: object) -> Iterator[None]:
+        before = {attachment: getattr(attachment, attribute) for attachment in self._attachments.values()}
+        for attachment in before:
+            setattr(attachment, attribute, value)
+        try:
+            yield
+        finally:
+            for attachment, its in before.items():
+                setattr(attachment, attribute, its)
+
+    @contextmanager
+    def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
+        """Survey the chains that the engine solves inside the block: what is yielded fills, by path, in their order."""
+        found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}
+        with self._having("surveys", None):
+            for path, attachment in self._attachments.items():
+                attachment.surveys = found[path]
+            yield found
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
@@ -163,7 +175,7 @@ class Handle:
         if unknown := state.keys() - self._attachments.keys():
             raise ValueError(
                 f"no chains {sorted(unknown)} here; there are {sorted(self._attachments)}. Attach the engine that the "
-                "state was saved of, to the same chains, or load the model's weights alone."
+                "state was saved of, to the same chains, or load only the model's weights."
             )
         for path, attachment in self._attachments.items():
             attachment.memory.load_state_dict(state.get(path, {}))

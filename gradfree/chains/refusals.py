@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from gradfree import errors
 from gradfree.chains.site import Site
 from gradfree.errors import ChainError
 from gradfree.torchside.private import global_hooks
@@ -15,33 +16,23 @@ def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Itera
     """Yield a problem for each module inside ``module``, at ``path``, that an engine is on in a chain of ``kinds``."""
     for where, inner in module.named_modules(prefix=path):
         if any(kind.holds_engine(inner) for kind in kinds):
-            yield f"{where or 'the model'} has an engine attached already: call detach() on its handle first."
+            yield errors.ATTACHED.said(path=where or "the model")
 
 
 def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that has backward hooks."""
     for path, module in inside.items():
         if module._backward_hooks or module._backward_pre_hooks:
-            yield (
-                f"{path} has full backward hooks: they would see partial cotangents, some of them several times. "
-                "Remove them while an engine is attached."
-            )
+            yield errors.BACKWARD_HOOKS.said(path=path)
 
 
 def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a cell, by path, that forward hooks or global ones look at."""
     for path, module in inside.items():
         if module._forward_hooks:
-            yield (
-                f"{path} has forward hooks: an engine runs the cell without a graph, so what they see has no gradient. "
-                "Remove them while an engine is attached."
-            )
+            yield errors.FORWARD_HOOKS.said(path=path)
     if inside and global_hooks("forward", "backward", "backward_pre"):
-        yield (
-            f"there is a global hook on all modules (torch.nn.modules.module.register_module_forward_hook, a counter "
-            f"of FLOPs), which would look at {next(iter(inside))}: an engine runs the cell without a graph, so what it "
-            "sees has no gradient. Remove it for passes with a graph, or detach the engine."
-        )
+        yield errors.GLOBAL_HOOKS.said(path=next(iter(inside)))
 
 
 def refuse_large_jacobians(engine: str, path: str, links: int, state: Tensor, limit: float, remedy: str) -> None:

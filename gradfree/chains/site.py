@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree.chains.solving import Attachment
 
@@ -32,7 +32,7 @@ class Site(ABC):
         inside: everything in the container or layer that takes part in the chain, by module path.
         solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
         declared: the residual path that the user has declared, a multiple of the identity; ``None``: it is read.
-        alone: whether it was named, or is the only one that was found.
+        requires_residual: whether it was named, or is the only one that was found.
         splits: why blocks did not go on the chain of the block before them, in any forward pass so far, by their paths.
     """
 
@@ -51,14 +51,6 @@ class Site(ABC):
 
     may_be: ClassVar[str] = ""
     """What may be named as one, for messages, if that is more."""
-
-    path: str
-    blocks: dict[str, nn.Module]
-    inside: dict[str, nn.Module]
-    solved: set[str]
-    splits: dict[str, str]
-    declared: float | None
-    alone: bool
 
     @property
     def has_residual(self) -> bool:
@@ -82,11 +74,11 @@ class Site(ABC):
     @classmethod
     @abstractmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Tell whether ``module`` may be named as such a chain."""
+        """Return whether ``module`` may be named as such a chain."""
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Tell whether ``module`` is such a chain beyond doubt, so that it need not be named."""
+        """Return whether ``module`` is such a chain beyond doubt, so that it need not be named."""
         return cls.accepts(module)
 
     @classmethod
@@ -96,7 +88,7 @@ class Site(ABC):
 
     @classmethod
     def holds_engine(cls, module: nn.Module) -> bool:
-        """Tell whether an engine is on ``module``."""
+        """Return whether an engine is on ``module``."""
         return cls.attachment_on(module) is not None
 
     @classmethod
@@ -113,11 +105,15 @@ class Site(ABC):
         """Describe ``module`` as a chain; changes nothing."""
         self.path = path
         self.blocks = {path: module}
-        self.solved = set()
-        self.splits = {}
-        self.declared = None
-        self.alone = True
+        self.solved: set[str] = set()
+        self.splits: dict[str, str] = {}
+        self.declared: float | None = None
+        self.requires_residual = True
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
+
+    def feedback_weights(self) -> dict[str, Tensor]:
+        """Return what errors go back through in place of layers' weights, by module path: here, nothing."""
+        return {}
 
     @abstractmethod
     def problems(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Handing a chain over to its engine or, for comparison, to backpropagation; asking how the engine solves it."""
+"""Handing a chain over to its engine or, for comparison, to backpropagation; reporting how the engine solves it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
-from gradfree.devices.device import without_tf32
+from gradfree.devices.hardware import without_tf32
 from gradfree.wording import one
 
 Figures = dict[str, dict[str, Tensor]]
 
-_asking: list[Figures] = []
-"""Those who ask for figures at the moment. Not a context variable: autograd solves chains on a GPU in other threads."""
+_listeners: list[Figures] = []
+"""Who is sent figures now. Not a context variable: autograd solves chains on a GPU in other threads."""
 
 
 class Attachment:
@@ -37,15 +37,11 @@ class Attachment:
             backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
             pass is compared.
         contested: whether other engines take turns with this one.
-        told: figures of the chain that are told with the engine's own.
-        surveys: takes what there is to tell of each chain that is solved, where somebody asks.
+        extra_metrics: figures of the chain that are reported with the engine's own.
+        deltas: takes the cotangents of the states behind blocks, by path, if they are asked for.
+        surveys: takes the findings about each chain that is solved, in a dry run.
 
-    Args:
-        engine: likewise.
-        path: likewise.
-        solved: likewise.
-        lean: likewise.
-        batched: likewise.
+    Args, where they are no attributes:
         outside: the parameters of the model's modules that lie in no chain, which blocks may use all the same. Not the
             modules: graphs keep the attachment, and a model that keeps a state would never be freed.
     """
@@ -65,7 +61,8 @@ class Attachment:
         self.exactly = False
         self.differences: list[Tensor] | None = None
         self.contested = False
-        self.told: Mapping[str, Tensor] = {}
+        self.extra_metrics: Mapping[str, Tensor] = {}
+        self.deltas: dict[str, Tensor] | None = None
         self.surveys: list[Sequence[LinkFindings]] | None = None
 
     @property
@@ -86,15 +83,16 @@ class Attachment:
             direct: the direct cotangents of its states.
             name: what the chain is called in messages and figures; its path, if left out.
         """
+        chain.path, chain.deltas = self.path if name is None else name, self.deltas
         if self.exactly:
             return chain.backpropagate(direct)
         # Its roundings would be taken for the engine's.
         with without_tf32() if self.compares else nullcontext():
-            return self._solve(chain, direct, name)
+            return self._solve(chain, direct)
 
-    def _solve(self, chain: Chain, direct: Any, name: str | None) -> ChainGradients:
-        asking = tuple(_asking)
-        chain.path, chain.figures = self.path if name is None else name, {} if asking else None
+    def _solve(self, chain: Chain, direct: Any) -> ChainGradients:
+        listeners = tuple(_listeners)
+        chain.figures = {} if listeners else None
         if self.surveys is not None:
             self.surveys.append(chain.survey(direct))
         gradients = self.engine.gradients(chain, direct)
@@ -103,8 +101,8 @@ class Attachment:
                 f"{type(self.engine).__name__}.gradients must return what chain.gradients(delta) or "
                 f"chain.backpropagate(direct) returns, not {one(type(gradients).__name__)}."
             )
-        for figures in asking:
-            figures[chain.path] = {**(chain.figures or {}), **self.told}
+        for figures in listeners:
+            figures[chain.path] = {**(chain.figures or {}), **self.extra_metrics}
         if self.differences is None:
             return gradients
         exact = chain.backpropagate(direct)
@@ -152,9 +150,9 @@ def engine_figures() -> Iterator[Figures]:
         like its weights: "rnn.l0", "rnn.l0_reverse".
     """
     figures: Figures = {}
-    _asking.append(figures)
+    _listeners.append(figures)
     try:
         yield figures
     finally:
         # By identity: two that are empty are equal.
-        _asking[:] = [asking for asking in _asking if asking is not figures]
+        _listeners[:] = [listener for listener in _listeners if listener is not figures]

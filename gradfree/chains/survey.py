@@ -19,7 +19,7 @@ class LinkFindings:
 
     Attributes:
         path: of the block; of a chain in time that of the layer.
-        residual: the mean of the diagonal that the residual path is read as; ``None``: nobody asks, or nothing
+        residual: the mean of the diagonal that the residual path is read as; ``None``: no engine needs it, or nothing
             is pulled back to the state before.
         uniform: whether all of that diagonal is one number.
         share: ⟨δK, δF⟩ / ‖δF‖², how much of what the link exactly pulls back that diagonal, K, carries; NaN where
@@ -68,7 +68,7 @@ class ChainFindings:
     left: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield what to tell people."""
+        """Yield the lines of the report."""
         if len(self.pieces) > 1 and all(link.steps == 1 for piece in self.pieces for link in piece):
             yield f"{len(self.pieces)} pieces: {', '.join(_span(piece) for piece in self.pieces)}"
         for reason, paths in _by_value(self.splits).items():
@@ -95,10 +95,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _described(words: str, batched: bool, links: Sequence[LinkFindings]) -> str:
     shares = sorted(link.share for link in links if not isnan(link.share))
-    told = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (*shares[:1], *shares[-1:])))
-    told = told and f", its share {told}"
+    shares_text = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (*shares[:1], *shares[-1:])))
+    shares_text = shares_text and f", its share {shares_text}"
     steps = f", {links[0].steps} steps" if links[0].steps > 1 else ""
-    return f"{_span(links)}{steps}: {words}{told}{', in batches' if batched else ''}"
+    return f"{_span(links)}{steps}: {words}{shares_text}{', in batches' if batched else ''}"
 
 
 def _span(links: Sequence[LinkFindings]) -> str:

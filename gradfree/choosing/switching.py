@@ -98,11 +98,11 @@ class SwitchingHandle(Handle):
         return dict(self._all_blocks)
 
     def become(self, other: Handle) -> None:
-        """Have in hand what ``other`` has; its chains tell which way it is."""
+        """Take over what ``other`` has; its chains report which way it is."""
         super().become(other)
         for attachment in self._attachments.values():
             attachment.contested = len(self._ways) > 1
-            attachment.told = {name: torch.tensor(figure) for name, figure in self.figures.items()}
+            attachment.extra_metrics = {name: torch.tensor(figure) for name, figure in self.figures.items()}
 
     def detach(self) -> None:
         """Take off the way that is on, and end the turns."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gradfree.devices.device import mark, seconds
+from gradfree.devices.hardware import mark, seconds
 
 _WARM_UP, _TIMED = 1, 2
 """Steps of a turn."""
@@ -56,7 +56,7 @@ class Turns:
             self._times[self._ways[self._n]].append((self._start, end))
         self._n, self._start = self._n + 1, None
         if self._n == self._round and device.type == "cpu":
-            self._drop_the_hopeless()
+            self._drop_slowest()
 
     def times(self) -> list[float]:
         """Return the seconds of a step of each way, the lower quartile; waits for a GPU to have taken the last.
@@ -65,7 +65,7 @@ class Turns:
         """
         return [sorted(seconds(*pair) for pair in pairs)[len(pairs) // 4] for pairs in self._times]
 
-    def _drop_the_hopeless(self) -> None:
+    def _drop_slowest(self) -> None:
         times = self.times()
         best = min(range(len(times)), key=times.__getitem__)
         self._ways = [best if times[way] > _HOPELESS * times[best] else way for way in self._ways]

@@ -142,7 +142,7 @@ def falling_to(cosines: list[float]) -> float:
 
 
 def _cosine(seen: torch.Tensor) -> float:
-    """Return the cosine; NaN where the exact gradient tells nothing, 0 where only the engine's does."""
+    """Return the cosine; NaN where the exact gradient is zero or not finite, 0 where only the engine's is."""
     product, size, exact, _ = seen[0].tolist()
     if not isfinite(exact) or exact == 0.0:
         return nan

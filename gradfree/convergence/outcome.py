@@ -39,8 +39,8 @@ class StoppingRule:
     most: int
     worth: float = inf
 
-    def gives_up(self, outcome: Outcome) -> bool:
-        """Tell whether the sequential call is the better bet, by the rate at which mismatches have decayed."""
+    def should_stop(self, outcome: Outcome) -> bool:
+        """Return whether the sequential call is the better bet, by the rate at which mismatches have decayed."""
         left, mismatches = self.most - outcome.sweeps, outcome.mismatches
         if left <= 0 or not isfinite(mismatches[-1]):
             return True
@@ -51,8 +51,11 @@ class StoppingRule:
 
 
 def resolved(dtype: torch.dtype) -> float:
-    """Return the smallest mismatch that sweeps in ``dtype`` can be asked for: eight times what it resolves."""
-    return 8 * torch.finfo(dtype).eps
+    """Return the smallest mismatch that sweeps in ``dtype`` can be asked for, in multiples of what it resolves.
+
+    Eight; two in formats of two bytes, whose matrix products are added up in float32.
+    """
+    return (2 if dtype.itemsize < 4 else 8) * torch.finfo(dtype).eps
 
 
 def within(tolerance: float | None, dtype: torch.dtype) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradfree.chains.chain import Chain
 from gradfree.convergence.outcome import Outcome
-from gradfree.devices.recurrent_costs import own_kernel_is_faster
+from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.time.forward import LayerCall
 
 _FIRST_PAUSE = 50
@@ -58,7 +58,7 @@ class Pass:
                 self._keep(wait - 1, pause)
         elif outcome.settled:
             self.memory.pop(self._pause_key, None)
-        # A pass of NaN tells nothing of the next one.
+        # A pass of NaN says nothing about the next one.
         elif outcome.mismatches[-1] == outcome.mismatches[-1]:
             self._keep(*[2 * pause or _FIRST_PAUSE] * 2)
             if not pause:

@@ -12,7 +12,7 @@ from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reve
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings
-from gradfree.depth.jacobians import Mixing, jacobians, vectors, width
+from gradfree.depth.block_jacobians import Mixing, jacobians, pushed, vectors, width
 from gradfree.depth.link import Link, refuse_converted, walking
 from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
@@ -38,9 +38,9 @@ class Trained(NamedTuple):
     def of(cls, parameters: Iterable[Tensor]) -> Trained:
         """Return ``parameters``, each once."""
         # By identity: the hash of a tensor is computed in Python.
-        once = list({id(p): p for p in parameters}.values())
-        anchor = Anchor.apply(torch.empty(0, requires_grad=True), *once)
-        return cls(once, {id(p): n for n, p in enumerate(once)}, anchor)
+        once = {id(p): p for p in parameters}
+        anchor = Anchor.apply(torch.empty(0, requires_grad=True), *once.values())
+        return cls([*once.values()], dict(zip(once, range(len(once)), strict=True)), anchor)
 
 
 NO_RESIDUAL = (
@@ -59,9 +59,9 @@ class DepthChain(Chain):
         inputs: how many tensors other than the state the links were given.
         keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
         memory: what is kept of this chain from pass to pass.
-        mixing: what earlier passes have told of whether blocks mix the samples of a batch.
+        mixing: what earlier passes have shown of whether blocks mix the samples of a batch.
         declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
-        alone: whether the chain must have a residual path, for engines that ask for it; one of several may have none.
+        requires_residual: whether the chain must have a residual path, for engines that ask for it: not one of several.
     """
 
     before: torch.Size | None = None
@@ -76,7 +76,7 @@ class DepthChain(Chain):
         memory: Memory,
         mixing: Mixing,
         declared: float | None = None,
-        alone: bool = True,
+        requires_residual: bool = True,
     ):
         self.like = links[-1].out
         self.links = links
@@ -85,7 +85,7 @@ class DepthChain(Chain):
         self.keep_graph = keep_graph
         self.memory = memory
         self.mixing = mixing
-        self.declared, self.alone = declared, alone
+        self.declared, self.requires_residual = declared, requires_residual
 
     def __len__(self) -> int:
         """L, the number of links."""
@@ -116,7 +116,7 @@ class DepthChain(Chain):
         factors = self._residuals()
         # Where every block changes the shape, there is none to see.
         kept = any(before == link.out.shape for before, link in self._shapes())
-        if self.alone and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
+        if self.requires_residual and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(NO_RESIDUAL.format(first=self.links[0].path, last=self.links[-1].path))
         return factors if weight == 1.0 else [f * weight for f in factors]
 
@@ -170,7 +170,7 @@ class DepthChain(Chain):
                 pulled = torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
-                    [link.given(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
+                    [link.writable(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
                     retain_graph=True,
                     allow_unused=True,
                 )
@@ -211,6 +211,12 @@ class DepthChain(Chain):
         """Return F_2 to F_L of every sample, (L - 1, B, H, H): H products of all links at once."""
         self.mixing.refuse(self.links)
         return jacobians(self.links)
+
+    @phase("tangents")
+    def pushed(self, tangents: Tensor) -> Tensor:
+        """Return w_i = F_i (w_{i-1} + v_{i-1}) of every sample, (N, L, B, H)."""
+        self.mixing.refuse(self.links)
+        return pushed(self.links, tangents)
 
     def cotangents(self, vectors: Tensor, direct: Sequence[Cotangent]) -> list[Cotangent]:
         """Undo :meth:`vectors`; ``None`` for states that no direct cotangent reaches."""
@@ -267,6 +273,8 @@ class DepthChain(Chain):
         """
         for link, d in zip(links, delta, strict=True):
             check_finite([d], link.path)
+            if self.deltas is not None:
+                self.deltas[link.path] = d.detach()
         # Autograd passes over parameters that have been frozen since the forward pass.
         numbers = sorted({n for link in links for n in link.parameters if self.parameters[n].requires_grad})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
@@ -279,7 +287,7 @@ class DepthChain(Chain):
                 torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
                     [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
-                    [link.given(d) for link, d in zip(links, delta, strict=True)],
+                    [link.writable(d) for link, d in zip(links, delta, strict=True)],
                     retain_graph=self.keep_graph,
                     allow_unused=True,
                 )

@@ -1,21 +1,32 @@
 """One forward pass through a chain in depth: what it records, and how ``loss.backward()`` solves it.
 
-A pass records a :class:`~gradfree.depth.link.Link` for each block that runs, behind the nodes of
-:mod:`~gradfree.depth.nodes`. In the backward pass autograd runs every Exit and Entry that the loss leads to, which
-collect the direct cotangents e_i; then Start, which lets the engine solve the chain once. With ``retain_graph=True``
-the chain may be solved again, by another backward pass; otherwise whatever arrives later raises.
+Forward, for each block (:class:`~gradfree.depth.recorder.BlockRecorder`, the nodes of :mod:`~gradfree.depth.nodes`):
 
-Nothing of a pass is kept on the modules: a state's own graph node tells which pass it belongs to. So passes may
-overlap, run in several threads, and a model may be called several times before one backward pass.
+1. *Before it runs*, its state tells by its graph node which pass it belongs to; any other state begins a pass, with a
+   Start node in the graph. The block is given the state without history, by an Entry.
+2. *The block runs* as always, and so makes a graph of its own that ends at its Entry.
+3. *Behind it*, that graph is walked once: for the parameters that it leads to, and to refuse what is not the chain's.
+   The graph becomes a :class:`~gradfree.depth.link.Link` of the pass. The model gets the output behind an Exit.
+
+Backward, in one call of ``loss.backward()``:
+
+4. Autograd runs every Exit, and the Entries that the loss leads to: they collect the direct cotangents e_i.
+5. Autograd runs Start last. The pass refuses what neither autograd nor the nodes see, and linearises the links to a
+   :class:`~gradfree.depth.depth_chain.DepthChain`. The engine solves it: its pulls and parameter gradients are calls of
+   ``torch.autograd.grad`` on the blocks' own graphs.
+6. Start returns all gradients to autograd, which adds them to ``.grad`` as it does with any others.
+
+With ``retain_graph=True`` the chain may be solved again, by another backward pass; otherwise the links are freed, and
+what arrives later raises. Nothing of a pass is kept on the modules: passes may overlap and run in several threads, and
+a model may be called several times before one backward pass.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
@@ -23,14 +34,14 @@ from torch.autograd.graph import get_gradient_edge
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.solving import Attachment
+from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import DepthChain, Trained
-from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, add_inside, added, check_untouched, pull_extra
 from gradfree.depth.nodes import EXIT, INSIDE_ALONE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched
-from gradfree.torchside.private import asked_for, backward_id, keeps_graph, shared_hooks, version, will_run
+from gradfree.torchside.private import asked_for, backward_id, keeps_graph, will_run
 
 
 class Attached(Protocol):
@@ -39,30 +50,7 @@ class Attached(Protocol):
     attachment: Attachment
     mixing: Mixing
     declared: float | None
-    alone: bool
-
-
-class State(NamedTuple):
-    """A state as the model has it, held weakly: it leads to its Exit and so to the pass.
-
-    Attributes:
-        tensor: the state.
-        hooks: its gradient hooks, which the graph keeps also where the model drops the tensor.
-    """
-
-    tensor: weakref.ref[Tensor]
-    hooks: weakref.ref[OrderedDict[int, Any]]
-
-    @classmethod
-    def of(cls, state: Tensor) -> State:
-        """Describe an output of Exit, before anybody has put a hook on it."""
-        return cls(weakref.ref(state), weakref.ref(shared_hooks(state)))
-
-    @property
-    def is_hooked(self) -> bool:
-        """Whether anybody sees its gradient: by a hook, or by ``retain_grad()``."""
-        state = self.tensor()
-        return bool(self.hooks()) or (state is not None and state.retains_grad)
+    requires_residual: bool
 
 
 class DepthPass:
@@ -91,9 +79,6 @@ class DepthPass:
         self.solving = self.shares_graphs = False
         self.start: weakref.ref[Any]
         self._ref = weakref.ref(self)
-        self._given: list[Tensor | None] = []
-        self._states: list[State] = []
-        self._versions: list[int] = []
         self._backward, self._freed, self._solved = -1, False, False
         self._direct: list[Cotangent] = []
         self._extra: dict[tuple[int, int], Tensor] = {}
@@ -126,16 +111,14 @@ class DepthPass:
         entered: Sequence[Tensor] = Entry.apply(self._ref, len(self.links), path, numbers, self.anchor, tensors)
         return entered
 
-    def leave(self, link: Link, given: Tensor | None, before: Tensor) -> Sequence[Tensor]:
-        """Record ``link``, whose block was ``given`` a state; return its outputs for the model, the state first."""
+    def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
+        """Record ``link``; return its block's outputs for the model, the state first."""
         index = len(self.links)
         handed: Sequence[Tensor] = Exit.apply(self, index, False, before, [link.out])
         if link.extra:
             handed += Exit.apply(self, index, True, handed[0], link.extra)
+        link.follow(handed[0])
         self.links.append(link)
-        self._given.append(given)
-        self._states.append(State.of(handed[0]))
-        self._versions.append(version(link.out))
         return handed
 
     def collect(self, index: int, extra: bool, cotangents: Sequence[Cotangent]) -> None:
@@ -183,20 +166,10 @@ class DepthPass:
     def linearise(self, links: list[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
         memory, mixing = self.chain.attachment.memory, self.chain.mixing
-        declared, alone = self.chain.declared, self.chain.alone
-        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, memory, mixing, declared, alone)
-
-    def hooked(self, index: int) -> bool:
-        """Tell whether anybody sees the gradient of the state of link ``index``."""
-        return self._states[index].is_hooked
-
-    def has_changed(self, index: int) -> bool:
-        """Tell whether the output of link ``index`` has been changed in place since its block returned it."""
-        return version(self.links[index].out) != self._versions[index]
-
-    def drop_values(self, index: int, link: Link) -> None:
-        """Replace link ``index`` by ``link``, which has no values, and let go of what the block behind it was given."""
-        self.links[index], self._given[index + 1], self._versions[index] = link, None, version(link.out)
+        declared, requires_residual = self.chain.declared, self.chain.requires_residual
+        return DepthChain(
+            links, self.parameters, len(self.inputs), keep_graph, memory, mixing, declared, requires_residual
+        )
 
     def _begin_backward(self, unsolved: Callable[[], str]) -> None:
         """Forget what another backward pass has left.
@@ -252,7 +225,9 @@ class DepthPass:
         return total
 
     def _free(self) -> None:
-        self.links, self._given, self._states, self._versions, self._freed = [], [], [], [], True
+        for link in self.links:
+            link.given = None
+        self.links, self._freed = [], True
 
     def _refuse_changes(self) -> None:
         """Refuse what autograd and the nodes do not see.
@@ -265,20 +240,20 @@ class DepthPass:
         if any(i + 1 < len(self.links) or self.links[i].extra for i in asked):
             raise ChainError(self._asked())
         inside = {index for index, number, _ in self._inside if number is None}
-        for i, (link, given) in enumerate(zip(self.links, self._given, strict=True)):
-            check_untouched(link, given)
+        for i, link in enumerate(self.links):
+            check_untouched(link)
             # The loss comes to the root where it uses the block's own output, kept by somebody, or a view of it.
-            if link.root is not None and self.has_changed(i) and (link.aliased or will_run(link.root)):
+            if link.root is not None and link.has_changed and (link.aliased or will_run(link.root)):
                 raise ChainError(
                     f"the output of {link.path} shares memory with another state or output, or is kept inside and used "
                     "by the loss, and was changed in place behind the block: there it would get a wrong gradient. Use "
                     "the out-of-place operation (h = h + x, not h += x)."
                 )
-            if self.hooked(i) and (link.extra or i + 1 in inside or i + 1 < len(self.links)):
+            if link.is_hooked and (link.extra or i + 1 in inside or i + 1 < len(self.links)):
                 raise ChainError(
                     f"the output of {link.path} has a gradient hook or retain_grad(), which would see a part of its "
                     "gradient: the next block was given the state before, or the block returned other tensors beside "
-                    "it. Register it before the next block runs, on a block that returns its state alone."
+                    "it. Register it before the next block runs, on a block that returns only its state."
                 )
             if link.in_place and i and (self._direct[i - 1] is not None or i in inside):
                 raise ChainError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +17,9 @@ from torch.autograd.graph import GradientEdge, Node
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import has_left
+from gradfree.torchside.graph import was_cast
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.private import hooks_of, version
+from gradfree.torchside.private import hooks_of, shared_hooks, version
 from gradfree.torchside.residual import residual_factor
 
 
@@ -31,9 +33,13 @@ class Link:
         out: the block's output h_i, the root of the graph.
         state: where h_{i-1} enters the graph of ``out``; ``None`` if it does not, or needs no gradient.
         inputs: where other tensors that need a gradient enter it, by their number in the chain.
-        parameters: the trainable parameters that the graph leads to, by their number in the chain.
+        parameters: the numbers in the chain of the trainable parameters that the graph leads to.
         root: the node that computed ``out``; ``None`` where the graph is not kept.
         writes: whether a walk through the graph may change the cotangent that it starts from, in place.
+        given: the state as the block was given it; ``None`` if it needs no gradient, or was let go of.
+        version: how often ``out`` was changed in place when the block returned it.
+        after: the state as the model has it, weakly: it leads to its Exit and so to the pass.
+        hooks: the gradient hooks on it, which the graph keeps also where the model drops the state.
         extra: what the block has returned besides, as far as it has a gradient; roots of the same graph.
         entries: where anything enters the graph of ``out`` or ``extra``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
@@ -47,15 +53,36 @@ class Link:
     out: Tensor
     state: GradientEdge | None
     inputs: Sequence[tuple[int, GradientEdge]]
-    parameters: dict[int, Tensor]
+    parameters: Sequence[int]
     root: Node | None
     writes: bool
+    given: Tensor | None = None
+    version: int = 0
+    after: weakref.ref[Tensor] | None = None
+    hooks: weakref.ref[OrderedDict[int, Any]] | None = None
     extra: Sequence[Tensor] = ()
     entries: Sequence[tuple[int | None, GradientEdge]] = ()
     in_place: bool = False
     aliased: bool = False
     checkpointed: bool = False
     end: GradientEdge | None = None
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the output has been changed in place since the block returned it."""
+        return version(self.out) != self.version
+
+    def follow(self, after: Tensor) -> None:
+        """Remember the state as the model has it, before anybody has put a hook on it."""
+        self.after, self.hooks = weakref.ref(after), weakref.ref(shared_hooks(after))
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether anybody sees the gradient of the output: by a hook, or by ``retain_grad()``."""
+        if self.after is None or self.hooks is None:
+            return False
+        after = self.after()
+        return bool(self.hooks()) or (after is not None and after.retains_grad)
 
     @property
     def source(self) -> Tensor | GradientEdge:
@@ -74,7 +101,7 @@ class Link:
         vars(link).pop("residual", None)
         return link
 
-    def given(self, delta: Tensor) -> Tensor:
+    def writable(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for the graph to start from, a copy if it must not be changed."""
         return delta.clone() if self.writes else delta
 
@@ -114,16 +141,16 @@ _FREED = (
 
 
 def has_hooks(state: Tensor) -> bool:
-    """Tell whether anybody sees the gradient of ``state``."""
+    """Return whether anybody sees the gradient of ``state``."""
     return bool(hooks_of(state)) or state.retains_grad
 
 
-def check_untouched(link: Link, given: Tensor | None) -> None:
+def check_untouched(link: Link) -> None:
     """Refuse that the output of ``link`` is not what its graph has computed, and hooks on the state it was given."""
-    if given is not None and has_hooks(given):
+    if link.given is not None and has_hooks(link.given):
         raise ChainError(
-            f"{link.path} puts a gradient hook, or retain_grad(), on the state that it is given, whose gradient the "
-            "engine takes apart. Put it on a copy, x = x.view_as(x), or on what the block computes."
+            f"{link.path} puts a gradient hook, or retain_grad(), on the state that it is given, of whose gradient "
+            "the engine sees parts. Put it on a copy, x = x.view_as(x), or on what the block computes."
         )
     if link.out.grad_fn is not link.root:
         raise ChainError(
@@ -136,7 +163,7 @@ def check_untouched(link: Link, given: Tensor | None) -> None:
 def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
     """Refuse that ``parameter`` got no gradient because it has another dtype or device than in the forward pass."""
     for link in links:
-        if has_left(link.out, parameter):
+        if was_cast(link.out, parameter):
             raise ChainError(
                 f"a parameter of {link.path} got another dtype or device between the forward and the backward pass "
                 "(model.float(), model.to(...)), and its gradient would be lost. Convert the model before the forward "
@@ -145,7 +172,7 @@ def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
 
 
 def shares_memory(tensor: Tensor, other: Tensor) -> bool:
-    """Tell whether a change to one is a change to the other."""
+    """Return whether a change to one is a change to the other."""
     return tensor is other or tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
@@ -182,7 +209,7 @@ def pull_extra(
             torch.autograd.grad(
                 [links[i].extra[n] for i, n in given],
                 [*(edge for *_, edge in entries), *leaves],  # type: ignore[arg-type]
-                [links[i].given(cotangent) for (i, _), cotangent in given.items()],
+                [links[i].writable(cotangent) for (i, _), cotangent in given.items()],
                 retain_graph=True,
                 allow_unused=True,
             )

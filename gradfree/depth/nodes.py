@@ -28,7 +28,6 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import Function, hooks_of, node_class
@@ -163,8 +162,3 @@ INSIDE_ALONE = (
     "the chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, "
     "or detach the engine for this pass."
 )
-
-
-def leads_inside(loss: Tensor) -> bool:
-    """Tell whether ``loss`` uses a tensor from inside a block, which the block has not returned beside its state."""
-    return ENTRY in walk([loss]).kinds

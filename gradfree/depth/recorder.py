@@ -7,26 +7,26 @@ exactly, and the site keeps why. What would get a wrong gradient raises.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
+from operator import itemgetter
 from sys import exc_info
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link, has_hooks, shares_memory
 from gradfree.depth.nodes import BORDERS, ENTRY, EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.errors import ChainError, refuse
+from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.private import checkpointed, next_sequence_number, recomputed, uncompiled, version
@@ -40,10 +40,16 @@ class _Call(NamedTuple):
     recording: DepthPass
     before: Tensor
     tensors: list[Tensor]
-    given: Tensor | None
-    entries: list[tuple[int | None, GradientEdge]]
-    versions: list[tuple[Tensor, int]]
+    numbers: list[int | None]
+    entered: Sequence[Tensor]
+    entry: Node | None
+    versions: list[int]
     sequence: int
+
+    @property
+    def given(self) -> Tensor | None:
+        """The state as the block was given it; ``None`` if it needs no gradient."""
+        return self.entered[0] if self.numbers and self.numbers[0] is None else None
 
 
 class RecordedChain:
@@ -62,17 +68,12 @@ class RecordedChain:
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
-        self.declared, self.alone = site.declared, site.alone
+        self.declared, self.requires_residual = site.declared, site.requires_residual
         self.mixing = Mixing()
         modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
         # What every pass reads, in one place: to go through all modules for it costs more than small blocks do.
         self._parameters = [module._parameters for module in modules if module._parameters]
         self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
-        self._trained: tuple[list[Tensor], list[Any], Trained] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was trained: a copy has parameters of its own."""
-        return {**self.__dict__, "_trained": None}
 
     def record(self) -> list[Removable]:
         """Record the calls of the blocks; return what to take off again."""
@@ -85,26 +86,35 @@ class RecordedChain:
         return [*handles, *unsaved_hooks(handles)]
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> DepthPass:
-        """Return a new pass that starts from ``state``."""
+        """Return a new pass that starts from ``state``; refuse it where blocks should have run in a batch."""
+        if self.attachment.batched is True:
+            raise ChainError(
+                f"batched=True, but the blocks from {next(iter(self.blocks))} on are run one by one: called by the "
+                "model, not by their nn.Sequential, or under autocast, a checkpoint, torch.compile or anomaly "
+                "detection. Leave batched out: 'auto' batches what can be and where it pays."
+            )
         return DepthPass(self, self.trained(), inputs)
 
     def trained(self) -> Trained:
         """Return the parameters of the blocks, and of the model around them, that may be trained now."""
-        around = [p for p in self.attachment.around() if not is_spread(p)]
-        found = [p for own in self._parameters for p in own.values() if p is not None] + around
-        # One that gets another dtype or device gets another node in autograd's graph, too.
-        kinds = [(p.requires_grad, p.dtype, p.device) for p in found]
-        known = self._trained
-        if known is None or kinds != known[1] or not all(map(is_, found, known[0])):
-            self._trained = known = found, kinds, Trained.of(p for p in found if p.requires_grad)
-        return known[2]
+        own = [p for held in self._parameters for p in held.values() if p is not None and p.requires_grad]
+        return Trained.of([*own, *(p for p in self.attachment.around() if p.requires_grad and not is_spread(p))])
 
-    def check(self) -> None:
-        """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms."""
-        refuse_transforms(next(iter(self.blocks)))
-        refuse(sharded(self.inside))
-        if any(self._hooks):
-            refuse(hooked(self.inside))
+    def check(self, block: nn.Module) -> None:
+        """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms.
+
+        Args:
+            block: the first to run.
+        """
+        first = next(iter(self.blocks))
+        refuse_transforms(first)
+        if "_is_replica" in vars(block):
+            raise ChainError(
+                f"{first} runs as one of several replicas of nn.DataParallel, which share the engine's recorder. Use "
+                "DistributedDataParallel."
+            )
+        for problem in (*sharded(self.inside), *(hooked(self.inside) if any(self._hooks) else ())):
+            raise ChainError(problem)
 
     def split(self, path: str, reason: str, remedy: str) -> None:
         """Note that the block at ``path`` does not go on in the pass of the block before it.
@@ -143,11 +153,6 @@ class BlockRecorder:
         # A checkpoint around the block runs it again for what autograd has kept of the pass; that is recorded already.
         if not torch.is_grad_enabled() or recomputed():
             return None
-        if "_is_replica" in vars(block):
-            raise ChainError(
-                f"{self.path} runs as one of several replicas of nn.DataParallel, which share the engine's recorder. "
-                "Use DistributedDataParallel."
-            )
         state, inputs, put = self.port.take(args, kwargs)
         needed = state is not None and state.requires_grad
         if not needed and not inputs and not any(p.requires_grad for p in block.parameters()):
@@ -156,24 +161,17 @@ class BlockRecorder:
             self.chain.split(self.path, *NO_STATE)
             return None
         others = [t for t in inputs if t is not state]
-        recording, before = self._join(state, others)
+        recording, before = self._join(block, state, others)
         recording.before(self.path, block, state)
         tensors = [state, *others] if needed else others
-        numbers = [*[None] * needed, *(recording.number(t) for t in others)]
+        numbers = [*[None] * needed, *map(recording.number, others)]
         entered = recording.enter(self.path, numbers, tensors)
-        local = dict(zip(map(id, tensors), entered, strict=True))
-        given = local.get(id(state))
+        entry, versions = entered[0].grad_fn if entered else None, [*map(version, entered)]
         self._calls[get_ident()] = _Call(
-            recording,
-            before,
-            tensors,
-            given,
-            [(n, GradientEdge(t.grad_fn, t.output_nr)) for n, t in zip(numbers, entered, strict=True)],  # type: ignore[arg-type]
-            [(t, version(t)) for t in entered],
-            next_sequence_number(),
+            recording, before, tensors, numbers, entered, entry, versions, next_sequence_number()
         )
-        first = state if given is None else given
-        return put(first, [first if t is state else local[id(t)] for t in inputs])
+        local = dict(zip(map(id, tensors), entered, strict=True))
+        return put(local.get(id(state), state), [local[id(t)] for t in inputs])
 
     @uncompiled
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
@@ -192,14 +190,14 @@ class BlockRecorder:
         if not state.requires_grad:
             return None
         # What the block returns as it was given it is for the model the very tensor that it had.
-        same = {} if in_place else {id(t): its for (t, _), its in zip(call.versions, call.tensors, strict=True)}
+        same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
         if self.chain.skips and id(state) in same:
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
         known = {id(state), *same}
         extra = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and id(t) not in known]
         link = self._link(block, state, extra, in_place, call)
-        after, *handed = call.recording.leave(link, call.given, call.before)
+        after, *handed = call.recording.leave(link, call.before)
         joined = self.port.join(after, rest)
         if rest is None:
             return joined
@@ -208,26 +206,29 @@ class BlockRecorder:
 
     def _link(self, block: nn.Module, state: Tensor, extra: Sequence[Tensor], in_place: bool, call: _Call) -> Link:
         graph = walk([state, *extra], ends=(ENTRY,))
-        self._refuse_strange(graph, call)
+        parameters = [call.recording.numbers.get(id(leaf), -1) for leaf in graph.leaves]
+        self._refuse_strange(graph, parameters, call)
         call.recording.shares_graphs |= graph.oldest < call.sequence
-        entries = [entry for entry in call.entries if entry[1][:2] in graph.stops]
+        entries = [(call.numbers[n], GradientEdge(node, n)) for node, n in sorted(graph.stops, key=itemgetter(1))]
         reached = entries
         if extra:
             of_state = walk([state], ends=(ENTRY,)).stops
             reached = [entry for entry in entries if entry[1][:2] in of_state]
-        numbers, others = call.recording.numbers, [*extra] if call.given is None else [call.given, *extra]
-        writes = may_write(graph.kinds)
+        given, writes = call.given, may_write(graph.kinds)
+        others = [*extra] if given is None else [given, *extra]
         # Other outputs have memory of their own.
-        may_share = bool(extra) or in_place or writes or state is call.given or state._is_view()
+        may_share = bool(extra) or in_place or writes or state is given or state._is_view()
         return Link(
             path=self.path,
             block=block,
             out=state,
             state=next((e for number, e in reached if number is None), None),
             inputs=[(number, e) for number, e in reached if number is not None],
-            parameters={numbers[id(leaf)]: leaf for leaf in graph.leaves},
+            parameters=parameters,
             root=state.grad_fn,
             writes=writes,
+            given=given,
+            version=version(state),
             extra=extra,
             entries=entries,
             in_place=in_place,
@@ -235,17 +236,16 @@ class BlockRecorder:
             checkpointed=checkpointed(),
         )
 
-    def _refuse_strange(self, graph: Reached, call: _Call) -> None:
+    def _refuse_strange(self, graph: Reached, parameters: Sequence[int], call: _Call) -> None:
         """Refuse a block whose graph leads to what is no part of the pass."""
-        known, own = call.recording.numbers, [edge.node for _, edge in call.entries]
-        strange = [leaf for leaf in graph.leaves if id(leaf) not in known]
-        if strange:
-            what = f"a tensor of shape {tuple(strange[0].shape)} that needs a gradient and"
-        elif [1 for node, _ in graph.stops if node not in own] or not graph.kinds.isdisjoint(BORDERS):
+        if -1 in parameters:
+            strange = graph.leaves[parameters.index(-1)]
+            what = f"a tensor of shape {tuple(strange.shape)} that needs a gradient and"
+        elif any(node is not call.entry for node, _ in graph.stops) or not graph.kinds.isdisjoint(BORDERS):
             what = "another state of a chain, or what is computed from one,"
         elif _REENTRANT in graph.kinds:
             raise ChainError(
-                f"{self.path} has a checkpoint with use_reentrant=True in it, which loss.backward() alone can run. Use "
+                f"{self.path} has a checkpoint with use_reentrant=True in it, which only loss.backward() can run. Use "
                 "use_reentrant=False, or leave the block out of the chain: chains=[...]."
             )
         else:
@@ -256,17 +256,17 @@ class BlockRecorder:
             "the chain: chains=[...]."
         )
 
-    def _join(self, state: Tensor, others: Sequence[Tensor]) -> tuple[DepthPass, Tensor]:
+    def _join(self, block: nn.Module, state: Tensor, others: Sequence[Tensor]) -> tuple[DepthPass, Tensor]:
         """Return the pass that ``state`` belongs to, or a new one, and what its next Exit continues from."""
         node: Any = state.grad_fn
-        if isinstance(node, EXIT) and node.recording.of() is self.chain:
+        if type(node) is EXIT and node.recording.of() is self.chain:
             recording: DepthPass = node.recording
             problem = self._cannot_go_on(recording, node, state, others)
             if problem is None:
                 return recording, state
             self.chain.split(self.path, *problem)
         else:
-            self.chain.check()
+            self.chain.check(block)
             if state.requires_grad and self.path != next(iter(self.chain.blocks)):
                 self.chain.split(self.path, *BETWEEN)
         recording = self.chain.begin(state, others)
@@ -278,12 +278,10 @@ class BlockRecorder:
         """Return why the block cannot be the next link of ``recording``, and what to do; ``None`` if it can."""
         if node.extra:
             return NOT_THE_STATE
-        index = node.index
-        last = recording.links[index].path if index < len(recording.links) else ""
-        if index != len(recording.links) - 1:
-            return f"the output of {last} has been used by another block: the blocks branch", BRANCHING
+        if node.index != len(recording.links) - 1:
+            return "the output of the block before it has been used by another block: the blocks branch", BRANCHING
         if has_hooks(state):
-            return f"the output of {last} has a gradient hook or retain_grad(), which sees its whole gradient", HOOKED
+            return "the state before it has a gradient hook or retain_grad(), which sees its whole gradient", HOOKED
         for tensor in others:
             if recording.number(tensor) is None:
                 return (
@@ -294,8 +292,8 @@ class BlockRecorder:
         return None
 
     def _changed(self, call: _Call) -> bool:
-        """Tell whether the block has changed its state in place; refuse what is wrong then."""
-        changed = [tensor for tensor, before in call.versions if version(tensor) != before]
+        """Return whether the block has changed its state in place; refuse what is wrong then."""
+        changed = [t for t, before in zip(call.entered, call.versions, strict=True) if version(t) != before]
         if not changed:
             return False
         # What the outer graph has computed with the tensor that the pass began with, nobody sees.
@@ -317,11 +315,11 @@ BETWEEN = (
     "the layers from there on out of the chain: chains=[...].",
 )
 NOT_THE_STATE = (
-    "its first argument is what a block returned beside its state; gradfree.register_port tells which is the state",
-    "its first argument is what a block returned beside its state. Tell which is the state by gradfree.register_port.",
+    "its first argument is what a block returned beside its state; gradfree.register_port says which is the state",
+    "its first argument is what a block returned beside its state. Say which is the state by gradfree.register_port.",
 )
 NO_STATE = (
-    "its first argument is no tensor (gradfree.register_port tells which one is the state): autograd goes through it",
+    "its first argument is no tensor (gradfree.register_port says which one is the state): autograd goes through it",
     "its first argument is no tensor. If another one is the state, say so with gradfree.register_port.",
 )
 BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."

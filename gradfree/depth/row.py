@@ -19,10 +19,10 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
 from gradfree.depth.recorder import RecordedChain
 from gradfree.depth.row_chain import RanRow, RowChain
+from gradfree.devices.costs import batch_pays
 from gradfree.errors import ChainError
 from gradfree.rows.alike import first_line, why_no_row
-from gradfree.rows.batch import Autocast, autocast_on, call
-from gradfree.rows.costs import pays
+from gradfree.rows.batch import call
 from gradfree.rows.structure import Structures, tensors_of
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
@@ -32,6 +32,7 @@ from gradfree.torchside.private import (
     has_global_hook,
     hooks_of,
     is_compiled_around,
+    keeps_graph,
     recomputed,
     saves_elsewhere,
     version,
@@ -62,11 +63,11 @@ class _Run(NamedTuple):
     parameters: Sequence[Tensor]
     names: Sequence[str]
     tensors: Sequence[Tensor]
-    autocast: Autocast
 
 
 class _Context(FunctionCtx):
     run: _Run
+    path: str
     needs_input_grad: tuple[bool, ...]
 
 
@@ -88,7 +89,7 @@ class _Blocks(Function):
             if version(given) != before:
                 raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
             states.append(out.detach())
-        ctx.run = run._replace(tensors=())
+        ctx.run, ctx.path = run._replace(tensors=()), run.row.blocks[0][0]
         ctx.save_for_backward(*states, *run.tensors)
         # The model may change its own in place.
         return states[-1].clone()
@@ -97,11 +98,13 @@ class _Blocks(Function):
     def backward(ctx: _Context, cotangent: Cotangent) -> tuple[Cotangent, ...]:
         """Let the engine solve the chain."""
         refuse_second_derivatives()
-        run = ctx.run
         if cotangent is None:
-            return (None,) * (2 + len(run.parameters))
-        refuse_batched([cotangent], run.row.blocks[0][0])
-        found = saved(ctx, f"the blocks from {run.row.blocks[0][0]} on")
+            return (None,) * len(ctx.needs_input_grad)
+        refuse_batched([cotangent], ctx.path)
+        found = saved(ctx, f"the blocks from {ctx.path} on")
+        run = ctx.run
+        if not keeps_graph():
+            del ctx.run  # It leads to the container, which may keep the output.
         initial, *gradients = run.row.solve(run, found, ctx.needs_input_grad[1], cotangent)
         spare_hooks(hooks_of(p) for p, g in zip(run.parameters, gradients, strict=True) if g is None)
         return None, initial, *gradients
@@ -131,7 +134,7 @@ class SequentialRow:
 
     @classmethod
     def fits(cls, container: nn.Module, blocks: Sequence[nn.Module]) -> bool:
-        """Tell whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
+        """Return whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
         kind: Any = type(container)
         return (
             isinstance(container, nn.Sequential)
@@ -148,7 +151,6 @@ class SequentialRow:
         for key in self.KEYS:
             if held.get(key) == getattr(self, key):
                 del held[key]
-        self._chain.attachment.batched = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is planned: a copy has modules of its own."""
@@ -158,18 +160,18 @@ class SequentialRow:
         """Run the blocks."""
         if not self._can_be_seen_whole(input):
             return self._own(input)
-        self._chain.check()
+        self._chain.check(self.blocks[0][1])
         plan = self._plan(input)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
                 raise ChainError(
-                    f"batched=True, but the blocks from {self.blocks[0][0]} on cannot be pulled through in a batch: "
+                    f"batched=True, but the blocks from {self.blocks[0][0]} on cannot run backward in a batch: "
                     f"{plan}. Use batched='auto', which batches what can be and where it pays."
                 )
             return self._own(input)
         tensors = [t for _, block in self.blocks for t in tensors_of(block).values()]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
-        run = _Run(self, plan, parameters, list(tensors_of(self.blocks[0][1])), tensors, autocast_on(input.device))
+        run = _Run(self, plan, parameters, list(tensors_of(self.blocks[0][1])), tensors)
         return _Blocks.apply(run, input, *parameters)
 
     def solve(self, run: _Run, found: Sequence[Tensor], initial: bool, cotangent: Tensor) -> Sequence[Cotangent]:
@@ -185,13 +187,13 @@ class SequentialRow:
         states, tensors = found[: count + 1], found[count + 1 :]
         columns = {name: tensors[n :: len(run.names)] for n, name in enumerate(run.names)}
         structure, residual = run.plan.structures.get(), run.plan.residual
-        row = RanRow(self.blocks, structure, columns, run.parameters, states, residual, run.autocast, initial)
+        row = RanRow(self.blocks, structure, columns, run.parameters, states, residual, initial)
         gradients = chain.attachment.solve(RowChain(row, chain), [*[None] * (count - 1), cotangent])
         chain.attachment.solved.update(path for path, _ in self.blocks)
         return gradients.initial, *gradients.parameters
 
     def _can_be_seen_whole(self, state: Tensor) -> bool:
-        """Tell whether nobody would notice that the blocks run without the recorder's hooks."""
+        """Return whether nobody would notice that the blocks run without the recorder's hooks."""
         return (
             not is_compiled_around()
             and torch.is_grad_enabled()
@@ -200,6 +202,7 @@ class SequentialRow:
             and not torch.is_anomaly_enabled()
             and type(state) is Tensor
             and state.is_floating_point()
+            and not torch.is_autocast_enabled(state.device.type)  # vmap does not cast what layers multiply.
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
@@ -210,12 +213,12 @@ class SequentialRow:
         hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
         if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
-            return "they have hooks or a forward of their own"
+            return "they have hooks or another forward"
         tensors = [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
         if not all(t is None or t.is_leaf for t in tensors):  # functional_call's, of weights that were computed.
             return "they have computed parameters"
         key: Hashable = (
-            (state.shape, state.dtype, state.device, autocast_on(state.device)),
+            (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
         )
@@ -231,14 +234,14 @@ class SequentialRow:
         blocks, declared = [block for _, block in self.blocks], self._chain.attachment.batched is True
         if reason := why_no_row(blocks, declared):
             return reason
-        structures, autocast = Structures(blocks[0]), autocast_on(state.device)
+        structures = Structures(blocks[0])
         structure = structures.get()
         tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
         # No sample has the graph of any number of them.
         given = torch.empty_like(state[:0] if state.dim() > 1 else state).requires_grad_()
         entered = given.view_as(given)
         try:
-            out = call(structure, tensors, entered, autocast)
+            out = call(structure, tensors, entered)
         except Exception as error:  # Whatever the user's forward says to a batch of no samples.
             return f"it does not run without samples ({first_line(error)})"
         if type(out) is not Tensor or out.shape != given.shape or out.dtype is not state.dtype:
@@ -247,7 +250,7 @@ class SequentialRow:
         if not graph.stops:
             return "they cut their state off"
         if not declared and may_write(graph.kinds):
-            return "they use an autograd function of their own"
+            return "they use a custom autograd function"
         if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
             return "they use a tensor that needs a gradient and is no parameter of theirs"
         factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(entered))
@@ -255,7 +258,7 @@ class SequentialRow:
         if isinstance(factor, Tensor) and engine.needs_residual and self._chain.declared is None:
             return "their residual path carries other numbers in each pass"
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
-        if not declared and not pays(state.device.type, nodes, parameters, nodes * state.numel()):
+        if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"
         return _Plan(structures, 0.0 if isinstance(factor, Tensor) else factor)
 

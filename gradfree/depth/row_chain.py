@@ -21,7 +21,7 @@ from gradfree.depth.depth_chain import NO_RESIDUAL, DepthChain
 from gradfree.depth.depth_pass import Attached
 from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
-from gradfree.rows.batch import Autocast, Batch, call, matches
+from gradfree.rows.batch import Batch, call, matches
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.phases import phase
 from gradfree.torchside.private import assert_on_device
@@ -38,7 +38,6 @@ class RanRow:
         parameters: those of them that were trained in the pass, each once.
         states: h_0 to h_L.
         residual: what the residual path of each block carries.
-        autocast: as it was.
         initial: whether h_0 needs a gradient.
     """
 
@@ -48,7 +47,6 @@ class RanRow:
     parameters: Sequence[Tensor]
     states: Sequence[Tensor]
     residual: float
-    autocast: Autocast
     initial: bool
 
 
@@ -64,11 +62,11 @@ class RowChain(DepthChain):
         self.row, self.parameters = row, row.parameters
         # Each backward pass makes graphs of its own.
         self.keep_graph = chain.attachment.compares
-        self.memory, self.mixing, self.declared, self.alone = (
+        self.memory, self.mixing, self.declared, self.requires_residual = (
             chain.attachment.memory,
             chain.mixing,
             chain.declared,
-            chain.alone,
+            chain.requires_residual,
         )
         self.inputs, self.like = 0, row.states[-1]
         self._numbers = {id(p): n for n, p in enumerate(row.parameters)}
@@ -90,11 +88,11 @@ class RowChain(DepthChain):
         given = row.states[index].detach().requires_grad_(row.initial or index > 0)
         with torch.enable_grad():
             given = given.view_as(given)
-        out = call(row.structure, {name: own[index] for name, own in row.tensors.items()}, given, row.autocast)
+        out = call(row.structure, {name: own[index] for name, own in row.tensors.items()}, given)
         self._check(out.detach(), row.states[index + 1], path)
         entry = None if given.grad_fn is None else GradientEdge(given.grad_fn, 0)
         graph = walk([out], () if entry is None else (entry.node,))
-        numbers = {self._numbers[id(leaf)]: leaf for leaf in graph.leaves if id(leaf) in self._numbers}
+        numbers = [self._numbers[id(leaf)] for leaf in graph.leaves if id(leaf) in self._numbers]
         return Link(path, block, out, entry, (), numbers, out.grad_fn, may_write(graph.kinds))
 
     def _check(self, out: Tensor, expected: Tensor, where: str) -> None:
@@ -102,7 +100,7 @@ class RowChain(DepthChain):
 
         A GPU is not waited for: there it is an assertion of the device's.
         """
-        same = matches(out, expected, self.row.autocast[1] if self.row.autocast[2] else out.dtype)
+        same = matches(out, expected)
         message = (
             f"{where} gave other outputs in a batch than in the forward pass: they read something that has changed, or "
             "that a batch of them does not see. Attach with batched=False."
@@ -119,7 +117,7 @@ class RowChain(DepthChain):
     def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
         """Return ``weight`` · K_i: one number for all blocks."""
         factor = self.row.residual if self.declared is None else self.declared
-        if self.alone and factor == 0.0 and weight != 0.0 and self.declared is None:
+        if self.requires_residual and factor == 0.0 and weight != 0.0 and self.declared is None:
             raise ChainError(NO_RESIDUAL.format(first=self.row.blocks[0][0], last=self.row.blocks[-1][0]))
         return [0.0, *[factor * weight] * (len(self) - 1)]
 
@@ -188,6 +186,8 @@ class RowChain(DepthChain):
     def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta, total, initial = self._stacked(delta), self._zero(), None
+        if self.deltas is not None:
+            self.deltas.update(zip((path for path, _ in self.row.blocks), delta.detach(), strict=True))
         for n, part in enumerate(self._parts):
             batch = self._batch(n)
             with walking(self._where(n), ()):
@@ -230,7 +230,7 @@ class RowChain(DepthChain):
             tensors = {name: [own[i] for i in part] for name, own in row.tensors.items()}
             with walking(where, ()):
                 trained = [name for name, own in tensors.items() if id(own[0]) in self._numbers]
-                batch = Batch(row.structure, tensors, trained, [row.states[i] for i in part], row.autocast)
+                batch = Batch(row.structure, tensors, trained, [row.states[i] for i in part])
             at, out = f"the blocks from {where[-1].path} to {where[0].path}", batch.out.detach()
             self._check(out[-1], row.states[part[-1] + 1], at)
             if isinstance(part, range):  # Other parts have none but the states that they end at.

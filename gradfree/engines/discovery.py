@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
 from gradfree.engines.looped_cells import looped_cells
 from gradfree.torchside.private import is_compiled
+from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]
@@ -104,8 +104,7 @@ def _row_problems(modules: Mapping[str, nn.Module], rows: Sequence[Sequence[str]
             yield "chains has an empty list; a list of paths is the chain of these modules: [['b1', 'b2']]."
         for path in row:
             if path not in modules:
-                close = difflib.get_close_matches(str(path), list(modules), n=1)
-                yield f"the model has no module {path!r}." + (f" Did you mean {close[0]!r}?" if close else "")
+                yield f"the model has no module {path!r}.{did_you_mean(str(path), modules)}"
 
 
 def _find(
@@ -152,16 +151,15 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
 
 def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds, more: bool) -> Iterator[str]:
     candidates = [path for path, module in modules.items() if _kind(module, kinds)]
-    chain = ", or ".join(kind.may_be or kind.looks_like for kind in kinds)
+    chain = ", or ".join(dict.fromkeys(kind.may_be or kind.looks_like for kind in kinds))
     if not chains and not more:
         yield "chains=[] names no chain; leave it out to have the chain found."
     for path, times in Counter(chains).items():
         if times > 1:
             yield f"chains names {path!r} {times} times."
         if path not in modules:
-            close = difflib.get_close_matches(str(path), candidates, n=1) or candidates
-            hint = f" Did you mean {close[0]!r}?" if len(close) == 1 else f" What can be a chain: {close}."
-            yield f"the model has no module {path!r}.{hint if close else ''}"
+            hint = did_you_mean(str(path), candidates) or f" What can be a chain: {candidates or 'no module'}."
+            yield f"the model has no module {path!r}.{hint}"
         elif path not in candidates and (cell := [*looped_cells({path: modules[path]}, kinds)]):
             yield from cell
         elif path not in candidates:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradfree.chains.bypass import Watch
-from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.line import Line, Onward
@@ -26,7 +25,6 @@ from gradfree.chains.solving import Attachment
 from gradfree.engines.alternatives import alternatives
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
 from gradfree.errors import ChainError
-from gradfree.time.forward import Forward, LayerCall
 from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
 from gradfree.torchside.unsaved import unsaved_hooks
 from gradfree.trial.dry_run import Batch, dry_run
@@ -34,7 +32,7 @@ from gradfree.wording import one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine(ABC):
+class Engine(Solver):
     """A way to train a network: turns the direct cotangents of a chain's states into gradients.
 
     Subclasses are frozen dataclasses whose fields are the options; they implement :meth:`gradients`, or derive
@@ -53,7 +51,12 @@ class Engine(ABC):
         unknown = sorted(options.keys() - set(known))
         if unknown or len(args) > sum(not f.kw_only for f in fields(cls)):
             what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
-            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
+            bare = (
+                ""
+                if "__dataclass_fields__" in vars(cls)
+                else " Options are fields: @dataclass(frozen=True) is missing."
+            )
+            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.{bare}")
         return super().__new__(cls)
 
     @classmethod
@@ -67,7 +70,7 @@ class Engine(ABC):
         return ()
 
     def solves(self, kind: type[Site]) -> bool:
-        """Tell whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
+        """Return whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
         return not kind.of_layers
 
     @property
@@ -76,70 +79,14 @@ class Engine(ABC):
         return [kind for kind in known_kinds() if self.solves(kind)]
 
     @property
-    def needs_residual(self) -> bool:
-        """Whether the engine asks for a chain's residual path."""
-        return False
-
-    @property
     def keeps_means(self) -> bool:
         """Whether the engine asks for a chain's ``mean_residual``, which ranks average."""
         return False
 
     @property
-    def pulls_at_once(self) -> bool:
-        """Whether the engine asks for the pulls of all links at once, which may be one batch."""
+    def draws_anew(self) -> bool:
+        """Whether the engine draws random numbers in each pass, so that no two passes have the same gradients."""
         return False
-
-    @property
-    def streams(self) -> bool:
-        """Whether the engine runs a chain of layers again, rather than have its activations stored."""
-        return False
-
-    @property
-    def sharper(self) -> Engine | None:
-        """The engine with the next better gradients that its options make, at a higher cost; ``None``: no such."""
-        return None
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether the engine asks for the values of all states of a chain of layers, and not for their graphs alone."""
-        return True
-
-    @property
-    def forwards(self) -> Sequence[Forward]:
-        """Its own ways to run chains in time forward, the best first; torch's run what none of them allows."""
-        return ()
-
-    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
-        """Tell whether a call of a recurrent layer is left to torch's own kernel, both passes: here, never.
-
-        An engine with exact gradients leaves what it would not solve faster.
-
-        Args:
-            call: what is known before it runs.
-
-        Returns:
-            What to do once its backward pass runs; ``None``: the engine solves it.
-        """
-        return None
-
-    def outputs_within(self, dtype: torch.dtype) -> float:
-        """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit.
-
-        An engine that says otherwise solves chains to that tolerance, and may look at its mismatch once a sweep.
-
-        Args:
-            dtype: of the states.
-        """
-        return 0.0
-
-    @abstractmethod
-    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the gradients of ``chain`` for the direct cotangents e_i of its states.
-
-        Must be linear in ``direct`` (loss scaling and gradient accumulation rely on it) and must not wait for
-        the device.
-        """
 
     def problems_across(self, count: int) -> Iterator[str]:
         """Yield why the engine cannot solve a chain whose runs of blocks lie on ``count`` ranks.
@@ -186,13 +133,13 @@ class Engine(ABC):
         residual: float | None = None,
         batch: Batch | None = None,
     ) -> Report:
-        """Tell whether the engine can be attached to ``model``, and to which chains; changes nothing.
+        """Return whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
         Where the model has chains for other engines only, the notes name some of those.
 
-        With a batch the model runs forward and backward once, with the engine on it: then the report also tells of
-        every block what its residual path is read as and how much of the gradient that carries, which pieces a chain is
-        split into, what is done in batches, and what the first training step would be refused for. Weights, gradients,
+        With a batch the model runs forward and backward once, with the engine on it: then the report also has, of
+        every block, what its residual path is read as and how much of the gradient that carries, the pieces of a chain,
+        what is done in batches, and what the first training step would be refused for. Weights, gradients,
         buffers, attributes, random states and what other engines remember are afterwards as before; what hooks of yours
         do, they do once more.
 
@@ -217,7 +164,7 @@ class Engine(ABC):
         report = self.find(model, chains)
         for site in report.chains.values():
             site.declared = residual
-            site.alone = chains is not None or len(report.chains) == 1
+            site.requires_residual = chains is not None or len(report.chains) == 1
         report = self.judge(model, report)
         if not report.ok and not report.chains:
             return replace(report, notes=[*report.notes, *alternatives(model, chains, self.kinds)])
@@ -356,14 +303,14 @@ def _lean_problems(report: Report, lean: bool) -> Iterator[str]:
         if lean and not site.can_be_lean:
             yield (
                 f"{path!r} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. "
-                "Name those, chains=[...], and attach to the rest by a call of its own."
+                "Name those, chains=[...], and attach to the rest by a separate call."
             )
 
 
 def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:
     if report.ok and not (engine.pulls_at_once and report.chains):
         yield (
-            f"batched=True is for chains that are pulled through at once, which {type(engine).__name__} does not do. "
+            f"batched=True is for chains whose VJPs run at once, which {type(engine).__name__} does not do. "
             "Leave it out."
         )
         return

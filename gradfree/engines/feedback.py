@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.memory import Memory
+from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
@@ -18,8 +19,8 @@ from gradfree.layers.layer_chain import LayerChain
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedbackEngine(LayerEngine):
-    """An engine that sends the error back through random matrices B, which stay as they were first drawn.
+class RandomEngine(Engine):
+    """An engine with random matrices B, which are drawn once, the same everywhere, and kept in checkpoints.
 
     Each B is Kaiming-uniform (He et al. 2015, arXiv 1502.01852) with the gain of a linear map, U(±√(3/fan_in)): a
     vector that goes back through it keeps its norm, about. It depends on ``seed``, the layer's path and the shape
@@ -34,11 +35,13 @@ class FeedbackEngine(LayerEngine):
     def __post_init__(self) -> None:
         check_count(self, "seed", least=0)
 
-    def generator(self, name: str) -> torch.Generator:
-        """Return a generator of the engine's own, on the CPU, that always begins with the same numbers."""
-        return torch.Generator("cpu").manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+    def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a generator of the engine's own that begins with the same numbers on all devices of a kind."""
+        return torch.Generator(device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
-    def matrix(self, memory: Memory, path: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    def matrix(
+        self, memory: Memory, path: str, shape: Sequence[int], like: Tensor, fan_in: float | None = None
+    ) -> Tensor:
         """Return B for the layer at ``path``.
 
         Args:
@@ -46,15 +49,21 @@ class FeedbackEngine(LayerEngine):
             path: the layer's.
             shape: (outputs, inputs...).
             like: on whose device B is wanted, and in whose precision, but single at least.
+            fan_in: how many inputs each output sums; the product of ``inputs`` if left out.
         """
         kept, key = memory.of("feedback"), matrix_key(path, shape)
         matrix = kept.get(key)
         if matrix is None:
-            bound = sqrt(3.0 / prod(shape[1:]))
+            bound = sqrt(3.0 / (fan_in or prod(shape[1:])))
             matrix = torch.empty(*shape, dtype=torch.float32, device="cpu")
             matrix.uniform_(-bound, bound, generator=self.generator(key))
         kept[key] = matrix = matrix.to(like.device, torch.promote_types(like.dtype, torch.float32))
         return matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackEngine(RandomEngine, LayerEngine):
+    """An engine that takes layers apart, and sends the error back through random matrices."""
 
     def sent(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
         """Return the error times one random matrix.

@@ -13,6 +13,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
+from gradfree.errors import WEIGHT_WITH_STATE
 from gradfree.layers.layer_chain import LayerChain
 from gradfree.layers.roles import keeps_state
 
@@ -22,7 +23,7 @@ class LayerEngine(Engine):
     """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
 
     def solves(self, kind: type[Site]) -> bool:
-        """Tell whether ``kind`` is of layers that can be taken apart."""
+        """Return whether ``kind`` is of layers that can be taken apart."""
         return kind.of_layers
 
     @property
@@ -41,9 +42,7 @@ class LayerEngine(Engine):
         if not self.runs_again:
             return report
         problems = [
-            f"{path} computes its weight with a state of its own (a power iteration), which would run twice with "
-            f"{type(self).__name__}. Use a plain weight, or an engine that runs each layer once, such as 'foton' with "
-            "streaming=False."
+            WEIGHT_WITH_STATE.said(path=path, engine=type(self).__name__)
             for site in report.chains.values()
             for path, layer in site.blocks.items()
             if keeps_state(layer)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from gradfree.algebra.cotangents import relative_change
+from gradfree.algebra.cotangents import damped, relative_change
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
 from gradfree.chains.report import Report
@@ -19,13 +19,15 @@ from gradfree.engines.across import OwnSegment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, refuse_unresolved, whole_number
 from gradfree.engines.segmented import Segments
+from gradfree.wording import one
 
 
 class SweepEngine(Engine):
     """An engine that splits each link's Jacobian into F = K + J and iterates δ ← scan(e + pull_J(δ), K).
 
     With diagonal K the scan is cheap; each sweep pulls through all links at once. After k sweeps δ is exact for
-    the last k + 1 states, so k = L - 1 is exact everywhere (Highway-BP, arXiv 2501.17086, eqs. 6 and 7).
+    the last k + 1 states, so k = L - 1 is exact everywhere (Highway-BP, arXiv 2501.17086, eqs. 6 and 7), unless
+    :attr:`rate` damps them.
     """
 
     @property
@@ -40,8 +42,13 @@ class SweepEngine(Engine):
 
     @property
     def tolerance(self) -> float | None:
-        """The change of δ by one sweep, relative to δ, below which no other follows; ``None``: it is not looked at."""
+        """The change of δ by one sweep, relative to δ, below which no other follows; ``None``: it is not checked."""
         return None
+
+    @property
+    def rate(self) -> float:
+        """η, the share of a sweep's change that δ takes; below 1 no number of sweeps is exact."""
+        return 1.0
 
     @property
     def segments(self) -> int | None:
@@ -61,16 +68,23 @@ class SweepEngine(Engine):
         tolerance = self.tolerance
         refuse_unresolved(self, tolerance, chain.like.dtype)
         factors = self.split(chain)
-        if factors is None:
-            raise TypeError(f"{type(self).__name__}.split must return what chain.constant or chain.residual returns.")
+        if type(factors) is not type(chain.constant(0.0)) or (isinstance(factors, list) and len(factors) != len(chain)):
+            got = f"a list of {len(factors)}" if isinstance(factors, list) else one(type(factors).__name__)
+            raise TypeError(
+                f"{type(self).__name__}.split must return what chain.constant or chain.residual returns, one factor "
+                f"for each of {len(chain)} links, not {got}."
+            )
         count = self.segments
         system = _Links(chain, direct, factors) if count is None else Segments(chain, direct, factors, count)
         delta = system.first()
         change: torch.Tensor | None = None
-        sweeps, most = 0, min(whole_number(self, "sweeps", least=0), len(system) - 1)
+        sweeps, most = 0, whole_number(self, "sweeps", least=0)
+        if self.rate == 1.0:
+            most = min(most, len(system) - 1)
         # Not "change <= tolerance" to end it: NaN does, too.
         while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
             before, delta = delta, system.sweep(delta)
+            delta = delta if self.rate == 1.0 else damped(before, delta, self.rate)
             change = None if tolerance is None else relative_change(before, delta)
             sweeps += 1
 

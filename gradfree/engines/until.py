@@ -61,7 +61,7 @@ class SettlingEngine(Engine):
         return ""
 
     def solves(self, kind: type[Site]) -> bool:
-        """Tell whether ``kind`` is one of chains in time."""
+        """Return whether ``kind`` is one of chains in time."""
         return kind.dimension == "time" and super().solves(kind)
 
     def outputs_within(self, dtype: torch.dtype) -> float:

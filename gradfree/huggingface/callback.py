@@ -12,14 +12,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from gradfree.chains.handle import Handle
-from gradfree.chains.site import Removable
 from gradfree.chains.solving import Figures, engine_figures
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
-from gradfree.huggingface.retained import retain
 from gradfree.registry import engine_class, list_engines, resolve_engine
-from gradfree.torchside.private import uncompiled
-from gradfree.torchside.unsaved import unsaved_hooks
 
 
 class EngineCallback(TrainerCallback, ExportableState):
@@ -28,8 +24,7 @@ class EngineCallback(TrainerCallback, ExportableState):
     Accumulation, clipping, mixed precision, gradient checkpointing, PEFT and DDP stay the Trainer's. At the steps that
     the Trainer logs, the engine's figures (:func:`gradfree.engine_figures`) are added to the logs as
     ``engine/<figure>/<chain>``, in ``state.log_history`` and for callbacks that come behind this one. What the engine
-    keeps from step to step goes into checkpoints, and comes back with ``resume_from_checkpoint``. Where the model's
-    own loss uses what hooks have kept from inside blocks (router losses), its graph is retained until the step ends.
+    keeps from step to step goes into checkpoints, and comes back with ``resume_from_checkpoint``.
 
     Args:
         engine: an engine's name, or an engine.
@@ -55,8 +50,7 @@ class EngineCallback(TrainerCallback, ExportableState):
     ):
         self.engine, self.chains, self.residual = resolve_engine(engine, options), chains, residual
         self.handle = Handle()
-        self._asking = ExitStack()
-        self._retaining: list[Removable] = []
+        self._collecting = ExitStack()
         self._figures: Figures = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -67,8 +61,6 @@ class EngineCallback(TrainerCallback, ExportableState):
         """
         self._take_off()
         self.handle = self.engine.attach(model, self.chains, residual=self.residual)
-        hook = model.register_forward_hook(self._retain)
-        self._retaining = [hook, *unsaved_hooks([hook])]
         # A checkpoint of a training without the engine has none: the Trainer would miss it when it saves the next one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self._load(saved if isinstance(saved, list) else [saved])
@@ -78,11 +70,11 @@ class EngineCallback(TrainerCallback, ExportableState):
         step = state.global_step + 1
         every = state.logging_steps if args.logging_strategy == "steps" else 0
         if (step == 1 and args.logging_first_step) or (every and step % every == 0):
-            self._figures = self._asking.enter_context(engine_figures())
+            self._figures = self._collecting.enter_context(engine_figures())
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look behind a step: see :meth:`Handle.watch` and :meth:`Handle.average_over_ranks`."""
-        self._asking.close()
+        self._collecting.close()
         self.handle.watch()
         if distributed.is_available() and distributed.is_initialized():
             self.handle.average_over_ranks()
@@ -102,18 +94,8 @@ class EngineCallback(TrainerCallback, ExportableState):
         self._take_off()
 
     def _take_off(self) -> None:
-        self._asking.close()
+        self._collecting.close()
         self.handle.detach()
-        for part in self._retaining:
-            part.remove()
-        self._retaining = []
-
-    @uncompiled
-    def _retain(self, model: Any, args: Any, out: Any) -> None:
-        if self.handle.attached:
-            retain(out)
-        else:
-            self._take_off()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: how the callback was made, and what the engine has kept, as lists."""

@@ -13,8 +13,8 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
+from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import DepthChain
-from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part
@@ -112,9 +112,9 @@ class LayerChain(DepthChain):
         for link, e in zip(self.links[:-1], direct[:-1], strict=True):
             if e is not None:
                 raise ChainError(
-                    f"the loss uses the output of {link.path}, which lies inside the chain: this engine takes the "
-                    "error at the chain's end alone. Leave the layers from there on out of the chain, or use another "
-                    "engine."
+                    f"the loss uses the output of {link.path}, which lies inside the chain: this engine only "
+                    "takes the error at the chain's end. Leave the layers from there on out of the chain, or use "
+                    "another engine."
                 )
         cotangent = direct[-1]
         assert cotangent is not None  # A recording cuts its links behind the last state that has one.
@@ -180,7 +180,7 @@ class LayerChain(DepthChain):
         if link.state is None:
             raise ChainError(
                 f"the loss uses the output of {link.path} and of no layer behind it, which have run, too: this engine "
-                "takes the error at the chain's end alone. Leave the layers from there on out of the chain, or use "
+                "only takes the error at the chain's end. Leave the layers from there on out of the chain, or use "
                 "another engine."
             )
         source: Any = link.source
@@ -337,12 +337,12 @@ def valueless(link: Link) -> Link:
     """Return ``link`` without its values, but with its graph."""
     if link.out.is_meta:
         return link
-    return link.changed(out=_without_values(link.out), root=None, end=get_gradient_edge(link.out))
+    return link.changed(out=_without_values(link.out), version=0, root=None, end=get_gradient_edge(link.out))
 
 
 def released(link: Link) -> Link:
     """Return ``link`` without its values and its graph."""
-    return link.changed(out=_without_values(link.out), root=None, state=None, end=None, entries=())
+    return link.changed(out=_without_values(link.out), version=0, root=None, state=None, end=None, entries=())
 
 
 def _without_values(out: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.chains.memory import Memory
+from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.jacobians import Mixing
 from gradfree.depth.link import Link
 from gradfree.depth.nodes import Anchor
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
@@ -92,23 +92,23 @@ class LayeredPass(DepthPass):
         role = _plain_role(path, block)
         if path in self._paths:
             raise ChainError(
-                f"{path} runs twice in one forward pass. To apply a layer several times, give each use a module of its "
-                "own (they may share parameters)."
+                f"{path} runs twice in one forward pass. To apply a layer several times, give each use a separate "
+                "module (they may share parameters)."
             )
         if not state.is_floating_point():
             raise ChainError(
                 f"{path} was given {state.dtype}, but an error can only enter a chain of real numbers. Convert the "
                 "input with x.float(), or begin the chain behind what embeds it."
             )
-        if self.links and self.has_changed(len(self.links) - 1):
+        if self.links and self.links[-1].has_changed:
             raise ChainError(
                 f"the output of {self.links[-1].path} was changed in place before {path} was given it. Compute a new "
-                "tensor in a layer of its own, or leave the layers from there on out of the chain."
+                "tensor in a separate layer, or leave the layers from there on out of the chain."
             )
         if self._streams and role is Role.DROPOUT and block.training:
             self._random[path] = RandomState.of(self.initial.device)
 
-    def leave(self, link: Link, given: Tensor | None, before: Tensor) -> Sequence[Tensor]:
+    def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
         """Record ``link``, and let go of what is not needed any more.
 
         For an engine that streams, of all before the last layer with weights; for others, unless they read states, of
@@ -123,19 +123,23 @@ class LayeredPass(DepthPass):
                 f"{link.path} is a {type(link.block).__name__}, registered as without weights, but trains parameters, "
                 "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
             )
-        left = super().leave(link, given, before)
+        left = super().leave(link, before)
         if link.parameters:
-            self.anchor = Anchor.apply(self.anchor, *link.parameters.values())
+            self.anchor = Anchor.apply(self.anchor, *[self.parameters[n] for n in link.parameters])
         self.roles.append(role)
         self._paths.add(link.path)
         index = len(self.links) - 1
         if self._streams and role is Role.WEIGHTS:
             for i in range(self._streamed, index):
-                self.drop_values(i, released(self.links[i]))
+                self._drop_values(i, released(self.links[i]))
             self._streamed = index
         elif not self._keeps and role in TAIL and index and not keeps_state(self.links[index - 1].block):
-            self.drop_values(index - 1, valueless(self.links[index - 1]))
+            self._drop_values(index - 1, valueless(self.links[index - 1]))
         return left
+
+    def _drop_values(self, index: int, link: Link) -> None:
+        """Replace link ``index`` by ``link``, which has no values, and let go of what the next layer was given."""
+        self.links[index], self.links[index + 1].given = link, None
 
     def linearise(self, links: list[Link], keep_graph: bool) -> LayerChain:
         """Return the chain as engines see it."""

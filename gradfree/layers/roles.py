@@ -49,7 +49,7 @@ def register_layer(
     adjoint: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
     isometric: bool = False,
 ) -> None:
-    """Let engines that take layers apart (``foton``, ``dfa``, ``fa``, ``pepita``) know what a class of layers does.
+    """Let engines that take layers apart (``foton``, ``dfa``, ``pepita``) know what a class of layers does.
 
     For the layers of this class, and of subclasses that keep its ``forward``. They take one tensor, the samples along
     its first dimension, and treat every sample by itself. What a layer's role asks of it:
@@ -143,7 +143,7 @@ def role_of(module: nn.Module) -> Role | None:
 
 
 def is_isometric(module: nn.Module) -> bool:
-    """Tell whether ``module`` is known to keep norms; functions of single elements, whether they do near zero."""
+    """Return whether ``module`` is known to keep norms; functions of single elements, whether they do near zero."""
     known = _known(module)
     return known is not None and known.isometric
 
@@ -154,12 +154,12 @@ def known_layers() -> str:
 
 
 def has_own_weight(module: nn.Module) -> bool:
-    """Tell whether the weight is a parameter, not computed from others (``torch.nn.utils.parametrize``)."""
+    """Return whether the weight is a parameter, not computed from others (``torch.nn.utils.parametrize``)."""
     return "weight" in module._parameters
 
 
 def keeps_state(module: nn.Module) -> bool:
-    """Tell whether running the layer changes it: it has submodules with buffers, or with parameters they set."""
+    """Return whether running the layer changes it: it has submodules with buffers, or with parameters they set."""
     if not module._modules:
         return False
     inner = [child for child in module.modules() if child is not module]
@@ -169,14 +169,15 @@ def keeps_state(module: nn.Module) -> bool:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """Return the weight of a linear map as it is now; one that is computed is computed on a copy.
+    """Return the weight of a linear map as it is now; one that is computed with a state is computed on a copy.
 
-    A parametrisation may keep state, such as the vectors of a power iteration, that is the forward pass's to change.
-    Torch's older ``weight_norm`` and ``spectral_norm`` compute it before each pass and leave it as an attribute.
+    Such as the vectors of a power iteration, which are the forward pass's to change. Torch's older ``weight_norm`` and
+    ``spectral_norm`` compute it before each pass and leave it as an attribute.
     """
-    stays = has_own_weight(module) or "weight" in vars(module)
-    weight: Tensor = (module if stays else copy.deepcopy(module)).weight  # type: ignore[assignment]
-    return weight.detach()
+    stays = has_own_weight(module) or "weight" in vars(module) or not keeps_state(module)
+    with torch.no_grad():
+        weight: Tensor = (module if stays else copy.deepcopy(module)).weight  # type: ignore[assignment]
+        return weight.detach()
 
 
 def _promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

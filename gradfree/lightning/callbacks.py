@@ -46,9 +46,9 @@ class _Observer(pl.Callback):
         step = trainer.global_step
         if step % self.every_n_steps == 0 and step != self._seen:
             self._seen = step
-            self._look(trainer, pl_module, loss)
+            self._check(trainer, pl_module, loss)
 
-    def _look(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
+    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
         raise NotImplementedError
 
 
@@ -56,8 +56,10 @@ class GradientFidelity(_Observer):
     """Logs now and then how close the engine's gradients come to exact backpropagation's on the same batch.
 
     Logs ``fidelity/cosine`` and ``fidelity/norm_ratio`` of all parameters, and of each layer with its module path
-    behind. Compares on the graph of the training step itself, before it goes backward: the run is bit for bit the
-    same as without. Costs two more backward passes at the steps that it looks at, and waits for the device then.
+    behind; ``delta/cosine/<block>`` and ``delta/norm_ratio/<block>`` of the cotangents behind the blocks, or single
+    layers, of chains; with ``fa``, ``feedback/cosine/<layer>`` of feedback weights and the layer's own. Compares on
+    the graph of the training step itself, before it goes backward: the run is bit for bit the same as without. Costs
+    two more backward passes at the steps that it looks at, and waits for the device then.
 
     Args:
         every_n_steps: optimizer steps from one comparison to the next; with accumulation, of the first batch.
@@ -67,16 +69,19 @@ class GradientFidelity(_Observer):
         ValueError: ``every_n_steps`` below 1.
     """
 
-    def _look(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
+    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
         assert isinstance(trainer.strategy, TrainerCarrier)
         fidelity = loss_fidelity(loss, pl_module, trainer.strategy.handle)
-        self._log(pl_module, "", fidelity.total, self.prog_bar)
-        for path, agreement in fidelity.layers.items():
-            self._log(pl_module, f"/{path}", agreement, False)
+        self._log(pl_module, "fidelity", "", fidelity.total, self.prog_bar)
+        for what, agreements in (("fidelity", fidelity.layers), ("delta", fidelity.states)):
+            for path, agreement in agreements.items():
+                self._log(pl_module, what, f"/{path}", agreement, False)
+        for path, cosine in fidelity.feedback.items():
+            pl_module.log(f"feedback/cosine/{path}", cosine, on_step=True, on_epoch=False)
 
-    def _log(self, pl_module: pl.LightningModule, where: str, agreement: Agreement, prog_bar: bool) -> None:
-        pl_module.log(f"fidelity/cosine{where}", agreement.cosine, on_step=True, on_epoch=False, prog_bar=prog_bar)
-        pl_module.log(f"fidelity/norm_ratio{where}", agreement.norm_ratio, on_step=True, on_epoch=False)
+    def _log(self, pl_module: pl.LightningModule, what: str, where: str, agreement: Agreement, prog_bar: bool) -> None:
+        pl_module.log(f"{what}/cosine{where}", agreement.cosine, on_step=True, on_epoch=False, prog_bar=prog_bar)
+        pl_module.log(f"{what}/norm_ratio{where}", agreement.norm_ratio, on_step=True, on_epoch=False)
 
 
 class WatchGradient(pl.Callback):
@@ -147,17 +152,17 @@ class EngineFigures(_Observer):
 
     def __init__(self, every_n_steps: int = 100, prog_bar: bool = False):
         super().__init__(every_n_steps, prog_bar)
-        self._asking = ExitStack()
+        self._collecting = ExitStack()
         self._figures: Figures = {}
 
-    def _look(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        self._figures = self._asking.enter_context(engine_figures())
+    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
+        self._figures = self._collecting.enter_context(engine_figures())
         for name, figure in _carrier(self, trainer).handle.figures.items():
             pl_module.log(f"engine/{name}", figure, on_step=True, on_epoch=False, prog_bar=self.prog_bar)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the figures of the backward pass."""
-        self._asking.close()
+        self._collecting.close()
         figures, self._figures = self._figures, {}
         for path, of_chain in figures.items():
             for name, figure in of_chain.items():
@@ -166,7 +171,7 @@ class EngineFigures(_Observer):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Ask no longer: the backward pass may have failed."""
-        self._asking.close()
+        self._collecting.close()
 
 
 def _carrier(callback: pl.Callback, trainer: pl.Trainer) -> TrainerCarrier:

@@ -76,7 +76,7 @@ class Carrier:
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again.
 
-        Warns, once, if gradients have come past the engine.
+        Warns, once, if gradients have bypassed the engine.
         """
         result = super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
         for handle in self.handles:
@@ -110,7 +110,7 @@ class TrainerCarrier(Carrier):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        # The first that tells which package the Trainer is of; theirs have one code, but types of their own.
+        # Only this shows which package the Trainer is of: two have the same code, with separate types.
         if (base := _counterpart(self._base)) and isinstance(accelerator, _accelerators(base)):
             self.__class__ = with_engine(base)
         self._accelerator = accelerator

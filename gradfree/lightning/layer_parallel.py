@@ -118,8 +118,8 @@ class LayerParallelStrategy(DDPStrategy):
         path, target = self._target()
         if outside := [n for n, _ in self._module.named_parameters() if not _within(n, path)]:
             raise ChainError(
-                f"{outside[0]!r} is a weight outside of {path!r}, of which devices would have copies that drift apart. "
-                "Move it there, or name the module that is called on batches and has all: "
+                f"{outside[0]!r} is a weight outside of {path!r}, of which devices would have different "
+                "copies. Move it there, or name the module that is called on batches and has all: "
                 "LayerParallelStrategy(model=...)."
             )
         self.stage = stage_of(target) or layer_parallel(target, self.engine, mesh=self._mesh["blocks"], **self._placed)

@@ -12,9 +12,9 @@ from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relativ
 from gradfree.convergence.passes import Pass
 from gradfree.newton.iteration import iterate
 from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
-from gradfree.newton.options import NewtonOptions, Solved
-from gradfree.time.chain import TimeChain
+from gradfree.newton.newton_options import NewtonOptions, Solved
 from gradfree.time.closed_forms import State
+from gradfree.time.time_chain import TimeChain
 
 
 def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainGradients:
@@ -31,7 +31,7 @@ def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainG
     delta, backward = _settled(chain, direct, options)
     for solved in (chain.forward_pass, backward):
         if isinstance(solved, Solved):
-            solved.learn_and_tell(chain)
+            solved.record_outcome(chain)
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 

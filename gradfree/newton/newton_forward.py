@@ -7,7 +7,7 @@ import torch
 from gradfree.convergence.passes import Pass
 from gradfree.newton.all_steps import AllSteps
 from gradfree.newton.iteration import iterate
-from gradfree.newton.options import NewtonOptions, Solved
+from gradfree.newton.newton_options import NewtonOptions, Solved
 from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_plainly
 
 
@@ -22,7 +22,7 @@ class AllAtOnce(Forward):
         self.options = options
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Tell whether the sequences are whole, states vectors, and sweeps worth it; not under autocast."""
+        """Return whether the sequences are whole, states vectors, and sweeps worth it; not under autocast."""
         x = recurrence.x
         if not recurrence.is_whole:
             return False

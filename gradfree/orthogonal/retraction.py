@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from gradfree.devices.device import fetched
+from gradfree.devices.hardware import fetched
 from gradfree.orthogonal.weights import drift_along, far, matrices, project, retract
 from gradfree.torchside.phases import phase
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.memory import Memory
-from gradfree.layers.site import ASKED, LOG_TEMPERATURE
+from gradfree.layers.layer_site import ASKED, LOG_TEMPERATURE
 from gradfree.torchside.private import is_reached, uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
@@ -24,7 +24,7 @@ class Temperature:
     Learnt, it starts at 1, and each step of the optimizer moves log T by 0.05 times r = Σ g·y / Σ |g·y|, where y is the
     chain's output and g the loss's gradient with respect to T y: against the loss, by a share that says how far the
     outputs agree, and that no scale of the loss changes. Where they all ask for the same it goes from 1 to 16 in 56
-    steps. It ends where the outputs are calibrated: high where classes are told apart well, low where they are not.
+    steps. It ends where the outputs are calibrated: high where classes are well separated, low where they are not.
     Ranks average both sums before they are used: T is then that of one process with the batches of all.
 
     Args:

@@ -24,7 +24,7 @@ _FAR = 0.3
 
 
 def is_matrix(layer: nn.Module) -> bool:
-    """Tell whether the layer is, patch by patch, its weight as a matrix: a linear layer, or kernel = stride.
+    """Return whether the layer is, patch by patch, its weight as a matrix: a linear layer, or kernel = stride.
 
     Other convolutions overlap: an orthogonal matrix does not make them orthogonal. A weight that is computed
     (``torch.nn.utils.parametrize``) sees to itself.

@@ -18,9 +18,9 @@ from gradfree.layers.layer_chain import LINEAR
 from gradfree.layers.roles import Role, adjoint, role_of
 from gradfree.pipelines.forward_neighbours import ForwardNeighbours
 from gradfree.pipelines.order import order
-from gradfree.ranks.absent import EarlyExit, absent_weight
 from gradfree.ranks.messages import Messages, check_tags, group_of
 from gradfree.ranks.model_part import ModelPart
+from gradfree.ranks.placeholders import EarlyExit, absent_weight
 from gradfree.ranks.placement import Placement, only_chain, place, refuse_removed
 from gradfree.registry import resolve_engine
 
@@ -238,8 +238,8 @@ class ForwardPipeline(ModelPart):
         """Report what stops this rank, which takes no step any more."""
         if self._stopped:
             raise ChainError(
-                "this pipeline has stopped, and its ranks may be a step apart: start again from a checkpoint, in a new "
-                f"process group. What has stopped it: {self._stopped}"
+                "this pipeline has stopped, and its ranks may differ by a step: start again from a checkpoint, in a "
+                f"new process group. What has stopped it: {self._stopped}"
             )
         try:
             yield

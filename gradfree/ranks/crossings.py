@@ -42,8 +42,8 @@ class Arrived(torch.autograd.Function):
         return (None,) * len(ctx.needs_input_grad)
 
 
-class Departed(torch.autograd.Function):
-    """(what returns cotangents of the departed, n, which outputs need one, n departed tensors, outputs) -> outputs.
+class Sent(torch.autograd.Function):
+    """(what returns cotangents of the sent, n, which outputs need one, n sent tensors, outputs) -> outputs.
 
     Backward passes through an output reach what this rank has sent to others, whose cotangents come from there.
     """
@@ -65,7 +65,7 @@ class Departed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
-        """Return the cotangents of the departed, and those of the outputs as they are."""
+        """Return the cotangents of the sent, and those of the outputs as they are."""
         refuse_second_derivatives()
         return None, None, None, *ctx.given(cotangents), *cotangents
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradfree.errors import ChainError
 
-STATE, COTANGENT, LOAN, SHIFT, ERROR, ROWS = range(6)
+STATE, COTANGENT, SHARED, SHIFT, ERROR, ROWS = range(6)
 """Kinds of messages, so that none is taken for another."""
 _KINDS, _PASSES = 8, 2**27
 
@@ -44,7 +44,7 @@ def check_tags(group: distributed.ProcessGroup, model: nn.Module, what: str) -> 
         )
 
 
-class Lost(ChainError):
+class RankLost(ChainError):
     """Another rank does not answer."""
 
 
@@ -146,7 +146,7 @@ class Messages:
 
     @property
     def unsettled(self) -> int:
-        """How many messages nobody has waited for."""
+        """How many messages have not been waited for."""
         return len(self._sent)
 
     def settle(self, count: int | None = None) -> None:
@@ -196,7 +196,7 @@ class Messages:
             reason = (
                 f"What has stopped it: {cause}" if cause else f"It has ended, hangs or does something else: {error}"
             )
-            raise Lost(
+            raise RankLost(
                 f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. {reason}"
             ) from error
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from gradfree.errors import ChainError
-from gradfree.ranks.absent import vacate
 from gradfree.ranks.messages import Messages
+from gradfree.ranks.placeholders import vacate
 from gradfree.ranks.placement import Placement
 from gradfree.torchside.sharding import whole
 

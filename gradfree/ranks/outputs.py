@@ -15,7 +15,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import replaced, tensors_in
 from gradfree.errors import ChainError
-from gradfree.ranks.crossings import Departed
+from gradfree.ranks.crossings import Sent
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.microbatches import skeleton_of
 
@@ -24,15 +24,13 @@ Check = Callable[[Sequence[Cotangent]], None]
 _WHAT = "the model's outputs"
 
 
-def give_outputs(
-    messages: Messages, check: Check, departed: Sequence[Tensor], reached: Sequence[Tensor], out: Any
-) -> Any:
+def give_outputs(messages: Messages, check: Check, sent: Sequence[Tensor], reached: Sequence[Tensor], out: Any) -> Any:
     """Send all ranks what the model returns on the last one; return it.
 
     Args:
         messages: the ranks.
         check: is given the outputs' cotangents.
-        departed: the last states of this rank's blocks: every backward pass must reach them, as other ranks wait.
+        sent: the last states of this rank's blocks: every backward pass must reach them, as other ranks wait.
         reached: what else backward passes must come by.
         out: of the model.
     """
@@ -41,15 +39,15 @@ def give_outputs(
     skeleton, tensors = skeleton_of(out)
     needing = [tensor.requires_grad for tensor in tensors]
     messages.give_all(tensors, _WHAT, (skeleton, needing))
-    return _joined(check, departed, reached, needing, tensors, skeleton)
+    return _joined(check, sent, reached, needing, tensors, skeleton)
 
 
 def take_outputs(
-    messages: Messages, check: Check, departed: Sequence[Tensor], reached: Sequence[Tensor], device: torch.device
+    messages: Messages, check: Check, sent: Sequence[Tensor], reached: Sequence[Tensor], device: torch.device
 ) -> Any:
     """Return what the last rank gives all; the arguments are those of :func:`give_outputs`."""
     tensors, (skeleton, needing) = messages.take_all(messages.count - 1, _WHAT, device)
-    return _joined(check, departed, reached, needing, tensors, skeleton)
+    return _joined(check, sent, reached, needing, tensors, skeleton)
 
 
 def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
@@ -75,18 +73,18 @@ def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
 
 def _joined(
     check: Check,
-    departed: Sequence[Tensor],
+    sent: Sequence[Tensor],
     reached: Sequence[Tensor],
     needing: Sequence[bool],
     tensors: Sequence[Tensor],
     skeleton: Any,
 ) -> Any:
-    """Return the outputs such that backward passes through them lead to all that has departed."""
+    """Return the outputs such that backward passes through them lead to all that has sent."""
     if torch.is_grad_enabled() and any(needing):
         # The engine itself asks for the cotangents of the states.
-        zeros = [*(state.new_zeros(()).expand(state.shape) for state in departed), *(None for _ in reached)]
-        ends, returned = [*departed, *reached], partial(_checked, check, zeros)
-        tensors = Departed.apply(returned, len(ends), needing, *ends, *tensors)
+        zeros = [*(state.new_zeros(()).expand(state.shape) for state in sent), *(None for _ in reached)]
+        ends, returned = [*sent, *reached], partial(_checked, check, zeros)
+        tensors = Sent.apply(returned, len(ends), needing, *ends, *tensors)
     return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
 
 

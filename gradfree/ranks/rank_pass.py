@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradfree import errors
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, replaced, tensors_in
-from gradfree.errors import ChainError
-from gradfree.ranks.absent import EarlyExit, absent_weight, placeholder
 from gradfree.ranks.crossings import Arrived, anchor
 from gradfree.ranks.messages import COTANGENT, STATE, Neighbours
 from gradfree.ranks.model_part import ModelPart
+from gradfree.ranks.placeholders import EarlyExit, absent_weight, placeholder
 
 
 class RankPass(Neighbours):
@@ -69,7 +69,7 @@ class RankPass(Neighbours):
         state = self._begin(index, args, kwargs)
         if index >= self._run.stop:
             if state is not self._state:
-                raise ChainError(BETWEEN.format(path=self._blocks[index]))
+                raise errors.BETWEEN.error(path=self._blocks[index])
             raise EarlyExit(state)
         if index == 0:
             (self._state,), (self.wanted, self._rests) = self.take(self.position - 1, STATE, self._entry)
@@ -91,7 +91,7 @@ class RankPass(Neighbours):
         """Note that a block of this rank is about to run; return other arguments for it, if need be."""
         state = self._begin(index, args, kwargs)
         if index == self._run.start > 0 and state is not self._state:
-            raise ChainError(BETWEEN.format(path=self._blocks[index]))
+            raise errors.BETWEEN.error(path=self._blocks[index])
         if self._part.is_new((index, self._grad)):
             path = self._blocks[index]
             others = [t for t in tensors_in([*args, *kwargs.values()]) if t is not state]
@@ -111,10 +111,7 @@ class RankPass(Neighbours):
         assert state is not None  # The engine's own hook has refused it.
         if not isinstance(out, Tensor) and not self.is_last:
             if len(tensors_in(out)) > 1:
-                raise ChainError(
-                    f"{self._blocks[index]} returns tensors beside its state, which do not go to other ranks. Let it "
-                    "return only its state."
-                )
+                raise errors.SECOND_OUTPUT.error(path=self._blocks[index])
             self._rests[index] = replaced(out, {id(state): torch.zeros(0)})
         if index == self._run.stop - 1:
             self._state, self._leaving = state, (state.shape, state.dtype)
@@ -128,7 +125,7 @@ class RankPass(Neighbours):
     def end(self, out: Any) -> Any:
         """Return what the model does on the last rank, once it is checked."""
         if self._next != len(self._blocks) or not self.is_last:
-            raise ChainError(f"the model has not run {self._blocks[self._next]}: across ranks every block runs once.")
+            raise errors.NOT_RUN.error(path=self._blocks[self._next])
         tensors = tensors_in(out)
         if self._part.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
             self._refuse_absent(tensors, "what the model returns")
@@ -139,7 +136,7 @@ class RankPass(Neighbours):
         """The state behind this rank's last block, where it leads to a recorded pass."""
         return self._state if self._grad and self._state is not None and self._state.requires_grad else None
 
-    def departed(self) -> Tensor:
+    def sent(self) -> Tensor:
         """Return, and let go of, what leads backward passes to this rank's chain.
 
         The backward pass that this pass is kept for would keep the tensor.
@@ -159,46 +156,25 @@ class RankPass(Neighbours):
     def _begin(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if index != self._next:
             came = f"{self._blocks[self._next]} was to come" if self._next < len(self._blocks) else "all have run"
-            raise ChainError(
-                f"{self._blocks[index]} has run where {came}: across ranks the blocks run once each, in their order."
-            )
+            raise errors.OUT_OF_ORDER.error(path=self._blocks[index], came=came)
         self._next += 1
         state, others, _ = self._ports[index].take(args, kwargs)
         if state is None:
-            raise ChainError(
-                f"the first argument of {self._blocks[index]} is no tensor. If another one is the state, say so with "
-                "gradfree.register_port."
-            )
+            raise errors.NO_STATE.error(path=self._blocks[index])
         if any(other is not state for other in others):
-            raise ChainError(
-                f"{self._blocks[index]} is given a tensor that needs a gradient beside its state, which would not "
-                "come back from other ranks. Detach it, or compute it in the block."
-            )
+            raise errors.SECOND_INPUT.error(path=self._blocks[index])
         return state
 
     def _refuse_absent(self, tensors: Sequence[Tensor], what: str) -> None:
         """Refuse tensors that were computed of what is not there: autograd's graph shows it, or NaN."""
         states = {id(own): f"the output of {path}" for own, path in self._placeholders}
         if name := absent_weight(tensors, self._part.absent | states):
-            raise ChainError(f"{what} depends on {name}, which {_ELSEWHERE}")
+            raise errors.ELSEWHERE.error(what=what, name=name)
         for tensor in tensors:
             if (tensor.is_floating_point() or tensor.is_complex()) and bool(tensor.isnan().any()):
-                raise ChainError(
-                    f"{what} is NaN in its first pass: the model or its input is at fault, or it depends on what "
-                    f"{_ELSEWHERE}"
-                )
-
-
-BETWEEN = (
-    "{path} is not given what the block before it returned: across ranks nothing may be computed between blocks, nor "
-    "by hooks that replace their outputs. Move it into a block."
-)
-_ELSEWHERE = (
-    "is on another rank. Across ranks, what lies behind the blocks may use the last block's output, and weights around "
-    "the blocks that it uses in the first training pass."
-)
+                raise errors.NAN_FROM_ELSEWHERE.error(what=what)
 
 
 def _refuse_besides(path: str, cotangents: Sequence[Cotangent]) -> None:
     if cotangents[0] is not None:
-        raise ChainError(f"the loss depends on the output of {path} not only by the next block. It {_ELSEWHERE}")
+        raise errors.LOSS_ELSEWHERE.error(path=path)

@@ -17,16 +17,16 @@ from gradfree.depth.depth_pass import recorded_links
 from gradfree.depth.ports import port_of, tensors_in
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.errors import ChainError
-from gradfree.ranks.absent import EarlyExit
-from gradfree.ranks.loans import Loans
+from gradfree.errors import BETWEEN, ChainError
 from gradfree.ranks.messages import Messages, group_of
 from gradfree.ranks.microbatches import Cutter, joined
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.outputs import compare_loss, give_outputs, take_outputs
+from gradfree.ranks.placeholders import EarlyExit
 from gradfree.ranks.placement import Placement, only_chain, place, refuse_removed
-from gradfree.ranks.rank_pass import BETWEEN, RankPass
+from gradfree.ranks.rank_pass import RankPass
+from gradfree.ranks.shared_weights import SharedWeights
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.private import checkpointed, recomputed
@@ -110,7 +110,7 @@ class Stage(ModelPart):
         residual: float | None,
         cutter: Cutter,
     ):
-        self._loans = Loans(model, placement, messages)
+        self._shared = SharedWeights(model, placement, messages)
         blocks = [model.get_submodule(path) for path in placement.blocks]
         self._ports = [port_of(block) for block in blocks]
         super().__init__(model, placement, messages)
@@ -143,14 +143,14 @@ class Stage(ModelPart):
         try:
             given = self._cutter(self.model, args, kwargs)
             passes += [self._new_pass() for _ in given[1:]]
-            with self._loans.lent(passes[0].number, self.device) as reached:
+            with self._shared.in_place(passes[0].number, self.device) as reached:
                 found = [self._through(its, own.args, own.kwargs) for its, own in zip(passes, given, strict=True)]
-            departed = [its.departed() for its in passes]
+            sent = [its.sent() for its in passes]
             if self.messages.position == self.messages.count - 1:
-                out = give_outputs(self.messages, self._check_loss, departed, reached, joined(given, found))
+                out = give_outputs(self.messages, self._check_loss, sent, reached, joined(given, found))
             else:
-                out = take_outputs(self.messages, self._check_loss, departed, reached, self.device)
-            if self._loans.settle_use():
+                out = take_outputs(self.messages, self._check_loss, sent, reached, self.device)
+            if self._shared.exchange_uses():
                 self.check_anew()
             return out
         except Exception as error:
@@ -168,15 +168,15 @@ class Stage(ModelPart):
         self._pass = its
         try:
             if self.messages.position == 0:
-                self._loans.watch()
+                self._shared.watch()
             out = self._forward(*args, **kwargs)
         except EarlyExit:
             return its.leave()
-        self._loans.note(tensors_in(out))
+        self._shared.note(tensors_in(out))
         return its.end(out)
 
     def _check_loss(self, cotangents: Sequence[Cotangent]) -> None:
-        """Refuse a loss that is not the last rank's: of a first backward pass, the outputs' cotangents tell."""
+        """Refuse a loss that is not the last rank's: by the outputs' cotangents in a first backward pass."""
         if self.is_new("the loss"):
             compare_loss(self.messages, cotangents)
 
@@ -191,9 +191,9 @@ class Stage(ModelPart):
         if self._pass is None or recomputed():
             return None
         if index == 0:
-            self._loans.note(tensors_in([*args, *kwargs.values()]))
+            self._shared.note(tensors_in([*args, *kwargs.values()]))
         elif index == self.placement.runs[-1].start:
-            self._loans.watch()
+            self._shared.watch()
         return self._pass.block_begins(index, args, kwargs)
 
     def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -211,7 +211,7 @@ class Stage(ModelPart):
             raise ChainError(f"across ranks the blocks must be one chain, but {path} is not part of it: {reason}.")
         links = recorded_links(state)
         if not links:
-            raise ChainError(BETWEEN.format(path=f"what comes after {self.run[-1]}"))
+            raise BETWEEN.error(path=f"what comes after {self.run[-1]}")
         first: Tensor = links[0].out
         return first
 

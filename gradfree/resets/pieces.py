@@ -88,7 +88,7 @@ class PieceBatch:
         given = state.index_select(0, self.sequence.to(state.device))
         return given.masked_fill(self.zero.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0.0)
 
-    def at_ends(self, out: Tensor) -> Tensor:
+    def last_of(self, out: Tensor) -> Tensor:
         """Return what ``out`` (L, N, ·) is behind the last step of each row, (N, ·)."""
         ends = (self.inside.sum(0) - 1).to(out.device)
         return out[ends, torch.arange(out.shape[1], device=out.device)]

@@ -54,7 +54,7 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     pieces = Pieces.between(resets.t() if layer.batch_first else resets)
     if isinstance(layer, CellLayer):
         batches = list(pieces.batches())
-        found = [layer.unroll(rows.of(x), [rows.initial(part) for part in parts], rows.at_ends) for rows in batches]
+        found = [layer.unroll(rows.of(x), [rows.initial(part) for part in parts], rows.last_of) for rows in batches]
     elif run := _way(layer, x):
         batches = list(pieces.batches())
         found = [_run_padded(layer, run, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
@@ -130,14 +130,14 @@ def _run_layer(
         held = weights[0].new_tensor([-_CLOSED, _CLOSED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
         x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
     out, _, *c = run(x, first, weights)
-    return out, [rows.at_ends(out), *(part[0] for part in c)]
+    return out, [rows.last_of(out), *(part[0] for part in c)]
 
 
 def _check_layer(layer: Any) -> None:
     if isinstance(layer, nn.RNNBase):
         if layer.bidirectional:
             raise ChainError(
-                "run_with_resets: the layer runs in both directions, and a reset cuts one of them alone: what runs "
+                "run_with_resets: the layer runs in both directions, and a reset cuts only one of them: what runs "
                 "backwards would carry a later episode into an earlier one. Use bidirectional=False."
             )
         if layer.proj_size:
@@ -151,7 +151,7 @@ def _check_layer(layer: Any) -> None:
             f"{type(layer).__name__}."
         )
     if changed or layer._forward_hooks or layer._forward_pre_hooks:
-        what = "a forward of its own" if changed else "forward hooks"
+        what = "another forward" if changed else "forward hooks"
         raise ChainError(f"run_with_resets: the {type(layer).__name__} has {what}, which would not see single steps.")
 
 

@@ -88,7 +88,7 @@ def _hindrance(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.batchnorm._NormBase) and (module.training or module.running_mean is None):
         return "uses the statistics of its batch"
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention | nn.TransformerEncoderLayer):
-        return "has kernels of its own for one set of weights"
+        return "has its own kernels for one set of weights"
     if getattr(module, "inplace", False):
         return "works in place"
     if is_compiled(module):

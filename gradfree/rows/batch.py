@@ -8,19 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-Autocast = tuple[str, torch.dtype, bool]
-"""A device type, the lower precision, and whether it is used."""
 
-
-def autocast_on(device: torch.device) -> Autocast:
-    """Return what ``torch.autocast`` does on a device now."""
-    return device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
-
-
-def call(structure: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, autocast: Autocast) -> Tensor:
+def call(structure: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return what ``structure`` makes of ``x`` with these parameters and buffers, with a graph."""
-    device, dtype, enabled = autocast
-    with torch.enable_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         out: Tensor = functional_call(structure, dict(tensors), (x,))
         return out
 
@@ -33,7 +24,6 @@ class Batch:
         tensors: the parameters and buffers of the N modules, by name.
         trained: the names of those that need a gradient.
         inputs: what each was given.
-        autocast: as it was.
 
     Attributes:
         inputs: a leaf of the graph, (N, ...).
@@ -47,13 +37,12 @@ class Batch:
         tensors: Mapping[str, Sequence[Tensor]],
         trained: Sequence[str],
         inputs: Sequence[Tensor],
-        autocast: Autocast,
     ):
         with torch.no_grad():
             self.inputs = torch.stack(list(inputs)).requires_grad_()
             stacked = {name: torch.stack(list(values)) for name, values in tensors.items()}
         self.weights = {name: stacked[name].requires_grad_() for name in trained}
-        run = vmap(lambda own, x: call(structure, own, x, autocast), randomness="error")
+        run = vmap(lambda own, x: call(structure, own, x), randomness="error")
         with torch.enable_grad():
             self.out = run(stacked, self.inputs)
 
@@ -69,10 +58,10 @@ class Batch:
         return dict(zip(self.weights, weights, strict=True)), inputs
 
 
-def matches(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return, as a tensor, whether ``a`` is ``b`` but for the rounding of products in ``dtype``; true for no number."""
+def matches(a: Tensor, b: Tensor) -> Tensor:
+    """Return, as a tensor, whether ``a`` is ``b`` but for the rounding of products; true for no number."""
     if not b.numel():
         return b.new_ones((), dtype=torch.bool)
     largest = b.abs().amax()
-    rounding = min(1e3 * torch.finfo(dtype).eps, 0.1)
+    rounding = min(1e3 * torch.finfo(b.dtype).eps, 0.1)
     return ((a - b).abs_().amax() <= rounding * largest) | ~largest.isfinite()

@@ -18,7 +18,7 @@ from gradfree.time.gru_forward import Gates, sequences_first
 
 
 def keeps_gates(recurrence: Recurrence) -> bool:
-    """Tell whether ``recurrence`` is a GRU whose gates may be kept."""
+    """Return whether ``recurrence`` is a GRU whose gates may be kept."""
     x = recurrence.x
     gru = recurrence.mode == "GRU" and recurrence.cell is None and not recurrence.lean
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")

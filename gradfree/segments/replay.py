@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
-from gradfree.devices.recurrent_costs import runs_onednn
+from gradfree.devices.costs import runs_onednn
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.settling import Run
 from gradfree.time.closed_chain import CellChain
@@ -19,7 +19,7 @@ from gradfree.time.forward import Recurrence, Trajectory
 
 
 def replays(recurrence: Recurrence) -> bool:
-    """Tell whether torch has oneDNN's kernel for ``recurrence``, and a graph of it may be kept."""
+    """Return whether torch has oneDNN's kernel for ``recurrence``, and a graph of it may be kept."""
     whole = recurrence.cell is None and not recurrence.lean and not torch.is_autocast_enabled("cpu")
     return whole and runs_onednn(recurrence.x, recurrence.kind)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradfree.convergence.outcome import Outcome, StoppingRule, within
 from gradfree.convergence.passes import Pass
-from gradfree.devices.recurrent_costs import (
+from gradfree.devices.costs import (
     ONEDNN,
     StepCost,
     best_count,
@@ -28,7 +28,7 @@ _FIRST_BURN = 32
 
 @dataclass(frozen=True)
 class Part(Pass):
-    """What a rule goes by: one pass through one chain.
+    """What a rule decides on: one pass through one chain.
 
     Attributes:
         length: T.
@@ -57,7 +57,7 @@ class Part(Pass):
         kept = self.memory.get(self._burn_key)
         return _FIRST_BURN if kept is None else int(kept)
 
-    def keep_burn(self, burn: int) -> None:
+    def set_burn(self, burn: int) -> None:
         """Let later passes start with a guess of ``burn`` steps."""
         # On the CPU whatever torch.set_default_device says, where to look is no wait.
         self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
@@ -99,7 +99,7 @@ class Rule:
     max_sweeps: int | None
 
     def cuts(self, part: Part) -> bool:
-        """Tell whether such a pass is cut at all; looks at no tensor."""
+        """Return whether such a pass is cut at all; looks at no tensor."""
         batch = len(part.like)
         if not batch:
             return False
@@ -145,7 +145,7 @@ class Rule:
                 "It tries segments again now and then; the engine 'backprop' never does."
             )
             if outcome.settled:
-                part.keep_burn(_better_burn(plan, outcome.mismatches[0], part.length))
+                part.set_burn(_better_burn(plan, outcome.mismatches[0], part.length))
         part.learn(outcome, failed)
 
 

@@ -16,9 +16,9 @@ from gradfree.segments.layout import cut, joined, pieces
 from gradfree.segments.replay import ReplayPieces
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
 from gradfree.segments.settling import Run, settle
-from gradfree.time.chain import TimeChain
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
+from gradfree.time.time_chain import TimeChain
 
 
 def in_segments(chain: TimeChain, direct: State, rule: Rule) -> ChainGradients:

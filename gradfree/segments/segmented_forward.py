@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
-from gradfree.devices.recurrent_costs import runs_faster_packed
+from gradfree.devices.costs import runs_faster_packed
 from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import Replay, replays
@@ -31,7 +31,7 @@ class InSegments(Forward):
         self.rule = rule
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Tell whether the sequences are whole and long enough."""
+        """Return whether the sequences are whole and long enough."""
         return recurrence.is_whole and self.rule.cuts(_part(recurrence))
 
     def run(self, recurrence: Recurrence) -> Trajectory:

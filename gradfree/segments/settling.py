@@ -61,7 +61,7 @@ def settle(
         # As many sweeps as borders are exact by themselves.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance
-        if outcome.settled or stopping.gives_up(outcome):
+        if outcome.settled or stopping.should_stop(outcome):
             return result, outcome
         if reach is not None:
             factors = reach() if factors is None else factors

@@ -3,11 +3,10 @@
 # isort: off
 # These register their features, in the order of the table.
 import gradfree.testing.features.promises
-import gradfree.testing.features.passes
-import gradfree.testing.features.modules
-import gradfree.testing.features.frameworks  # noqa: F401
+import gradfree.testing.features.pass_features
+import gradfree.testing.features.module_features  # noqa: F401
 from gradfree.testing.conformance import EngineConformance
-from gradfree.testing.features.registry import FEATURES, Feature
+from gradfree.testing.features.feature import FEATURES, Feature
 # isort: on
 
 __all__ = ["FEATURES", "EngineConformance", "Feature"]

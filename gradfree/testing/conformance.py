@@ -8,8 +8,8 @@ from typing import Any
 
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.cases import CASES, ModelCase, Specimen
+from gradfree.testing.features.feature import FEATURES, Feature
 from gradfree.testing.features.promises import check_is_a_value, check_names_its_options
-from gradfree.testing.features.registry import FEATURES, Feature
 
 BASIC = FEATURES["forward and backward pass"]
 
@@ -21,13 +21,12 @@ class EngineConformance:
     chains that it takes. What is refused is shown as skipped, with the message: ``pytest -rs``.
 
     With ``pytest_plugins = ["gradfree.testing.device"]`` in your conftest.py, or ``pytest -p gradfree.testing.device``,
-    ``pytest --device NAME`` has models and batches on that device; they are on the CPU otherwise,
-    as those of features of two ranks always are: on another device these are left out.
+    ``pytest --device NAME`` has models and batches on that device; they are on the CPU otherwise.
 
     Attributes:
         engines: to test, each with the options to test it with.
-        features: to ask for; by default all, of which those that compile, or start two processes, take half of the
-            time: ``[f for f in FEATURES.values() if not f.slow]`` leaves them out.
+        features: to ask for; by default all, of which those that compile take half of the time:
+            ``[f for f in FEATURES.values() if not f.slow]`` leaves them out.
     """
 
     engines: Sequence[Engine] = ()

@@ -40,7 +40,7 @@ class CellLayer(nn.Module):
             state: the initial state; may be left out if the cell has a ``hidden_size``: zeros.
 
         Raises:
-            ValueError: no steps, or no initial state where the cell does not tell its size.
+            ValueError: no steps, or no initial state where the cell has no ``hidden_size``.
         """
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:

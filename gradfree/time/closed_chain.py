@@ -13,9 +13,9 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.time.chain import Links, SplitJacobian, TimeChain, scan_steps, shifted_sum
 from gradfree.time.closed_forms import Linearised, State, linearise
 from gradfree.time.gru_forward import Gates
+from gradfree.time.time_chain import Links, SplitJacobian, TimeChain, scan_steps, shifted_sum
 from gradfree.torchside.phases import phase
 
 
@@ -103,6 +103,7 @@ class CellChain(TimeChain):
     @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
+        self.show_delta(delta)
         initial = self.cell.leaving(delta, self.parameters[1])
         # The last that is asked of the Jacobians: their place serves, and whoever asks again gets new ones.
         cell = vars(self).pop("cell")

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
-from gradfree.devices.device import longest_call
+from gradfree.devices.costs import kept_gates_pay
+from gradfree.devices.hardware import longest_call
 from gradfree.time.cell_layer import ElementwiseCell, steps_of
-from gradfree.time.gru_forward import gru_with_gates, pays
+from gradfree.time.gru_forward import gru_with_gates
 from gradfree.time.packing import Packing
 
 
@@ -72,7 +73,7 @@ class LayerCall:
         mode: as of :class:`Recurrence`.
         length: T.
         like: a state, (B, H), of the layer's device and precision.
-        packed: whether sequences are packed.
+        packed: whether sequences are packed, of several lengths.
         memory: as of :class:`Recurrence`, likewise all that follow but the last.
         names: of each direction.
         paths: of each direction.
@@ -99,7 +100,7 @@ class OneStepCalls:
     def __init__(self, path: str):
         self.path, self.left = path, 16
 
-    def saw(self, length: int) -> None:
+    def count(self, length: int) -> None:
         """Take note of a call of so many steps."""
         if length > 1:
             self.left = 0
@@ -123,7 +124,7 @@ class Trajectory(NamedTuple):
         kept: what the backward pass would compute anew otherwise: a GRU's gates, as in
             :class:`~gradfree.time.gru_forward.Gates`, or nothing; of a cell the other parts of the state behind each
             step, (T, B, ·) each.
-        passes: what a way of the engine's own tells it of each direction's run: :attr:`TimeChain.forward_pass`.
+        passes: what the engine's own forward pass leaves of each direction's run: :attr:`TimeChain.forward_pass`.
     """
 
     out: Tensor
@@ -137,7 +138,7 @@ class Forward(ABC):
 
     @abstractmethod
     def allows(self, recurrence: Recurrence) -> bool:
-        """Tell whether this way is possible and pays; changes nothing, and waits for no device."""
+        """Return whether this way is possible and pays; changes nothing, and waits for no device."""
 
     @abstractmethod
     def run(self, recurrence: Recurrence) -> Trajectory:
@@ -148,10 +149,10 @@ class GatesKept(Forward):
     """A GRU on a CPU, step by step, with the gates for the backward pass."""
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Tell whether it is a GRU in one direction, and wide enough."""
+        """Return whether it is a GRU in one direction, and wide enough."""
         whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.lean
         known = recurrence.cell is None and recurrence.mode == "GRU"
-        return known and whole and pays(recurrence.x, recurrence.weights[1].shape[1])
+        return known and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
 
     def run(self, recurrence: Recurrence) -> Trajectory:
         """Return torch's outputs to the last bit, and the gates."""
@@ -171,7 +172,7 @@ class Fused(Forward):
     """A layer of a recurrent module in torch's own kernel."""
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Tell whether it is one."""
+        """Return whether it is one."""
         return recurrence.cell is None
 
     def run(self, recurrence: Recurrence) -> Trajectory:
@@ -234,7 +235,7 @@ class StepByStep(Forward):
     """Any cell, called once a step."""
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Tell whether there is a cell."""
+        """Return whether there is a cell."""
         return recurrence.cell is not None
 
     def run(self, recurrence: Recurrence) -> Trajectory:

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.devices.device import longest_call
-from gradfree.errors import ChainError
+from gradfree.devices.hardware import longest_call
+from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, OneStepCalls, Recurrence, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction
 from gradfree.time.packing import Packing
@@ -38,7 +38,7 @@ class Recurrent(Site):
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Tell whether ``module`` is one of torch's recurrent modules."""
+        """Return whether ``module`` is one of torch's recurrent modules."""
         return isinstance(module, nn.RNNBase)
 
     @property
@@ -62,9 +62,9 @@ class Recurrent(Site):
         """Yield what is wrong with the module."""
         module = self._module
         if self.holds_engine(module):
-            yield f"{self.path or 'the model'} has an engine attached already: call detach() on its handle first."
+            yield ATTACHED.said(path=self.path or "the model")
         elif "forward" in vars(module):
-            yield f"{self.path} has a forward of its own on the instance. Remove it while an engine is attached."
+            yield f"{self.path} has another forward on the instance. Remove it while an engine is attached."
         elif torchs_own(type(module)) is nn.RNNBase:
             yield f"{self.path} is a {type(module).__name__}, which is neither an nn.RNN nor an nn.GRU or nn.LSTM."
         if module.proj_size:
@@ -86,7 +86,7 @@ class Recurrent(Site):
 
 
 class RecurrentRecorder:
-    """Stands in for the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``, or of a subclass that calls theirs."""
+    """Replaces the ``forward`` of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``, or of a subclass that calls theirs."""
 
     def __init__(self, attachment: Attachment, module: nn.RNNBase):
         self.attachment, self.module = attachment, module
@@ -128,9 +128,11 @@ class RecurrentRecorder:
             return self._own(input, hx)  # It raises, in its own words.
         self._has_recorded = True
         length, batch = self._sizes(x, batch_sizes)
-        self.short.saw(length)
+        # Packed sequences of one length are a batch, row by row.
+        ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
+        self.short.count(length)
         like, most = x.new_empty(batch, module.hidden_size), longest_call(x.device)
-        left = [self._left(number, length, like, packed) for number in range(module.num_layers)]
+        left = [self._left(number, length, like, ragged) for number in range(module.num_layers)]
         learn = [call for call in left if call is not None]
         if len(learn) == len(left) and (most is None or length <= most):
             out, final = self._own(input, hx)
@@ -141,10 +143,13 @@ class RecurrentRecorder:
         x = x if batched else x.unsqueeze(0 if batch_first else 1)
         x = x.transpose(0, 1) if batch_first else x
         states = self._initial(x, batch_sizes, order, hx, batched)
-        packing = None if batch_sizes is None else Packing(batch_sizes, x.device)
+        packing = Packing(batch_sizes, x.device) if batch_sizes is not None and ragged else None
+        if packed and not ragged:
+            x = x.unflatten(0, (length, batch))
         out, finals = self._layers(x, states, packing)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
+            out = out if ragged else out.flatten(0, 1)
             return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
         out = out.transpose(0, 1) if batch_first else out
         if not batched:
@@ -161,7 +166,7 @@ class RecurrentRecorder:
     def _own(self, input: Any, hx: Any) -> Any:
         return self._torchs.forward(self.module, input, hx)
 
-    def _left(self, number: int, length: int, like: Tensor, packed: bool) -> Callable[[], None] | None:
+    def _left(self, number: int, length: int, like: Tensor, ragged: bool) -> Callable[[], None] | None:
         """Return what to do in the backward pass of a layer that the engine leaves to torch; ``None``: it does not."""
         at = self.attachment
         # Who asks to see the chain is shown it. What autocast runs a kernel in has not been measured.
@@ -171,7 +176,7 @@ class RecurrentRecorder:
         layer = FusedLayer(at, number, self.module.mode, directions, None)
         names, paths = zip(*((layer.chain_name(d), layer.chain_path(d)) for d in range(directions)), strict=True)
         learn = at.engine.leaves(
-            LayerCall(self.module.mode, length, like, packed, at.memory, names, paths, self._say_once)
+            LayerCall(self.module.mode, length, like, ragged, at.memory, names, paths, self._warn_once)
         )
         if learn is None:
             return None
@@ -182,7 +187,7 @@ class RecurrentRecorder:
 
         return solved
 
-    def _say_once(self, message: str) -> None:
+    def _warn_once(self, message: str) -> None:
         if not self._has_said and not self.attachment.contested:
             self._has_said = True
             warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
@@ -239,7 +244,7 @@ class RecurrentRecorder:
 
 
 def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
-    """Return what stands in for the forward of ``module``, if an engine is on it."""
+    """Return what replaces the forward of ``module``, if an engine is on it."""
     recorder = getattr(vars(module).get("forward"), "__self__", None)
     return recorder if isinstance(recorder, RecurrentRecorder) else None
 
@@ -261,6 +266,6 @@ def _with_recorded_super(kind: Any) -> Any:
 
 
 def _well_formed(x: Tensor, hx: Any) -> bool:
-    """Tell whether ``x`` is a sequence, of a batch or alone, and ``hx`` states to go with it."""
+    """Return whether ``x`` is a sequence, of a batch or alone, and ``hx`` states to go with it."""
     states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
     return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)

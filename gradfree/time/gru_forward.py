@@ -29,19 +29,8 @@ class Gates(NamedTuple):
 
 
 def sequences_first(x: Tensor) -> bool:
-    """Tell whether in memory ``x`` (T, B, ...) has one sequence behind the other."""
+    """Return whether in memory ``x`` (T, B, ...) has one sequence behind the other."""
     return x.shape[1] > 1 and x.stride(0) < x.stride(1)
-
-
-def pays(x: Tensor, units: int) -> bool:
-    """Tell whether keeping the gates is possible and faster than recomputing them.
-
-    The bound on the work of a step is measured: there the loop's overhead, some 10 µs a step, is what the products
-    take. Other widths than multiples of 16 round differently at the ends of vectors; other dtypes are slow.
-    """
-    exact = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and units % 16 == 0
-    work = x.shape[1] * units * (x.shape[2] + units)
-    return exact and len(x) > 0 and work >= 5e5 and not torch.is_autocast_enabled("cpu")
 
 
 def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Gates]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradfree.devices.device import sent
+from gradfree.devices.hardware import sent
 
 
 class Packing:

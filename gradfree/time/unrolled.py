@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,14 @@ from torch.autograd.function import FunctionCtx
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.errors import ChainError, refuse
+from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
+from gradfree.time.closed_chain import CellChain
 from gradfree.time.forward import OneStepCalls, Recurrence, run
-from gradfree.time.unrolled_chain import StepsAgain, StepsTaken, autocast_now, cell_problems, closed_form
+from gradfree.time.time_chain import TimeChain
+from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_rows, closed_form
 from gradfree.torchside.guards import (
     Marks,
-    changed_in_place,
     check_finite,
     check_made_finite,
     held_marks,
@@ -45,7 +47,7 @@ class Unrolled(Site):
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Tell whether ``module`` is a :class:`CellLayer`."""
+        """Return whether ``module`` is a :class:`CellLayer`."""
         return isinstance(module, CellLayer)
 
     @property
@@ -62,7 +64,7 @@ class Unrolled(Site):
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine of the recorder that stands in for the layer's loop over steps."""
+        """Return the engine of the recorder that replaces the layer's loop over steps."""
         recorder = getattr(vars(module).get("unroll"), "__self__", None)
         return recorder.attachment if isinstance(recorder, CellRecorder) else None
 
@@ -70,9 +72,9 @@ class Unrolled(Site):
         """Yield what is wrong with the cell."""
         yield from sharded(self.inside)
         if self.holds_engine(self._layer):
-            yield f"{self.path or 'the model'} has an engine attached already: call detach() on its handle first."
+            yield ATTACHED.said(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
-            yield f"{self.path} is a {type(self._layer).__name__} with an unroll of its own, which an engine replaces."
+            yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine replaces."
         yield from cell_problems(f"{self.path}.cell".removeprefix("."), self._layer.cell)
 
     def record(self, attachment: Attachment) -> list[Removable]:
@@ -90,13 +92,17 @@ class Unrolled(Site):
 
 
 class CellRecorder:
-    """Stands in for a :class:`CellLayer`'s loop over steps."""
+    """Replaces a :class:`CellLayer`'s loop over steps."""
 
     def __init__(self, attachment: Attachment, layer: CellLayer, inside: dict[str, nn.Module]):
         self.attachment, self.layer, self.inside = attachment, layer, inside
         self.where = f"{attachment.path}.cell".removeprefix(".")
         self.short = OneStepCalls(attachment.path)
-        self.again = StepsAgain(attachment, layer.cell, self.where)
+        self._compared: Marks = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what the cell held when it was last compared: that of a copy is another."""
+        return {**self.__dict__, "_compared": []}
 
     def remove(self) -> None:
         """Give the layer its own loop back."""
@@ -108,10 +114,10 @@ class CellRecorder:
             return type(self.layer).unroll(self.layer, x, parts, ends)
         if ends is not None and len(parts) > 1:
             raise ChainError(
-                f"{self.where} has a state of several tensors, of which an engine knows the last step's alone: "
+                f"{self.where} has a state of several tensors, of which an engine only knows the last step's: "
                 "run_with_resets takes it without an engine, or nn.LSTM in place of nn.LSTMCell."
             )
-        self.short.saw(len(x))
+        self.short.count(len(x))
         refuse_transforms(self.where)
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))
@@ -124,6 +130,28 @@ class CellRecorder:
         if out.requires_grad:
             out.grad_fn.finals = list(map(weakref.ref, finals))
         return [out, ends(out)] if ends is not None else [_Join.apply(out, finals[0]), *finals]
+
+    def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> TimeChain:
+        """Return the chain of a pass, from the cell's inputs, the initial state, and the states behind all steps.
+
+        Raises:
+            ChainError: the cell gives other states than in the pass.
+        """
+        memory, wanted = self.attachment.memory, ctx.needs_input_grad[3 + ctx.parts :]
+        if ctx.mode is not None:
+            return CellChain(ctx.mode, x, states[0], first, ctx.parameters, [True, *wanted], memory, "0")
+        before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
+        cell = self.layer.cell
+        chain = UnrolledChain(cell, x, before, ctx.parameters, wanted, memory, self.where)
+        chain.keep_graph = self.attachment.compares
+        # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
+        # step alone does not show; until something of the cell changes: its mode, a rate, a mask that it keeps.
+        now = held_marks(cell)
+        if not (unchanged(ctx.held, now) and unchanged(ctx.held, self._compared)):
+            within = max(self.attachment.engine.outputs_within(s.dtype) for s in states)
+            check_rows(chain.after, states, self.where, within)
+            self._compared = now if len(x) > 1 else []
+        return chain
 
 
 class _Context(FunctionCtx):
@@ -179,16 +207,20 @@ class _UnrollFunction(torch.autograd.Function):
         x, *rest = saved(ctx, where)
         first, states, parameters = rest[:parts], rest[parts:], ctx.parameters
         if [p._version for p in parameters] != list(ctx.versions):
-            raise changed_in_place(where)
+            raise CHANGED_IN_PLACE.error(where=where)
         _refuse_hooks(ctx, where)
-        like = states if ctx.mode is None else [state.to(parameters[0].dtype) for state in states]
-        direct = tuple(
-            _with_final(e, final, state)
-            for e, final, state in zip((cotangent, *[None] * (parts - 1)), finals, like, strict=True)
-        )
-        wanted, forward_pass = ctx.needs_input_grad[3 + parts :], ctx.passes[0] if ctx.passes else None
-        taken = StepsTaken(ctx.mode, x, states, first, parameters, wanted, ctx.held, ctx.autocast, forward_pass)
-        gradients = recorder.again.solve(taken, direct)
+        autocast = ctx.autocast
+        if ctx.mode is not None:
+            # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
+            dtype = parameters[0].dtype
+            x, first, states = x.to(dtype), [f.to(dtype) for f in first], [state.to(dtype) for state in states]
+            autocast = torch.autocast(x.device.type, enabled=False)
+        outputs = (cotangent, *[None] * (parts - 1))
+        direct = tuple(_with_final(*part) for part in zip(outputs, finals, states, strict=True))
+        with autocast:
+            chain = recorder.chain(ctx, x, first, states)
+            chain.forward_pass = ctx.passes[0] if ctx.passes else None
+            gradients = recorder.attachment.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, where)
         recorder.attachment.solved.add(path)
@@ -196,7 +228,7 @@ class _UnrollFunction(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """(outputs, final state) -> outputs: the last one is the final state, as in a loop; its cotangent goes by it."""
+    """(outputs, final state) -> outputs: the last one is the final state, as in a loop, and gets its cotangent."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, out: Tensor, final: Tensor) -> Tensor:

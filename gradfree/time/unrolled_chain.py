@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +15,13 @@ from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import hooked, tapped
-from gradfree.chains.solving import Attachment
-from gradfree.errors import ChainError
+from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
-from gradfree.time.chain import Links, SplitJacobian, TimeChain
-from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
+from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
+from gradfree.torchside.batched_pulls import pull_many
 from gradfree.torchside.graph import may_write, walk
-from gradfree.torchside.guards import Marks, held_marks, unchanged
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.jacobians import pull_many
 from gradfree.torchside.phases import phase
 from gradfree.torchside.private import global_hooks
 
@@ -101,6 +97,12 @@ class UnrolledChain(TimeChain):
     def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part of the state."""
         own = len(self.states) - self._outputs
+        widths = {state.shape[-1] for state in self.states[self._outputs :]}
+        if isinstance(factor, Tensor) and factor.dim() and len(widths) > 1:
+            raise ChainError(
+                f"the parts of the cell's state have {sorted(widths)} units: a number for each unit does not fit all. "
+                "Use one number for all units, DSF's feedback=0.7, say."
+            )
         return self._split([*[0.0] * self._outputs, *[factor] * own])
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
@@ -156,6 +158,7 @@ class UnrolledChain(TimeChain):
     @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
+        self.show_delta(delta)
         x = [self.x] if self.x.requires_grad else []
         with without_hooks(self.trained):
             pulled = iter(self._pull(delta, [*self.before, *x, *self.trained], keep=self.keep_graph))
@@ -231,7 +234,7 @@ def check_rows(again: Sequence[Tensor], states: Sequence[Tensor], where: str, wi
     if not all(_close(a, s, within) for a, s in zip(again, states, strict=True)):
         raise ChainError(
             f"{where} gives other states when it runs on all steps as one batch: an engine needs a "
-            "cell whose output depends on its own row of input and state alone, without random numbers or "
+            "cell whose output only depends on its own row of input and state, without random numbers or "
             "counters, and that is not changed between the forward and the backward pass."
         )
 
@@ -246,87 +249,6 @@ def _close(again: Tensor, state: Tensor, within: float) -> bool:
     return torch.allclose(again.to(state.dtype), state, rtol=10 * tolerance, atol=absolute, equal_nan=True)
 
 
-class StepsTaken(NamedTuple):
-    """What steps of a cell have left behind.
-
-    Attributes:
-        mode: which of torch's own cells it is; ``None`` if none of them: see :func:`closed_form`.
-        x: (T, B, I).
-        states: behind each step, part by part, (T, B, ·).
-        first: the initial state, (B, ·).
-        parameters: the cell's, in the pass.
-        wanted: which of them needed a gradient then.
-        held: what :func:`held_marks` was then.
-        autocast: as in the pass.
-        forward_pass: what the way that the engine has run them in tells it.
-    """
-
-    mode: str | None
-    x: Tensor
-    states: Sequence[Tensor]
-    first: Sequence[Tensor]
-    parameters: Sequence[Tensor]
-    wanted: Sequence[bool]
-    held: Marks
-    autocast: torch.autocast
-    forward_pass: object = None
-
-
-class StepsAgain:
-    """Lets an engine solve the steps of a cell, and holds the cell to its forward passes.
-
-    Args:
-        attachment: solves.
-        cell: the cell.
-        where: what it is called in messages.
-    """
-
-    def __init__(self, attachment: Attachment, cell: nn.Module, where: str):
-        self.attachment, self.cell, self.where = attachment, cell, where
-        self.compared: Marks = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what the cell held when it was last compared: that of a copy is another."""
-        return {**self.__dict__, "compared": []}
-
-    def solve(self, taken: StepsTaken, direct: State) -> ChainGradients:
-        """Return the engine's gradients for the direct cotangents of the states.
-
-        Raises:
-            ChainError: the cell gives other states than in the pass.
-        """
-        x, states, first, parameters = taken.x, taken.states, taken.first, taken.parameters
-        autocast = taken.autocast
-        if taken.mode is not None:
-            # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
-            dtype = parameters[0].dtype
-            x, first, states = x.to(dtype), [f.to(dtype) for f in first], [s.to(dtype) for s in states]
-            autocast = torch.autocast(x.device.type, enabled=False)
-        with autocast:
-            memory = self.attachment.memory
-            chain: TimeChain
-            if taken.mode is not None:
-                chain = CellChain(taken.mode, x, states[0], first, parameters, [True, *taken.wanted], memory, "0")
-            else:
-                chain = self._unrolled(taken)
-            chain.forward_pass = taken.forward_pass
-            return self.attachment.solve(chain, direct)
-
-    def _unrolled(self, taken: StepsTaken) -> UnrolledChain:
-        before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(taken.first, taken.states, strict=True)]
-        memory = self.attachment.memory
-        chain = UnrolledChain(self.cell, taken.x, before, taken.parameters, taken.wanted, memory, self.where)
-        chain.keep_graph = self.attachment.compares
-        # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
-        # step alone does not tell; until something of the cell changes: its mode, a rate, a mask that it keeps.
-        now = held_marks(self.cell)
-        if not (unchanged(taken.held, now) and unchanged(taken.held, self.compared)):
-            within = max(self.attachment.engine.outputs_within(s.dtype) for s in taken.states)
-            check_rows(chain.after, taken.states, self.where, within)
-            self.compared = now if len(taken.x) > 1 else []
-        return chain
-
-
 def autocast_now(x: Tensor) -> torch.autocast:
     """Return the autocast that is on for the device of ``x``."""
     kind = x.device.type
@@ -337,11 +259,6 @@ def closed_form(cell: nn.Module) -> str | None:
     """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
     if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or global_hooks("forward_pre"):
         return None
-    return own_form(cell)
-
-
-def own_form(cell: nn.Module) -> str | None:
-    """Return the name of the cell if it is one of torch's own, with the weights it was made with, whatever hooks."""
     if list(cell._parameters) != ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]:
         return None
     own = [id(parameter) for parameter in cell._parameters.values() if parameter is not None]
@@ -359,7 +276,4 @@ def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:
     yield from (*hooked(inside), *tapped(inside))
     for name, module in inside.items():
         if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
-            yield (
-                f"{name} is a {type(module).__name__}: an engine runs the cell again in the backward pass, which "
-                "would draw other masks or count statistics twice. Put it outside the cell."
-            )
+            yield RANDOM_CELL.said(path=name, kind=type(module).__name__)

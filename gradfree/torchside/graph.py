@@ -42,33 +42,33 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[ty
     nodes: list[Any] = []
     seen: set[Any] = {None}
     stopped: set[tuple[Any, int]] = set()
-    stack: list[Any] = [(out.grad_fn, out.output_nr) for out in outputs]
-    while stack:
-        pair = stack.pop()
-        node, _ = pair
-        if node in seen:
-            continue
-        kind = type(node)
-        if kind is LEAF:
-            seen.add(node)
-            leaves.append(node.variable)
-        elif kind in ends or node in stops:
-            stopped.add(pair)
-        else:
-            seen.add(node)
-            nodes.append(node)
-            stack += node.next_functions
+    reached: list[Any] = [[(out.grad_fn, out.output_nr) for out in outputs]]
+    for pairs in reached:
+        for pair in pairs:
+            node = pair[0]
+            if node in seen:
+                continue
+            kind = type(node)
+            if kind is LEAF:
+                seen.add(node)
+                leaves.append(node.variable)
+            elif kind in ends or node in stops:
+                stopped.add(pair)
+            else:
+                seen.add(node)
+                nodes.append(node)
+                reached.append(node.next_functions)
     return Reached(stopped, leaves, nodes, set(map(type, nodes)))
 
 
-def has_left(output: Tensor, leaf: Tensor) -> bool:
-    """Tell whether ``output`` was computed from ``leaf`` when that had another dtype or device: torch forgets that."""
+def was_cast(output: Tensor, leaf: Tensor) -> bool:
+    """Return whether ``output`` was computed from ``leaf`` when that had another dtype or device, as torch forgets."""
     nodes = {node for inner in walk([output]).nodes for node, _ in inner.next_functions if type(node) is LEAF}
     return any(node.variable is leaf and node is not get_gradient_edge(leaf).node for node in nodes)  # type: ignore[union-attr]
 
 
 def may_write(kinds: Iterable[type]) -> bool:
-    """Tell whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
+    """Return whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
     return any(map(_is_custom, kinds))
 
 

@@ -1,4 +1,4 @@
-"""What a pass through an engine refuses, and marks that tell whether values are still what they were."""
+"""What a pass through an engine refuses, and marks that show whether values have changed."""
 
 from __future__ import annotations
 
@@ -9,37 +9,28 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from gradfree.errors import ChainError
+from gradfree import errors
 from gradfree.torchside.private import is_one_of_many, other_pass, transforms_active, version
 
 
 def refuse_second_derivatives() -> None:
     """Raise if the running backward pass records a graph of its own, ``create_graph=True``."""
     if torch.is_grad_enabled():
-        raise ChainError(
-            "create_graph=True: an engine's gradients have no derivatives of their own. Detach the handle for the "
-            "passes that need second derivatives (gradient penalties)."
-        )
+        raise errors.SECOND_DERIVATIVES.error()
 
 
 def refuse_transforms(where: str) -> None:
     """Raise if ``where`` runs in a transform of ``torch.func``, or in another pass that an engine has no part in."""
     if transforms_active():
-        raise ChainError(
-            f"{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which an engine's passes do not go "
-            "through. Detach the engine for it, or call loss.backward() or torch.autograd.grad."
-        )
+        raise errors.TRANSFORM.error(where=where)
     if (other := other_pass()) is not None:
-        raise ChainError(f"{where} runs in {other}, which an engine's passes do not go through. Detach it first.")
+        raise errors.OTHER_PASS.error(where=where, other=other)
 
 
 def refuse_batched(cotangents: Iterable[Tensor | None], where: str) -> None:
     """Raise if a backward pass is run for many cotangents at once, ``is_grads_batched=True``."""
     if any(e is not None and is_one_of_many(e) for e in cotangents):
-        raise ChainError(
-            f"the backward pass through {where} is run for many cotangents at once (is_grads_batched=True, "
-            "vectorize=True), which an engine does not do. Run it for one after the other, or detach the engine."
-        )
+        raise errors.MANY_COTANGENTS.error(where=where)
 
 
 def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
@@ -53,16 +44,7 @@ def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
-        raise changed_in_place(where) from error
-
-
-def changed_in_place(where: str) -> ChainError:
-    """Return the error that says that what a pass of ``where`` has run with, or given, has changed since."""
-    return ChainError(
-        f"the input, the initial state, the weights or the output of {where} were changed in place between the "
-        "forward and the backward pass, which needs them. Use the out-of-place operation (out = out + x, not "
-        "out += x), and step the optimizer after the backward pass."
-    )
+        raise errors.CHANGED_IN_PLACE.error(where=where) from error
 
 
 def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
@@ -71,16 +53,13 @@ def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
     Elsewhere they pass: GradScaler must see them, and to look costs a host sync.
     """
     if torch.is_anomaly_enabled() and not _finite(cotangents):
-        raise ChainError(f"non-finite cotangent at the output of {where}: NaN or inf comes from behind it.")
+        raise errors.NOT_FINITE_BEHIND.error(where=where)
 
 
 def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
     """Under anomaly detection, refuse NaN and inf that ``where`` itself made of finite cotangents."""
     if torch.is_anomaly_enabled() and not _finite(gradients):
-        raise ChainError(
-            f"non-finite gradient in {where}: NaN or inf is in its input, its initial state or its weights, or an "
-            "overflow made it."
-        )
+        raise errors.NOT_FINITE_INSIDE.error(where=where)
 
 
 def _finite(tensors: Iterable[Tensor | None]) -> bool:
@@ -88,7 +67,7 @@ def _finite(tensors: Iterable[Tensor | None]) -> bool:
 
 
 Marks = list[tuple[object, int]]
-"""What tells whether values are still the same: their identities, of tensors also the counts of changes in place."""
+"""What shows whether values are still the same: their identities, of tensors also the counts of changes in place."""
 
 
 def marks_of(values: Iterable[object]) -> Marks:
@@ -97,7 +76,7 @@ def marks_of(values: Iterable[object]) -> Marks:
 
 
 def unchanged(marks: Marks, others: Marks) -> bool:
-    """Tell whether two marks are of the same values."""
+    """Return whether two marks are of the same values."""
     return len(marks) == len(others) and all(a is b and m == n for (a, m), (b, n) in zip(marks, others, strict=True))
 
 

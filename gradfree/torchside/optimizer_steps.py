@@ -108,7 +108,7 @@ class Boundaries:
             callback()
 
     def _counts(self, optimizer: Optimizer) -> bool:
-        """Tell whether it is the one that counts."""
+        """Return whether it is the one that counts."""
         followed = self._optimizer and self._optimizer()
         if followed is not None:
             return followed is optimizer

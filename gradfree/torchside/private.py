@@ -75,7 +75,7 @@ backward_id: Callable[[], int] = _needed(
 will_run: Callable[[Node], bool] = _needed(
     "torch._C._will_engine_execute_node", "tells whether a backward pass goes on to where the chain is solved"
 )
-"""Tell whether the running backward pass comes, or came, to ``node``; a ``RuntimeError`` if it was asked for a leaf."""
+"""Return whether the running backward pass comes to ``node``; a ``RuntimeError`` if it was asked for a leaf."""
 
 _keeps_graph = _private(
     "torch._C._autograd._get_current_graph_task_keep_graph", "what a pass has kept is freed with its graph, not before"
@@ -91,12 +91,12 @@ _queue = _needed(
 
 
 def keeps_graph() -> bool:
-    """Tell whether the running backward pass was called with ``retain_graph=True``, or torch cannot tell."""
+    """Return whether the running backward pass was called with ``retain_graph=True``, or torch cannot tell."""
     return True if _keeps_graph is None else bool(_keeps_graph())
 
 
 def is_reached(leaf: Tensor) -> bool:
-    """Tell whether the running backward pass computes the gradient of a leaf tensor."""
+    """Return whether the running backward pass computes the gradient of a leaf tensor."""
     try:
         return will_run(get_gradient_edge(leaf).node)
     except ChainError:
@@ -135,7 +135,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 # The graph, and what is on tensors.
 
 next_sequence_number: Callable[[], int] = _needed(
-    "torch._C._autograd._get_sequence_nr", "tells what a block has computed from what was there before it"
+    "torch._C._autograd._get_sequence_nr", "distinguishes what a block has computed from what was there before it"
 )
 """Return the number that autograd gives the next node that it makes in this thread."""
 
@@ -189,7 +189,7 @@ def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
 
 
 def global_hooks(*kinds: str) -> bool:
-    """Tell whether there are hooks on all modules of any of ``kinds``: "forward", "forward_pre", "backward" and so on.
+    """Return whether there are hooks on all modules of any of ``kinds``: "forward", "forward_pre", "backward", ...
 
     Where torch keeps them elsewhere, nobody knows of any: what they see has no gradient then, or a part of it.
     """
@@ -208,7 +208,7 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 has_global_hook: Callable[[], bool] = _needed(
     "torch.nn.modules.module._has_any_global_hook", "sees hooks on all modules before it runs blocks as a row"
 )
-"""Tell whether there is a hook on all modules."""
+"""Return whether there is a hook on all modules."""
 
 # What lies around a call.
 
@@ -218,19 +218,19 @@ _saved_hooks = _needed(
 
 
 def recomputed() -> bool:
-    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function again in a backward pass."""
+    """Return whether a checkpoint, ``use_reentrant=False``, is running its function again in a backward pass."""
     top = _saved_hooks(False)
     return top is not None and "_recomputation_hook" in getattr(top[0], "__qualname__", "")
 
 
 def checkpointed() -> bool:
-    """Tell whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
+    """Return whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
     top = _saved_hooks(False)
     return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
 
 
 def saves_elsewhere() -> bool:
-    """Tell whether what autograd saves goes to somebody's hooks, such as those of a checkpoint around the model."""
+    """Return whether what autograd saves goes to somebody's hooks, such as those of a checkpoint around the model."""
     return _saved_hooks(True) is not None
 
 
@@ -238,7 +238,7 @@ transforms_active: Callable[[], bool] = (
     _private("torch._C._are_functorch_transforms_active", "transforms of torch.func end in torch's own errors")
     or _never
 )
-"""Tell whether a transform of ``torch.func`` is running."""
+"""Return whether a transform of ``torch.func`` is running."""
 
 
 def other_pass() -> str | None:
@@ -259,12 +259,12 @@ is_one_of_many: Callable[[Tensor], bool] = (
     _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
     or _never
 )
-"""Tell whether a cotangent stands for many at once, ``is_grads_batched=True``."""
+"""Return whether a cotangent stands for many at once, ``is_grads_batched=True``."""
 
 profiler_enabled: Callable[[], bool] = (
     _private("torch._C._autograd._profiler_enabled", "torch.profiler shows no ranges of gradfree") or _never
 )
-"""Tell whether torch's profiler is looking."""
+"""Return whether torch's profiler is looking."""
 
 _frame_callback = _private("torch._C._dynamo.eval_frame.get_eval_frame_callback", "each call costs 20 µs more")
 _disable = _private("torch._compile._disable_dynamo", "attaching imports torch's compiler")
@@ -284,12 +284,12 @@ _MAY_ASK = _callback_is_owned()
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether the module's call is compiled."""
+    """Return whether the module's call is compiled."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def is_compiled_around() -> bool:
-    """Tell whether the caller's frame is compiled, or lies in what is; or may be, where torch must not be asked."""
+    """Return whether the caller's frame is compiled, or lies in what is; or may be, where torch must not be asked."""
     return torch.compiler.is_dynamo_compiling() or not _MAY_ASK or _frame_callback() is not None
 
 

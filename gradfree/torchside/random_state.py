@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gradfree.devices.device import random_state, set_random_state
+from gradfree.devices.hardware import random_state, set_random_state
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,11 @@ def torch_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 @contextmanager
-def random_states_kept() -> Iterator[Callable[[], bool]]:
-    """Restore the random states of Python and numpy behind the block; yield what tells whether it has drawn numbers."""
+def random_states_kept() -> Iterator[None]:
+    """Restore the random states of Python and numpy behind the block."""
     before = random.getstate(), numpy.random.get_state()  # noqa: NPY002
-
-    def drawn() -> bool:
-        now = random.getstate(), numpy.random.get_state()  # noqa: NPY002
-        return pickle.dumps(now) != pickle.dumps(before)
-
     try:
-        yield drawn
+        yield
     finally:
         random.setstate(before[0])
         numpy.random.set_state(before[1])  # noqa: NPY002

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.algebra.layouts import Layout
 from gradfree.torchside.graph import walk
+from gradfree.torchside.private import LEAF
 
 
 def _relu_mask(node: Any) -> list[Factor]:
@@ -137,8 +137,7 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
     known: _Known = {}
-    with torch.no_grad():
-        factor = _factor(out.grad_fn, out.output_nr, Layout.of(out), state, known)
+    factor = _factor(out.grad_fn, out.output_nr, Layout.of(out), state, known)
     if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
         _take_the_rest(out)
     return factor
@@ -170,6 +169,8 @@ def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, k
         return 0.0
     if node is state.node:
         return layout.end() if slot == state.output_nr else 0.0
+    if type(node) is LEAF:
+        return 0.0
     key = (node, slot, layout.key)
     if key not in known:
         known[key] = _through(node, slot, layout, state, known)
@@ -183,7 +184,7 @@ def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: 
     if name in _DIAGONAL:
         count, read = _DIAGONAL[name]
         factors = [_factor(before, n, layout, state, known) for before, n in node.next_functions[:count]]
-        if all(is_number(factor, 0.0) for factor in factors):
+        if not any(isinstance(factor, Tensor) or factor for factor in factors):
             return total  # To read what a checkpoint has not kept makes it run again.
         if (node,) not in known:
             known[node,] = read(node)
@@ -217,13 +218,7 @@ _RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "
 def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
     """Return the layouts of the inputs of an operation that only moves elements; nothing for any other."""
     name = type(node).__name__
-    if name in (
-        "ViewBackward0",
-        "UnsafeViewBackward0",
-        "ReshapeAliasBackward0",
-        "SqueezeBackward1",
-        "SqueezeBackward0",
-    ):
+    if name in _RESHAPING:
         before, after = list(node._saved_self_sym_sizes), layout.places.shape
         return [layout.viewed(lambda t: t.view(before), lambda t: t.reshape(after))]
     if name == "UnsqueezeBackward0":
@@ -241,7 +236,7 @@ def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
     if name == "SplitBackward0" and layout.chosen is None:
         dim, size = _dim(node._saved_dim, layout.places.dim()), node._saved_split_size
         chosen = (dim, slot * size, layout.places.shape[dim])
-        return [replace(layout, chosen=chosen)]
+        return [layout._replace(chosen=chosen)]
     return []
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from gradfree.errors import SHARDED
+
 
 def is_spread(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a DTensor, of which each process has a part: FSDP's parameters outside a pass."""
+    """Return whether a tensor is a DTensor, of which each process has a part: FSDP's parameters outside a pass."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -52,7 +54,4 @@ def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
         return
     for path, module in inside.items():
         if isinstance(module, kinds):
-            yield (
-                f"{path} is sharded by FSDP and lies inside a chain: its parameters would get no gradient. Shard the "
-                "chain as a whole, or the model: fully_shard(model)."
-            )
+            yield SHARDED.said(path=path)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from gradfree.chains.bypass import bypassed, told
+from gradfree.chains.bypass import bypass_message, bypassed
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.survey import ChainFindings
 from gradfree.depth.ports import tensors_in
-from gradfree.devices.device import widest
+from gradfree.devices.hardware import widest
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
@@ -58,7 +58,7 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
         notes = [
             *notes,
             *(
-                told(site, paths)
+                bypass_message(site, paths)
                 for site in chains.values()
                 if not problems and (paths := bypassed(model, site, lambda p: id(p) in given))
             ),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import set_torch_threads
 
-from gradfree.devices.device import in_use, without_tf32
+from gradfree.devices.hardware import in_use, without_tf32
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.models import (
     BLOCKS,

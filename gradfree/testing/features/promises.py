@@ -16,7 +16,7 @@ from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.testing.cases.cases import ModelCase, Specimen, attached
 from gradfree.testing.cases.models import assert_equal_gradients
-from gradfree.testing.features.registry import feature
+from gradfree.testing.features.feature import feature
 
 
 @feature("forward and backward pass", everywhere=True)
@@ -32,7 +32,8 @@ def forward_and_backward(engine: Engine, case: ModelCase) -> None:
     _require_outputs(engine, actual_outputs, outputs)
     for name, buffer in alone.model.named_buffers():
         require(
-            torch.equal(specimen.model.get_buffer(name), buffer), f"the buffer {name} is not that of the model alone"
+            torch.equal(specimen.model.get_buffer(name), buffer),
+            f"the buffer {name} is not that of the model without an engine",
         )
     behind = {name for name in exact if name.startswith("head")}
     kept = {name: g if name in behind else _shape_of(g) for name, g in actual.items()}
@@ -50,7 +51,7 @@ def linear_in_the_loss(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients(_seeded_gradients(engine, case, scale), expected, within(engine, 1e-12))
 
 
-@feature("the same step again", everywhere=True)
+@feature("the same step again", everywhere=True, repeats=True)
 def repeated(engine: Engine, case: ModelCase) -> None:
     """A pass repeated gives the same gradients, and without ``zero_grad()`` twice as much."""
     with attached(engine, case) as specimen:
@@ -62,7 +63,7 @@ def repeated(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(twice, once, within(engine, 1e-14))
 
 
-@feature("eval mode", everywhere=True)
+@feature("eval mode", everywhere=True, repeats=True)
 def eval_mode(engine: Engine, case: ModelCase) -> None:
     """In ``eval()`` outputs and buffers are those of the model alone; the gradients of any two passes are the same."""
     alone = Specimen(case)
@@ -121,7 +122,7 @@ def two_models(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients(one.gradients(), expected, within(engine, 0.0))
 
 
-@feature("attaching twice")
+@feature("attaching twice", repeats=True)
 def attached_twice(engine: Engine, case: ModelCase) -> None:
     """A second engine on the same chain is refused, and the first works on."""
     with attached(engine, case) as specimen:
@@ -197,7 +198,7 @@ def _require_outputs(engine: Engine, actual: Tensor, expected: Tensor) -> None:
         error = (actual - expected).abs().max() / expected.abs().max()
         require(bool(error <= 10 * tolerance), f"the outputs are off by {error:.0e}, the engine says {tolerance:.0e}")
     else:
-        require(torch.equal(actual, expected), "the outputs are not bitwise those of the model alone")
+        require(torch.equal(actual, expected), "the outputs are not bitwise those of the model without an engine")
 
 
 def _pass(specimen: Specimen) -> tuple[Tensor, dict[str, Tensor | None]]:

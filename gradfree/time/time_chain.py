@@ -64,7 +64,7 @@ class TimeChain(Chain):
     """What the links share, in the order of :meth:`gradients`."""
 
     forward_pass: object = None
-    """What the way that the engine has run the forward pass in tells it."""
+    """What the engine's own forward pass has left for the backward pass."""
 
     kind: str
     """Which kind of cell it is: :attr:`~gradfree.time.forward.Recurrence.kind`."""
@@ -129,6 +129,11 @@ class TimeChain(Chain):
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
 
+    def show_delta(self, delta: State) -> None:
+        """Let who asks know δ of the state that the layer returns."""
+        if self.deltas is not None and delta[0] is not None:
+            self.deltas[self.path] = delta[0].detach()
+
     def survey(self, direct: State) -> list[LinkFindings]:
         """Return what the gates of all steps carry of the exact cotangents."""
         gates = [self._mean(d).mean() for d in self.diagonal if isinstance(d, Tensor)]
@@ -190,5 +195,5 @@ def shifted_sum(direct: Tensor | None, crossed: Tensor | None) -> Tensor | None:
     if crossed is None:
         return direct
     if direct is None:
-        return torch.cat([crossed, torch.zeros_like(crossed[:1])])
+        return torch.cat([crossed, crossed.new_zeros(1, *crossed.shape[1:])])
     return torch.cat([direct[:-1] + crossed, direct[-1:]])

@@ -19,7 +19,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive
 from gradfree.layers.layer_chain import LayerChain
-from gradfree.layers.site import Layered
+from gradfree.layers.layer_site import Layered
 from gradfree.orthogonal.retraction import Retraction
 from gradfree.orthogonal.temperature import LEARNT, Temperature
 from gradfree.orthogonal.weights import drift, matrices
@@ -64,7 +64,7 @@ class OrthogonalEngine(Engine):
             raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")
         if type(rule).parts is not Engine.parts:
             raise TypeError(
-                f"{name}: {rule!r} puts parts of its own on a model, which would be left off. One that keeps weights "
+                f"{name}: {rule!r} puts its own parts on a model, which would be left off. One that keeps weights "
                 "orthogonal already needs no other round it; of others, see Engine.after_step."
             )
 
@@ -135,7 +135,7 @@ class OrthogonalEngine(Engine):
         )
 
     def solves(self, kind: type[Site]) -> bool:
-        """Tell whether ``kind`` is of layers that can be taken apart."""
+        """Return whether ``kind`` is of layers that can be taken apart."""
         return kind.of_layers
 
     def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:

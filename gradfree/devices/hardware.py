@@ -19,12 +19,12 @@ _WITHOUT_QUEUE = ("cpu", "meta")
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Tell whether the project's Triton kernels are made for ``device``."""
+    """Return whether the project's Triton kernels are made for ``device``."""
     return device.type == "cuda"
 
 
 def runs_cudnn(device: torch.device) -> bool:
-    """Tell whether torch runs recurrent layers on ``device`` by cuDNN, as far as the device alone tells."""
+    """Return whether torch runs recurrent layers on ``device`` by cuDNN, as far as the device alone tells."""
     return device.type == "cuda" and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
 
 
@@ -35,7 +35,7 @@ def longest_call(device: torch.device) -> int | None:
 
 
 def keeps_pinned(device: torch.device) -> bool:
-    """Tell whether torch keeps pinned host memory alive until ``device`` has read what is copied from it."""
+    """Return whether torch keeps pinned host memory alive until ``device`` has read what is copied from it."""
     return device.type in ("cuda", "xpu")
 
 
@@ -74,7 +74,7 @@ def _event(device: torch.device, timing: bool) -> Any:
 
 @cache
 def _times_events(device: torch.device) -> bool:
-    """Tell whether events of ``device`` tell the time between them; waits for the device the first time."""
+    """Return whether events of ``device`` tell the time between them; waits for the device the first time."""
     try:
         start, end = (_event(device, timing=True) for _ in range(2))
         end.synchronize()
@@ -130,8 +130,8 @@ def in_use() -> list[torch.device]:
     return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
-def is_there(name: str) -> bool:
-    """Tell whether this machine has a device of that name; starts none."""
+def is_available(name: str) -> bool:
+    """Return whether this machine has a device of that name; starts none."""
     try:
         kind = torch.device(name).type
     except RuntimeError:

@@ -1,7 +1,7 @@
 """Weights around the chain that the other end of the ranks uses: a tied embedding, a head registered before the blocks.
 
-Each weight lies on one rank. What the first training pass shows to be used at the other end is lent to it pass by pass,
-and its gradient comes back; until then all of them are lent.
+Each weight lies on one rank. What the first training pass shows to be used at the other end is sent to it pass by pass,
+and its gradient comes back; until then all of them are sent.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
-from gradfree.ranks.crossings import ARRIVED, Arrived, Departed, anchor
-from gradfree.ranks.messages import LOAN, Messages, Neighbours
+from gradfree.ranks.crossings import ARRIVED, Arrived, Sent, anchor
+from gradfree.ranks.messages import SHARED, Messages, Neighbours
 from gradfree.ranks.placement import Placement
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import version
@@ -26,8 +26,8 @@ Places = Sequence[tuple[nn.Module, str]]
 """The modules that have a weight, with their names for it."""
 
 
-class Loans(Neighbours):
-    """What the first and the last rank lend each other; nothing on the ranks between them.
+class SharedWeights(Neighbours):
+    """What the first and the last rank send each other; nothing on the ranks between them.
 
     Args:
         model: with all its weights.
@@ -40,8 +40,8 @@ class Loans(Neighbours):
         self._home, self._other = placement.home, self.count - 1 - self.position
         is_end = self._other != self.position and 0 in (self.position, self._other)
         around = {n: own for n, own in _places(model, placement).items() if is_end and not placement.in_blocks(n)}
-        self._lent = {name: own for name, own in around.items() if self._home[name] == self.position}
-        self._borrowed = {name: own for name, own in around.items() if name not in self._lent}
+        self._owned = {name: own for name, own in around.items() if self._home[name] == self.position}
+        self._remote = {name: own for name, own in around.items() if name not in self._owned}
         buffers = [name for name, _ in model.named_buffers() if is_end and not placement.in_blocks(name)]
         self._model, self._buffers = model, [name for name in buffers if self._home[name] == self._other]
         self._before: dict[str, tuple[int, int]] = {}
@@ -50,7 +50,7 @@ class Loans(Neighbours):
         self._node: object = None
 
     @contextmanager
-    def lent(self, number: int, device: torch.device) -> Iterator[list[Tensor]]:
+    def in_place(self, number: int, device: torch.device) -> Iterator[list[Tensor]]:
         """Have the other end's weights in place; yield what backward passes must come by, so that gradients are sent.
 
         Args:
@@ -60,18 +60,18 @@ class Loans(Neighbours):
         self.number, self.device = number, device
         reached: list[Tensor] = []
         if self.position == 0:
-            reached += self._lend()
-        placeholders = {name: getattr(*places[0]) for name, places in self._borrowed.items()}
-        if self._borrowed:
-            values, trained = self.take(self._other, LOAN, f"the values of {_list(self._borrowed)}")
-            reached += self._borrow(values, trained)
+            reached += self._send_weights()
+        placeholders = {name: getattr(*places[0]) for name, places in self._remote.items()}
+        if self._remote:
+            values, trained = self.take(self._other, SHARED, f"the values of {_list(self._remote)}")
+            reached += self._receive_weights(values, trained)
         if self.position > 0:
-            reached += self._lend()
+            reached += self._send_weights()
         try:
             yield reached
         finally:
             for name, tensor in placeholders.items():
-                _put(self._borrowed[name], tensor)
+                _put(self._remote[name], tensor)
 
     def watch(self) -> None:
         """Note what buffers are, before the part of the model that runs at this end."""
@@ -87,8 +87,8 @@ class Loans(Neighbours):
         changed = {_owner(name) for name, now in self._versions().items() if now != self._before.get(name, now)}
         self._used |= {name for name in self._buffers if _owner(name) in changed}
 
-    def settle_use(self) -> bool:
-        """Exchange what the first training pass has shown, behind it: from then on nothing else is lent.
+    def exchange_uses(self) -> bool:
+        """Exchange what the first training pass has shown, behind it: from then on nothing else is sent.
 
         Returns:
             Whether this was that pass.
@@ -99,14 +99,14 @@ class Loans(Neighbours):
         if self._used is None or not torch.is_grad_enabled():
             return False
         what = "what the first training pass has used"
-        self.give([], self._other, LOAN, what, self._used)
-        _, its = self.take(self._other, LOAN, what)
+        self.give([], self._other, SHARED, what, self._used)
+        _, its = self.take(self._other, SHARED, what)
         self._home |= dict.fromkeys(self._used & set(self._buffers), self.position)
-        self._home |= dict.fromkeys(its - self._lent.keys(), self._other)
-        self._borrowed = {name: places for name, places in self._borrowed.items() if name in self._used}
-        self._lent = {name: places for name, places in self._lent.items() if name in its}
+        self._home |= dict.fromkeys(its - self._owned.keys(), self._other)
+        self._remote = {name: places for name, places in self._remote.items() if name in self._used}
+        self._owned = {name: places for name, places in self._owned.items() if name in its}
         self._used = self._node = None
-        for name, places in self._lent.items():
+        for name, places in self._owned.items():
             if is_spread(getattr(*places[0])):
                 raise ChainError(f"{name} is used on the first and the last rank: leave it to FSDP's outermost module.")
         return True
@@ -115,24 +115,24 @@ class Loans(Neighbours):
         buffers = {name: self._model.get_buffer(name) for name in self._buffers}
         return {name: (id(buffer), version(buffer)) for name, buffer in buffers.items()}
 
-    def _lend(self) -> list[Tensor]:
-        if not self._lent:
+    def _send_weights(self) -> list[Tensor]:
+        if not self._owned:
             return []
-        weights = {name: getattr(*places[0]) for name, places in self._lent.items()}
+        weights = {name: getattr(*places[0]) for name, places in self._owned.items()}
         trained = [weight.requires_grad for weight in weights.values()]
         what = f"the values of {_list(weights)}"
-        self.give([whole(w.detach()) for w in weights.values()], self._other, LOAN, what, trained)
+        self.give([whole(w.detach()) for w in weights.values()], self._other, SHARED, what, trained)
         live = {name: weight for name, weight in weights.items() if weight.requires_grad}
         if not live or not torch.is_grad_enabled():
             return []
         # Made before all else of the pass, and so what its backward pass comes to last: the chain is solved by then.
         take = partial(self._take_gradients, list(live), self.number)
-        return list(Departed.apply(take, len(live), [True], *live.values(), torch.zeros((), device=self.device)))
+        return list(Sent.apply(take, len(live), [True], *live.values(), torch.zeros((), device=self.device)))
 
-    def _borrow(self, values: Sequence[Tensor], trained: Sequence[bool]) -> list[Tensor]:
+    def _receive_weights(self, values: Sequence[Tensor], trained: Sequence[bool]) -> list[Tensor]:
         # To see their use, frozen ones need a gradient in the first training pass, too.
         noting = self._used is not None
-        found = dict(zip(self._borrowed, values, strict=True))
+        found = dict(zip(self._remote, values, strict=True))
         live = [name for name, own in zip(found, trained, strict=True) if own]
         names = [name for name, value in found.items() if _is_real(value)] if noting else live
         arrived: tuple[Tensor, ...] = ()
@@ -143,24 +143,24 @@ class Loans(Neighbours):
             self._names, self._node = names, arrived[0].grad_fn
             self._used |= found.keys() - names
         for name, tensor in (found | dict(zip(names, arrived, strict=False))).items():
-            _put(self._borrowed[name], tensor)
+            _put(self._remote[name], tensor)
         return list(arrived[:1])
 
     def _give_gradients(
         self, names: Sequence[str], live: Sequence[str], number: int, gradients: Sequence[Cotangent]
     ) -> None:
-        used = {n: g for n, g in zip(names, gradients, strict=True) if n in live and n in self._borrowed}
+        used = {n: g for n, g in zip(names, gradients, strict=True) if n in live and n in self._remote}
         if used:
             found = {name: g for name, g in used.items() if g is not None}
             what = f"the gradients of {_list(used)}"
-            self.messages.give(list(found.values()), self._other, number, LOAN, what, list(found))
+            self.messages.give(list(found.values()), self._other, number, SHARED, what, list(found))
 
     def _take_gradients(self, names: Sequence[str], number: int, _: Sequence[Cotangent]) -> list[Cotangent]:
-        used = [name for name in names if name in self._lent]
+        used = [name for name in names if name in self._owned]
         if not used:
             return [None] * len(names)
         what = f"the gradients of {_list(used)}"
-        gradients, given = self.messages.take(self._other, number, LOAN, what, self.device)
+        gradients, given = self.messages.take(self._other, number, SHARED, what, self.device)
         found = dict(zip(given, gradients, strict=True))
         return [found.get(name) for name in names]
 

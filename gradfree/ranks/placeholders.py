@@ -16,7 +16,7 @@ from gradfree.torchside.graph import walk
 
 
 class EarlyExit(BaseException):
-    """Takes a rank out of the model's forward behind its last block. No error: nobody is to handle it.
+    """Takes a rank out of the model's forward behind its last block. No error: it must not be handled.
 
     Args:
         state: what the next rank's first block was given.

@@ -1,7 +1,8 @@
-"""When cutting a recurrence, or sweeping over it, pays: all rules of cost for chains in time, and their figures.
+"""When something pays: all rules of cost, and their figures.
 
-A rule takes sizes and a device, and looks at no tensor. Figures of CPUs are measured. Those of every other device are
-estimates that no measurement of ours backs yet: on GPUs by what is published of cuDNN's kernels.
+A rule takes sizes and a device, and looks at no tensor and no clock: two runs of one training would differ in their
+last digits. Figures of CPUs are measured. Those of every other device are estimates that no measurement of ours backs
+yet: on GPUs by what is published of cuDNN's kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradfree.devices.device import runs_cudnn
+from gradfree.devices.hardware import runs_cudnn
 
 # What segments must promise to win, for the copies into segments that the model leaves out: measured.
 _MARGIN = 1.5
@@ -76,7 +77,7 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
     """Return the cost of a forward step in a kernel of torch's for whole sequences: an estimate but on a CPU.
 
     Args:
-        like: a state, (B, H), not looked at.
+        like: a state, (B, H), not read.
         kind: which of torch's own cells it runs.
     """
     batch, units = like.shape
@@ -98,28 +99,28 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
 
 
 def runs_onednn(like: Tensor, kind: str) -> bool:
-    """Tell whether torch has oneDNN's kernel, both passes, for a layer of ``kind`` with states ``like``."""
+    """Return whether torch has oneDNN's kernel, both passes, for a layer of ``kind`` with states ``like``."""
     exact = like.device.type == "cpu" and like.dtype is torch.float32
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
 
 
 def runs_faster_packed(like: Tensor) -> bool:
-    """Tell whether sequences of one length are to be packed, for cuDNN to take another kernel: an estimate.
+    """Return whether sequences of one length are to be packed, for cuDNN to take another kernel: an estimate.
 
     Args:
-        like: a state, (rows, H), not looked at.
+        like: a state, (rows, H), not read.
     """
     rows, units = like.shape
     return rows >= 16 and units in _COLLAPSING and like.dtype in _SHORT_FORMATS and runs_cudnn(like.device)
 
 
 def is_known(kind: str) -> bool:
-    """Tell whether ``kind`` is one of torch's own cells."""
+    """Return whether ``kind`` is one of torch's own cells."""
     return kind not in ("separate units", "any")
 
 
 def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
-    """Tell whether segments are expected to win; arguments as those of :func:`best_count`."""
+    """Return whether segments are expected to win; arguments as those of :func:`best_count`."""
     if length < 4 * burn:
         return False
     count = best_count(length, batch, cost, burn)
@@ -163,7 +164,7 @@ def sweeps_worth(length: int, like: Tensor, kind: str, jacobian: str) -> int:
 
     Args:
         length: T.
-        like: a state, (B, H), on the device in question; not looked at.
+        like: a state, (B, H), on the device in question; not read.
         kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
         jacobian: the option.
     """
@@ -174,18 +175,53 @@ def sweeps_worth(length: int, like: Tensor, kind: str, jacobian: str) -> int:
     return worth if worth >= (_FEWEST_OF_ALL if separate or jacobian == "dense" else _FEWEST) else 0
 
 
-def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
-    """Tell whether torch's own kernel takes less time, both passes, than the closed form of ``backprop``.
+# In seconds, roughly those of one core and of any GPU of today.
+_NODE = {"cpu": 15e-6}
+_NUMBER = {"cpu": 1e-9}
 
-    Measured on one thread of a CPU, by ``benchmarks/scripts/uncut_layers.py``: the closed form takes 0.3 ms to start
+
+def batch_pays(device: torch.device, nodes: int, parameters: int, activations: int) -> bool:
+    """Return whether modules that are alike are sooner done in a batch.
+
+    One after the other, each of the nodes of a module's graph costs a call. In a batch nothing does, but parameters
+    are copied side by side, and what a small module kept in the cache goes through memory.
+
+    Args:
+        device: where they are.
+        nodes: of one module's graph.
+        parameters: how many numbers one module has.
+        activations: how many numbers one module keeps.
+    """
+    return nodes * _NODE.get(device.type, 20e-6) > (parameters + activations) * _NUMBER.get(device.type, 1e-11)
+
+
+def kept_gates_pay(x: Tensor, units: int) -> bool:
+    """Return whether keeping a GRU's gates is possible and faster than recomputing them.
+
+    The bound on the work of a step is measured: there the loop's overhead, some 10 µs a step, is what the products
+    take. Other widths than multiples of 16 round differently at the ends of vectors; other dtypes are slow.
+
+    Args:
+        x: the input, (T, B, I); not read.
+        units: H.
+    """
+    exact = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and units % 16 == 0
+    work = x.shape[1] * units * (x.shape[2] + units)
+    return exact and len(x) > 0 and work >= 5e5 and not torch.is_autocast_enabled("cpu")
+
+
+def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
+    """Return whether torch's own kernel takes less time, both passes, than the closed form of ``backprop``.
+
+    Measured on one thread of a CPU: the closed form takes 0.3 ms to start
     with. It wins on GRUs of any width, on RNNs that are not wide, and on narrow LSTMs for which there is no kernel of
     oneDNN's. On other devices it goes step by step in Python: an estimate.
 
     Args:
         kind: which of torch's own cells it is.
         length: T.
-        like: a state, (B, H); not looked at.
-        packed: whether sequences are packed.
+        like: a state, (B, H); not read.
+        packed: whether sequences are packed, of several lengths.
     """
     if like.device.type != "cpu" or length < 12:
         return True

@@ -11,8 +11,8 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
+from gradfree.torchside.batched_pulls import pull_many
 from gradfree.torchside.guards import Marks, held_marks, unchanged
-from gradfree.torchside.jacobians import pull_many
 
 
 def samples(state: Tensor) -> int:
@@ -54,6 +54,43 @@ def jacobians(links: Sequence[Link]) -> Tensor:
     return result
 
 
+def pushed(links: Sequence[Link], tangents: Tensor) -> Tensor:
+    """Return (N, L, B, H); see :meth:`.Chain.pushed`. The links must not mix samples."""
+    result = torch.zeros_like(tangents)
+    for i in range(1, len(links)):
+        before, link = links[i - 1], links[i]
+        if link.state is not None:
+            tangent = (result[:, i - 1] + tangents[:, i - 1])[..., : width(before.out)]
+            moved = _push(link, tangent.reshape(len(tangent), *before.out.shape))
+            result[:, i, :, : width(link.out)] = moved.reshape(*moved.shape[:1], tangents.shape[2], -1)
+    return result
+
+
+def _push(link: Link, tangents: Tensor) -> Tensor:
+    """Return F_i v of N tangents v of the state before the link.
+
+    A VJP is linear in the cotangent, and its own VJP is the JVP: so the block need not run again.
+    """
+    cotangent = torch.zeros_like(link.out, requires_grad=True)
+    source, state, given = link.source, link.state, link.writable(cotangent)
+    assert state is not None
+    try:
+        (pulled,) = torch.autograd.grad(source, state, given, create_graph=True)
+        (moved,) = pull_many([pulled], [cotangent], [tangents.to(pulled.dtype)], link.writes)
+        reason = "nothing of it leads to the cotangent"
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        moved, reason = None, str(error).partition("\n")[0]
+    if moved is None:
+        raise ChainError(
+            f"the backward pass of {link.path} cannot be differentiated, which a Jacobian-vector product needs: "
+            f"{reason}. Of attention, the plain kernel's can: run the model inside of "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH). Otherwise, use another engine."
+        )
+    return moved
+
+
 class Mixing:
     """What is known of whether blocks mix the samples of a batch, as batch normalization does in training.
 
@@ -93,7 +130,7 @@ class Mixing:
         chosen = torch.cat([chosen, ~chosen]).unsqueeze(-1)
         pulled = _pull(asked, [_unlike(link.out) * chosen for link in asked])
         mixed = [torch.zeros_like(digits).any() if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
-        for link, mixes in zip(asked, _looked_at(mixed), strict=True):
+        for link, mixes in zip(asked, _read(mixed), strict=True):
             if mixes:
                 raise ChainError(
                     f"{link.path} mixes the samples of a batch, as batch normalization does in training: it has no "
@@ -103,7 +140,7 @@ class Mixing:
         self._asked.update((link.path, held[link.path]) for link in asked)
 
 
-def _looked_at(answers: Sequence[Tensor]) -> list[bool]:
+def _read(answers: Sequence[Tensor]) -> list[bool]:
     return torch.stack(list(answers)).tolist()
 
 

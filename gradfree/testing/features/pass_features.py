@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase, Specimen, attached
 from gradfree.testing.cases.models import Gradients, assert_equal_gradients
+from gradfree.testing.features.feature import feature
 from gradfree.testing.features.promises import require
-from gradfree.testing.features.registry import feature
 
 
 def reference(engine: Engine, case: ModelCase, dtype: torch.dtype = torch.float64) -> dict[str, Tensor | None]:
@@ -27,27 +27,27 @@ def float32(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(_double(reference(engine, case, torch.float32)), reference(engine, case), tolerance=1e-5)
 
 
-@feature("bfloat16 weights")
+@feature("bfloat16 weights", repeats=True)
 def bfloat16(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of float64, of the same rounded weights, to two digits."""
     with attached(engine, case, torch.bfloat16) as specimen:
         low = specimen.gradients()
         specimen.model.double()
         specimen.x = specimen.x.double()
-        assert_equal_gradients(_double(low), specimen.gradients(), tolerance=0.08)
+        assert_equal_gradients(_double(low), specimen.gradients(), tolerance=0.05)
 
 
-@feature("bfloat16 autocast")
+@feature("bfloat16 autocast", repeats=True)
 def autocast(engine: Engine, case: ModelCase) -> None:
     """The gradients are float32 and those without autocast to two digits."""
     with attached(engine, case, torch.float32) as specimen:
         with torch.autocast(specimen.x.device.type, torch.bfloat16):
             loss = specimen.loss()
         low = specimen.gradients(loss)
-        assert_equal_gradients(low, specimen.gradients(), tolerance=0.08)
+        assert_equal_gradients(low, specimen.gradients(), tolerance=0.05)
 
 
-@feature("float16 autocast with GradScaler")
+@feature("float16 autocast with GradScaler", repeats=True)
 def grad_scaler(engine: Engine, case: ModelCase) -> None:
     """Steps that overflow are skipped until the scale fits; then the gradients are those without to two digits."""
     with attached(engine, case, torch.float32) as specimen:
@@ -72,7 +72,7 @@ def grad_scaler(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(actual, expected, tolerance=0.05)
 
 
-@feature("gradient accumulation")
+@feature("gradient accumulation", repeats=True)
 def accumulation(engine: Engine, case: ModelCase) -> None:
     """The gradients of four micro-batches add up to the batch's."""
     with attached(engine, case) as specimen:
@@ -81,7 +81,7 @@ def accumulation(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(specimen.collected(), reference(engine, case))
 
 
-@feature("batches of another size")
+@feature("batches of another size", repeats=True)
 def other_batch(engine: Engine, case: ModelCase) -> None:
     """A smaller last batch gets the gradients that it gets first."""
     with attached(engine, case) as specimen:
@@ -91,7 +91,7 @@ def other_batch(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients(specimen.gradients(specimen.loss(specimen.x[:3])), expected)
 
 
-@feature("several passes, one backward")
+@feature("several passes, one backward", repeats=True)
 def several_passes(engine: Engine, case: ModelCase) -> None:
     """The gradients of a sum of two passes' losses are the sums of theirs."""
     with attached(engine, case) as specimen:
@@ -100,7 +100,7 @@ def several_passes(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients(total, total_of(*(specimen.gradients(specimen.loss(part)) for part in parts)))
 
 
-@feature("retain_graph=True")
+@feature("retain_graph=True", repeats=True)
 def retain_graph(engine: Engine, case: ModelCase) -> None:
     """Two losses of one pass, one after the other, give the gradients that two passes give."""
     with attached(engine, case) as specimen:
@@ -121,7 +121,7 @@ def autograd_grad(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(dict(zip(names, found, strict=True)), reference(engine, case))
 
 
-@feature("gradient of the input")
+@feature("gradient of the input", repeats=True)
 def gradient_of_the_input(engine: Engine, case: ModelCase) -> None:
     """It is the gradient of a parameter that is added to the input."""
     with attached(engine, case) as specimen:

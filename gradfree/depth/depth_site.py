@@ -15,6 +15,7 @@ from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.row import SequentialRow
+from gradfree.errors import LAZY, SCRIPTED
 from gradfree.torchside.sharding import own_class, sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -109,12 +110,12 @@ class Container(Blocks):
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Tell whether ``module`` is a container."""
+        """Return whether ``module`` is a container."""
         return isinstance(module, _CONTAINERS)
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Tell whether it holds two or more composite blocks in a row, every class of them more than once.
+        """Return whether it holds two or more composite blocks in a row, every class of them more than once.
 
         Containers are blocks where no chain can be in them, and where they run one after the other for sure.
         """
@@ -150,7 +151,7 @@ def _composite(module: nn.Module) -> bool:
 
 
 def _alike_rows(blocks: Sequence[nn.Module]) -> bool:
-    """Tell whether blocks are ``nn.Sequential`` of the same layers, and none of them holds a chain."""
+    """Return whether blocks are ``nn.Sequential`` of the same layers, and none of them holds a chain."""
     rows = all(type(block) is nn.Sequential for block in blocks)
     layers = {(_shapes(block), *map(type, block.modules())) for block in blocks}
     inner = {module for block in blocks for module in block.modules()}
@@ -164,6 +165,6 @@ def _shapes(block: nn.Module) -> tuple[torch.Size, ...]:
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
     if "ScriptModule" in names:
-        yield f"{path} contains a scripted module, which hides its graph from Python. Use the eager module."
+        yield SCRIPTED.said(path=path)
     if any(map(is_lazy, block.parameters())):
-        yield f"{path} has uninitialised lazy parameters: run the model once, then attach."
+        yield LAZY.said(path=path)

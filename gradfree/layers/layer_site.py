@@ -8,7 +8,7 @@ from torch import nn
 
 from gradfree.chains.site import Removable
 from gradfree.chains.solving import Attachment
-from gradfree.depth.site import Container
+from gradfree.depth.depth_site import Blocks, Container
 from gradfree.layers.layer_pass import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
 
@@ -21,11 +21,11 @@ class Layered(Container):
 
     of_layers = True
     several = False
-    looks_like = "an nn.Sequential of layers that can be taken apart, two of them or more with weights"
+    looks_like = "an nn.Sequential of known layers, two of them or more with weights"
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Tell whether it is a Sequential of known layers alone, two or more of them with weights."""
+        """Return whether it is a Sequential of known layers alone, two or more of them with weights."""
         roles = [role_of(leaf) for _, leaf in _leaves("", module)]
         return isinstance(module, nn.Sequential) and None not in roles and roles.count(Role.WEIGHTS) > 1
 
@@ -47,9 +47,9 @@ class Layered(Container):
         for path, layer in self.blocks.items():
             if role_of(layer) is None:
                 yield (
-                    f"{path} is a {type(layer).__name__}, which this engine cannot take apart into linear maps and "
-                    f"functions of single elements. It knows, in their plain forms: {known_layers()}. Tell it of a "
-                    "layer of your own by gradfree.register_layer."
+                    f"{path} is a {type(layer).__name__}, which this engine cannot split into linear maps and "
+                    f"functions of single elements. It knows, in their plain forms: {known_layers()}. Make a "
+                    "layer of yours known by gradfree.register_layer."
                 )
 
     def means(self) -> dict[str, tuple[int, ...]]:
@@ -68,6 +68,21 @@ class Layered(Container):
     def __str__(self) -> str:
         weighted = sum(role_of(layer) is Role.WEIGHTS for layer in self.blocks.values())
         return f"{len(self.blocks)} layers, {weighted} of them with weights"
+
+
+class KnownLayers(Layered):
+    """The same for engines that take other blocks as a whole: known layers alone."""
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Tell whether it is a container of known layers, one or more of them with weights."""
+        return super().accepts(module) and cls.of_row(cls.blocks_of(module)) is not None
+
+    @classmethod
+    def of_row(cls, modules: Mapping[str, nn.Module]) -> Blocks | None:  # type: ignore[override]
+        """Return the chain of ``modules`` if they are known layers, one or more of them with weights."""
+        roles = set(map(role_of, modules.values()))
+        return None if None in roles or Role.WEIGHTS not in roles else super().of_row(modules)
 
 
 def _leaves(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -13,7 +13,7 @@ from gradfree.chains.chain import Chain
 from gradfree.chains.refusals import refuse_large_jacobians
 from gradfree.convergence.outcome import Outcome, StoppingRule, within
 from gradfree.convergence.passes import Pass
-from gradfree.devices.recurrent_costs import sweeps_worth
+from gradfree.devices.costs import sweeps_worth
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class NewtonOptions:
         return StoppingRule(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
     def takes_all(self, kind: str) -> bool:
-        """Tell whether K is all of F for cells of ``kind``."""
+        """Return whether K is all of F for cells of ``kind``."""
         return self.jacobian == "dense" or kind == "separate units"
 
     def refuse_large(self, path: str, length: int, first: Sequence[Tensor], kind: str) -> None:
@@ -63,7 +63,7 @@ class Solved(NamedTuple):
     this: Pass
     outcome: Outcome | None = None
 
-    def learn_and_tell(self, chain: Chain) -> None:
+    def record_outcome(self, chain: Chain) -> None:
         """Keep what it has shown, and offer its figures to those who ask."""
         if self.outcome is not None:
             self.this.report(chain, self.outcome)

@@ -17,12 +17,12 @@ from gradfree.engines.engine import Engine
 from gradfree.optimizer import EngineOptimizer
 from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase, Specimen, attached
 from gradfree.testing.cases.models import assert_equal_gradients
-from gradfree.testing.features.passes import reference, total_of
+from gradfree.testing.features.feature import feature
+from gradfree.testing.features.pass_features import reference, total_of
 from gradfree.testing.features.promises import require
-from gradfree.testing.features.registry import feature
 
 
-@feature("frozen parameters")
+@feature("frozen parameters", repeats=True)
 def frozen(engine: Engine, case: ModelCase) -> None:
     """They get no gradient and the others the same as ever, also when it changes while the engine is attached."""
     expected = reference(engine, case)
@@ -36,7 +36,7 @@ def frozen(engine: Engine, case: ModelCase) -> None:
             assert_equal_gradients(specimen.gradients(), kept)
 
 
-@feature("a frozen beginning", families=(RESIDUAL, LAYERS))
+@feature("a frozen beginning", families=(RESIDUAL, LAYERS), repeats=True)
 def frozen_beginning(engine: Engine, case: ModelCase) -> None:
     """The rest trains as a chain of its own behind a fixed network."""
     with attached(engine, case) as specimen:
@@ -146,7 +146,7 @@ def lean(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(actual, reference(engine, case))
 
 
-@feature("torch.func.functional_call")
+@feature("torch.func.functional_call", repeats=True)
 def functional_call(engine: Engine, case: ModelCase) -> None:
     """Parameters from outside, in place of the model's own, get the gradients that they would get inside."""
     with attached(engine, case) as specimen:
@@ -156,7 +156,7 @@ def functional_call(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients({name: p.grad for name, p in given.items()}, specimen.gradients())
 
 
-@feature("copy.deepcopy while attached")
+@feature("copy.deepcopy while attached", repeats=True)
 def deepcopy(engine: Engine, case: ModelCase) -> None:
     """The copy has the engine, and weights of its own."""
     with attached(engine, case) as specimen:
@@ -194,7 +194,7 @@ def load_state_dict(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients(specimen.gradients(), reference(engine, case))
 
 
-@feature("model.to() while attached")
+@feature("model.to() while attached", repeats=True)
 def moved(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of a model that was converted first."""
     with attached(engine, case) as specimen:

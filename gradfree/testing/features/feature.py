@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
@@ -23,6 +24,7 @@ class Feature:
         everywhere: whether it is to be tried on every case, not just on the one that stands for its family.
         slow: whether it takes a second or more.
         ranks: whether it takes two processes, which train on the CPU.
+        repeats: whether it compares several passes, which engines that draw anew in each do not keep to.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Feature:
     everywhere: bool = False
     slow: bool = False
     ranks: bool = False
+    repeats: bool = False
 
     @property
     def cases(self) -> list[ModelCase]:
@@ -45,6 +48,8 @@ class Feature:
             Exception: it neither works nor is refused: a wrong result (an ``AssertionError``), or an error that is
                 not the library's own.
         """
+        if self.repeats and engine.draws_anew:
+            return "the engine draws random numbers in each pass, so that no two passes have the same gradients."
         try:
             with isolated():
                 self.check(engine, case)
@@ -59,13 +64,11 @@ FEATURES: dict[str, Feature] = {}
 """All features by name."""
 
 
-def feature(
-    name: str, families: Sequence[str] = FAMILIES, everywhere: bool = False, slow: bool = False, ranks: bool = False
-) -> Callable[[Check], Check]:
-    """Register the decorated function as the feature ``name``; see :class:`Feature`."""
+def feature(name: str, **options: Any) -> Callable[[Check], Check]:
+    """Register the decorated function as the feature ``name``, with the options of :class:`Feature`."""
 
     def register(check: Check) -> Check:
-        FEATURES[name] = Feature(name, check, families, everywhere, slow, ranks)
+        FEATURES[name] = Feature(name, check, **options)
         return check
 
     return register

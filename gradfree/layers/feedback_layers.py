@@ -1,0 +1,253 @@
+"""Linear layers and convolutions, wherever they are in a model, that send the error back through other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn.parameter import is_lazy
+
+from gradfree.chains.kinds import known_kinds
+from gradfree.chains.memory import Memory
+from gradfree.chains.refusals import attached
+from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
+from gradfree.errors import ChainError
+from gradfree.layers.roles import weight_of
+from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, refuse_transforms
+from gradfree.torchside.private import Function, uncompiled
+from gradfree.torchside.sharding import is_spread
+from gradfree.torchside.unsaved import Unsaved
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+
+
+class FeedbackLayers(Site):
+    """All linear layers and convolutions in a module whose ``forward`` is torch's own."""
+
+    several = True
+    looks_like = "a model with an nn.Linear or a convolution in it"
+
+    def __init__(self, path: str, module: nn.Module):
+        super().__init__(path, module)
+        everything = {path: module, **self.inside}
+        uncalled = [m.out_proj for m in everything.values() if isinstance(m, nn.MultiheadAttention)]
+        called = {where: inner for where, inner in everything.items() if inner not in uncalled}
+        self.blocks = {where: inner for where, inner in called.items() if _replaceable(inner)}
+        self.exact = {where: type(m).__name__ for where, m in called.items() if where not in self.blocks and _sends(m)}
+        """The classes of modules with matrices of their own through which errors go exactly, by path."""
+        self._layers: dict[str, _Layer] = {}
+
+    @property
+    def can_be_lean(self) -> bool:
+        """Never: the layers keep what autograd keeps of them."""
+        return False
+
+    def means(self) -> dict[str, tuple[int, ...]]:
+        """Return nothing."""
+        return {}
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Tell whether there is such a layer in ``module``."""
+        return any(map(_replaceable, module.modules()))
+
+    @classmethod
+    def attachment_on(cls, module: nn.Module) -> Attachment | None:
+        """Return the engine that is on a layer."""
+        layer = getattr(vars(module).get("forward"), "__self__", None)
+        return layer.feedback.attachment if isinstance(layer, _Layer) else None
+
+    def problems(self) -> Iterator[str]:
+        """Yield what stands in the way: engines on the layers, weights that are not there yet."""
+        kinds: list[type[Site]] = [FeedbackLayers, *known_kinds()]
+        taken = [problem for path, layer in self.blocks.items() for problem in attached(path, layer, kinds)]
+        yield from taken[:1]  # Its remedy is that of all.
+        for path, layer in self.blocks.items():
+            if any(map(is_lazy, layer.parameters())):
+                yield f"{path} has uninitialised lazy parameters: run the model once, then attach."
+
+    def record(self, attachment: Attachment) -> Sequence[Removable]:
+        """Replace the forward of each layer."""
+        self._layers = {path: _Layer(attachment, path, layer) for path, layer in self.blocks.items()}
+        return [*self._layers.values(), *(Unsaved(layer, {"forward"}) for layer in self.blocks.values())]
+
+    def feedback_weights(self) -> dict[str, Tensor]:
+        """Return B of each layer as it is now, shaped like its weight, by module path; nothing before attaching."""
+        with torch.no_grad():
+            return {path: layer.weight() for path, layer in self._layers.items()}
+
+    def __str__(self) -> str:
+        return f"{len(self.blocks)} layers with feedback weights"
+
+
+def _replaceable(module: nn.Module) -> bool:
+    kind = next((kind for kind in _LAYERS if isinstance(module, kind)), None)
+    if kind is None or ("forward" in vars(module) and not FeedbackLayers.holds_engine(module)):
+        return False
+    own = ((getattr(k, "forward", None), getattr(k, "_conv_forward", None)) for k in (type(module), kind))
+    return next(own) == next(own) and all(p.is_floating_point() for p in module.parameters())
+
+
+def _sends(module: nn.Module) -> bool:
+    matrices = any(p is not None and not is_lazy(p) and p.dim() > 1 for p in module._parameters.values())
+    return matrices and not isinstance(module, nn.Embedding | nn.EmbeddingBag)
+
+
+class _Layer:
+    """Put in place of a layer's ``forward``: runs it on its input without history, with another way back from there.
+
+    So the layer's own graph has the gradients of weight and bias alone, whatever computes these.
+    """
+
+    def __init__(self, attachment: Attachment, path: str, layer: nn.Module):
+        self.feedback = _Feedback(attachment, path, *_backward_of(layer))
+        self._layer = layer
+        vars(layer)["forward"] = self.forward
+
+    def remove(self) -> None:
+        """Give the layer its own forward back."""
+        del self._layer.forward
+
+    @uncompiled
+    def forward(self, input: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer returns, bitwise; arguments as the layer's."""
+        own: Any = type(self._layer).forward
+        if not (torch.is_grad_enabled() and isinstance(input, Tensor)):
+            return own(self._layer, input, *args, **kwargs)
+        attachment, path = self.feedback.attachment, self.feedback.path
+        attachment.solved.add(path)
+        if not input.requires_grad:
+            return own(self._layer, input, *args, **kwargs)
+        refuse_transforms(path)
+        if attachment.compares:
+            raise ChainError("a GradientWatch compares how chains are solved, of which fa has none: leave it out.")
+        # Before the layer runs: what a power iteration computes is another weight afterwards.
+        weight = weight_of(self._layer)
+        return _Through.apply(self.feedback, input, weight, own(self._layer, input.detach(), *args, **kwargs))
+
+    def weight(self) -> Tensor:
+        """Return B for the layer's weight as it is now."""
+        return self.feedback.weight(weight_of(self._layer))
+
+
+class _Feedback(NamedTuple):
+    """What graphs keep of a layer: not the layer, which may keep what it returned.
+
+    Attributes:
+        attachment: of the engine.
+        path: of the layer.
+        back: takes the cotangent of its output, a weight and the shape of its input; returns the input's cotangent.
+        fan_in: how many inputs each of its outputs sums, on average.
+    """
+
+    attachment: Attachment
+    path: str
+    back: Callable[[Tensor, Tensor, torch.Size], Tensor]
+    fan_in: float
+
+    def weight(self, own: Tensor) -> Tensor:
+        """Return B, where the layer's own weight is ``own``."""
+        if self.attachment.exactly:
+            return own
+        if is_spread(own):
+            raise ChainError(f"the weight of {self.path} is spread over ranks in the backward pass. Use DDP.")
+        engine = cast("FeedbackSource", self.attachment.engine)
+        return engine.feedback_weight(self.attachment.memory, self.path, own, self.fan_in)
+
+
+class FeedbackSource(Protocol):
+    """An engine that knows what to send errors back through."""
+
+    def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
+        """Return B of a layer, shaped like its weight.
+
+        Args:
+            memory: of the engine on the layer.
+            path: of the layer.
+            weight: as it is now.
+            fan_in: how many inputs each of its outputs sums, on average.
+        """
+
+
+class _Context(FunctionCtx):
+    feedback: _Feedback
+    weight: Tensor
+    shape: torch.Size
+
+
+class _Through(Function):
+    """(feedback, what the layer was given, its weight without history, what it returned) -> what it returned."""
+
+    @staticmethod
+    def forward(ctx: _Context, feedback: _Feedback, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """Hand on the output; it shares memory and version counter with the layer's own."""
+        ctx.feedback, ctx.weight, ctx.shape = feedback, weight, x.shape
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: _Context, cotangent: Tensor) -> tuple[None, Tensor, None, Tensor]:
+        """Send the cotangent back through B, and to the layer's own graph as it is."""
+        refuse_second_derivatives()
+        refuse_batched([cotangent], ctx.feedback.path)
+        if (deltas := ctx.feedback.attachment.deltas) is not None:
+            deltas[ctx.feedback.path] = cotangent.detach()
+        weight = ctx.feedback.weight(ctx.weight).to(cotangent.dtype)
+        return None, ctx.feedback.back(cotangent, weight, ctx.shape), None, cotangent
+
+
+def _backward_of(layer: nn.Module) -> tuple[Callable[[Tensor, Tensor, torch.Size], Tensor], float]:
+    """Return the backward pass of ``layer`` for its input, and how many inputs each of its outputs sums."""
+    if isinstance(layer, nn.Linear):
+        return _through_linear, layer.in_features
+    assert isinstance(layer, _LAYERS[1:])
+    transposed = isinstance(layer, _TRANSPOSED)
+    pad: Callable[[Tensor], Tensor] | None = None
+    padding = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        mode = layer.padding_mode if layer.padding_mode != "zeros" else "constant"
+        pad, padding = partial(F.pad, pad=layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(layer.stride)
+    settings = layer.stride, padding, layer.dilation, transposed, layer.groups
+    fan_in = layer.in_channels / layer.groups * prod(layer.kernel_size)
+    return partial(_through_convolution, settings, pad), fan_in / (prod(layer.stride) if transposed else 1)
+
+
+def _through_linear(cotangent: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+    return cotangent @ weight
+
+
+def _through_convolution(
+    settings: tuple[Any, ...],
+    pad: Callable[[Tensor], Tensor] | None,
+    cotangent: Tensor,
+    weight: Tensor,
+    shape: torch.Size,
+) -> Tensor:
+    if pad is not None:
+        with torch.enable_grad():
+            x = cotangent.new_empty(shape).requires_grad_()
+            padded = pad(x)
+        inner = _through_convolution(settings, None, cotangent, weight, padded.shape)
+        return torch.autograd.grad(padded, x, inner)[0]
+    if cotangent.dim() < weight.dim():
+        one = _through_convolution(settings, None, cotangent[None], weight, torch.Size((1, *shape)))
+        return one[0]
+    stride, padding, dilation, transposed, groups = settings
+    more = [0] * len(stride)
+    if transposed:
+        # The rest of the output's size, which output_padding or output_size has added.
+        sizes = zip(cotangent.shape[2:], shape[2:], stride, padding, dilation, weight.shape[2:], strict=True)
+        more = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
+    # Only its shape is read; what is expanded from one number would be copied all the same.
+    like = cotangent.new_empty(shape)
+    found: Tensor = torch.ops.aten.convolution_backward(
+        cotangent, like, weight, None, stride, padding, dilation, transposed, more, groups, (True, False, False)
+    )[0]
+    return found

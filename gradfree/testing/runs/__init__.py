@@ -1,1 +1,0 @@
-"""Training a case in Lightning, in Fabric and on several ranks."""
