@@ -11,7 +11,7 @@ from torch import nn
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.line import Line
 from gradfree.chains.report import Report, path_name
-from gradfree.devices.recurrent_costs import own_kernel_is_faster
+from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.across import OwnSegment
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
-from gradfree.devices.device import sent
+from gradfree.devices.hardware import sent
 from gradfree.engines.options import check_count
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError

@@ -1,45 +1,115 @@
-"""Feedback alignment."""
+"""Feedback alignment, in any model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from gradfree.chains.chain import ChainGradients
-from gradfree.engines.feedback import FeedbackEngine
-from gradfree.layers.layer_chain import LayerChain
-from gradfree.layers.roles import Role, adjoint, role_of, weight_of
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.memory import Memory
+from gradfree.chains.report import Report
+from gradfree.chains.site import Site
+from gradfree.engines.feedback import RandomEngine
+from gradfree.engines.options import check_positive
+from gradfree.layers.feedback_layers import FeedbackLayers
+from gradfree.torchside.optimizer_steps import AfterStep
+from gradfree.wording import no_such
+
+_FEEDBACK = ("random", "sign", "usf", "brsf", "frsf", "learned")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FA(FeedbackEngine):
-    """Feedback alignment: backpropagation with fixed random weights in place of the transposed ones.
+class FA(RandomEngine):
+    """Feedback alignment: the error goes back through weights B of its own in place of the layers' weights W.
 
-    Lillicrap et al., "Random synaptic feedback weights support error backpropagation for deep learning", Nature
-    Communications 7, 2016 (arXiv 1411.0247): δ_l = (B_{l+1} δ_{l+1}) ⊙ f'(a_l). B_l is shaped like W_l, convolutions
-    included, and used as W_l is in the backward pass; activations, dropout and pools are differentiated exactly.
-    Layers before the chain get B_1 δ_1. The paper chooses the scale of B_l for each task; see
-    :class:`~gradfree.engines.feedback.FeedbackEngine`.
+    In any model: in the backward pass each ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d``
+    uses B, shaped like W, for the gradient of its input. Everything else is exact: gradients of weights and biases
+    given the error, activations, normalisations, attention, skip connections. Layers whose ``forward`` is their own,
+    or never called (inside ``nn.MultiheadAttention``), are exact as well, and :meth:`validate` lists them.
 
     Args:
-        seed: what the matrices are drawn from.
+        feedback: what B is. "random": drawn once, U(±√(3/fan_in)) (Lillicrap et al. 2016, arXiv 1411.0247; in residual
+            networks Moskovitz et al. 2018, arXiv 1812.06488). With the signs of W as it is now: "sign", all of the mean
+            magnitude of W (Liao et al. 2016, arXiv 1510.05067); "usf", all of He's magnitude √(2/fan_in); "brsf", of
+            random magnitudes drawn anew behind each step of the optimizer; "frsf", of random magnitudes drawn once,
+            both U(0, √(6/fan_in)) (Sanfiz and Akrout 2021, arXiv 2108.13446). "learned": drawn as "random", then
+            changed by what changes W, and led towards it: B + ΔW - decay · (B - W) behind each step of the optimizer
+            (Kolen and Pollack 1994; Akrout et al. 2019, arXiv 1904.05391).
+        decay: of B - W at each step, for "learned" alone; 0.001 if left out.
+        seed: what is random is drawn from. Steps' magnitudes depend on the kind of device, too.
     """
 
-    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
-        """Return the gradients, layer by layer from the last to the first."""
-        total = chain.zero()
-        delta = error
-        for i in range(chain.last, -1, -1):
-            link = chain.links[i]
-            if role_of(link.block) is not Role.WEIGHTS:
-                delta = chain.pulled(link, delta)
-                chain.walked(i)
-                continue
-            chain.add(link, delta, total)
-            chain.walked(i)
-            if link.state is None:
-                return total
-            matrix = self.matrix(chain.memory, link.path, weight_of(link.block).shape, delta)
-            delta = adjoint(link.block, delta, chain.shape(i), matrix)
-        return total._replace(initial=delta)
+    feedback: str = "random"
+    decay: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.feedback not in _FEEDBACK:
+            raise ValueError(f"FA: {no_such('feedback', str(self.feedback), _FEEDBACK)}")
+        if self.feedback != "learned" and self.decay is not None:
+            raise ValueError(f"FA: decay is for feedback='learned', not for {self.feedback!r}. Leave it out.")
+        if self.feedback == "learned":
+            if self.decay is None:
+                object.__setattr__(self, "decay", 0.001)
+            check_positive(self, "decay")
+            if self.decay > 1.0:  # type: ignore[operator]
+                raise ValueError(f"FA: decay must be at most 1, not {self.decay}.")
+
+    @property
+    def kinds(self) -> list[type[Site]]:
+        """Modules with linear layers or convolutions in them."""
+        return [FeedbackLayers]
+
+    def judge(self, model: nn.Module, report: Report) -> Report:
+        """Return ``report`` with a note of what stays exact."""
+        exact = {where: kind for site in report.chains.values() for where, kind in getattr(site, "exact", {}).items()}
+        if not exact:
+            return report
+        which = ", ".join(f"{where or 'the model'} ({kind})" for where, kind in exact.items())
+        return replace(report, notes=[*report.notes, f"the error goes exactly through the weights of {which}."])
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the exact gradients of a chain that was recorded for another engine."""
+        return chain.backpropagate(direct)
+
+    def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
+        """Return B of a layer with this weight; see :class:`~gradfree.layers.feedback_layers.FeedbackSource`."""
+        if self.feedback == "random":
+            return self.matrix(memory, path, weight.shape, weight, fan_in)
+        if self.feedback == "learned":
+            # Kept is B - W: with W's own change B needs none, and any optimizer will do.
+            kept = memory.of("learned")
+            if path not in kept:
+                kept[path] = self.matrix(Memory(), path, weight.shape, weight, fan_in) - weight
+            kept[path] = kept[path].to(weight.device)
+            return weight + kept[path]
+        signs = weight.sign()
+        if self.feedback == "sign":
+            return signs * weight.abs().mean()
+        if self.feedback == "usf":
+            return signs * sqrt(2.0 / fan_in)
+        if self.feedback == "frsf":
+            return signs * sqrt(2.0) * self.matrix(memory, path, weight.shape, weight, fan_in).abs()
+        steps = int(memory.of("steps").get("steps", 0))
+        magnitudes = torch.empty_like(weight, dtype=torch.float32).uniform_(
+            0.0, sqrt(6.0 / fan_in), generator=self.generator(f"{path}, step {steps}", weight.device)
+        )
+        return signs * magnitudes
+
+    def after_step(self, memory: Memory) -> AfterStep | None:
+        """Return what leads B towards W; magnitudes that are drawn anew need the count alone."""
+        if self.feedback not in ("learned", "brsf"):
+            return None
+
+        def lead(blocks: Mapping[str, nn.Module], steps: int) -> None:
+            if self.decay is not None:
+                kept = memory.of("learned")
+                # Not in place: states that were saved have the tensors.
+                kept.update({path: difference * (1.0 - self.decay) for path, difference in kept.items()})
+
+        return lead

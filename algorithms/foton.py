@@ -20,8 +20,8 @@ from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import Compared, LayerChain, normalised, scaled
-from gradfree.orthogonal.engine import OrthogonalEngine
 from gradfree.orthogonal.isometry import losses
+from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 from gradfree.torchside.optimizer_steps import AfterStep
 from gradfree.torchside.phases import phase
 
@@ -166,7 +166,7 @@ def _ahead(compared: Iterator[Compared]) -> Iterator[Compared]:
 class FOTON(OrthogonalEngine):
     """Forward-only training of orthogonal networks: :class:`FOTONRule`, with weights that are kept orthogonal.
 
-    Its other options are those of :class:`~gradfree.orthogonal.engine.OrthogonalEngine`.
+    Its other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
 
     Args:
         refresh_feedback_every: as in :class:`FOTONRule`, like the next two.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.devices.device import sent
+from gradfree.devices.hardware import sent
 from gradfree.engines.feedback import FeedbackEngine, matrix_key
 from gradfree.engines.options import check_count, check_positive
 from gradfree.layers.layer_chain import LayerChain, normalised, scaled

@@ -1,6 +1,7 @@
 """Models to train with gradfree's engines, or without any."""
 
 from gradfree.models.gpt import GPT
+from gradfree.models.lenet import LeNet
 from gradfree.models.orthogonal import OrthogonalConvNet, OrthogonalLeNet, OrthogonalMLP
 from gradfree.models.para_rnn import ParaGRU, ParaLSTM
 from gradfree.models.pixel_classifier import PixelClassifier
@@ -11,6 +12,7 @@ from gradfree.models.vit import ViT
 
 __all__ = [
     "GPT",
+    "LeNet",
     "OrthogonalConvNet",
     "OrthogonalLeNet",
     "OrthogonalMLP",

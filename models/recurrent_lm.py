@@ -88,7 +88,7 @@ class RecurrentLM(nn.Module):
             "transformer", x + Linear(RNN(LN(x))) and x + MLP(LN(x)), the MLP four times as wide inside.
         dropout: on embeddings and on what is added to the stream.
         carry: whether a batch in training goes on from the states behind the one before, without gradients to it
-            (truncated BPTT), unless it is told other ones; behind a batch of another size from zero.
+            (truncated BPTT), unless it is given others; behind a batch of another size from zero.
         clip: of ParaRNN's cells: :class:`ParaGRU`.
 
     Raises:

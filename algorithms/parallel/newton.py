@@ -12,7 +12,7 @@ from gradfree.engines.options import check_positive
 from gradfree.engines.until import SettlingEngine
 from gradfree.newton.newton_backward import by_newton
 from gradfree.newton.newton_forward import AllAtOnce
-from gradfree.newton.options import NewtonOptions
+from gradfree.newton.newton_options import NewtonOptions
 from gradfree.time.forward import Forward, LayerCall
 
 _JACOBIANS = ("gate", "diagonal", "dense")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gradfree.engines.engine import Engine
-from gradfree.orthogonal.engine import OrthogonalEngine
+from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Orthogonal(OrthogonalEngine):
     Args:
         engine: gives the gradients; any that takes chains in depth, or of layers.
 
-    The other options are those of :class:`~gradfree.orthogonal.engine.OrthogonalEngine`.
+    The other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
     """
 
     engine: Engine = field(kw_only=False)

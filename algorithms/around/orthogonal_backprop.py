@@ -7,7 +7,7 @@ from functools import cached_property
 
 from gradfree.algorithms.backprop import Backprop
 from gradfree.engines.engine import Engine
-from gradfree.orthogonal.engine import OrthogonalEngine
+from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,8 @@ class OrthogonalBackprop(OrthogonalEngine):
     The baseline that tells FOTON's gradients (arXiv 2512.20668) from its constraint on the weights: what it reaches
     short of ``backprop``, the constraint costs; what ``foton`` reaches short of it, the missing backward pass.
 
-    Its options are those of :class:`~gradfree.orthogonal.engine.OrthogonalEngine`; as in ``foton``, the error is taken
-    without the factor ``temperature``.
+    Its options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`; as in ``foton``, the
+    error is taken without the factor ``temperature``.
     """
 
     @cached_property
