@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from torch import nn
 
+from gradfree import list_engines
 from gradfree.benchmarks.advice.compiled import compiled_cost
 from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
 from gradfree.benchmarks.advice.findings import advice_record, contest_section
@@ -28,6 +29,7 @@ from gradfree.benchmarks.sweeps.axes import Paths, listed
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
+from gradfree.registry import engine_class
 
 _COMPILING = 0.3
 """Share of the budget that is kept for compiling, and for timing what is compiled."""
@@ -38,6 +40,7 @@ def run(
     data: str | None,
     loss: str | None,
     chains: Paths,
+    engines: Paths,
     device: str,
     budget: float,
     out: Path | None,
@@ -46,14 +49,19 @@ def run(
     """Time the engines that can be attached, and print which to take, if any; then the figures, and why others do not.
 
     Raises:
-        UsageError: the model, the data or the device are not there, the loss is no number, or no engine can train.
+        UsageError: the model, the data, the device or an engine are not there, the loss is no number, or no engine can
+            train.
     """
     require(device)
+    try:
+        names = [name for name in listed(engines) or list_engines() if engine_class(name)]
+    except (ImportError, TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
     paths = listed(chains) or None
     console = Console()
     data = data or _loader_beside(model)
     built = Builder.to(model).build()
-    reports, rows = rows_to_try(built, paths)
+    reports, rows = rows_to_try(built, paths, names)
     # Of what cannot be attached only why: its chains and what might be said of them would bury the answer.
     told = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
     if not rows:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, inf, isfinite, isqrt
+from math import ceil, inf, isfinite
 from statistics import median, quantiles
 from time import monotonic
 from typing import Any
@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree import gradient_fidelity, list_engines
+from gradfree import gradient_fidelity
 from gradfree.benchmarks.advice.job import Batch, Job
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.timing.layer_steps import run_again
 from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
@@ -50,31 +49,6 @@ _CARRIED = (
 _words = "{0.__class__.__name__}: {0}".format
 """What is kept of an error."""
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class SegmentsAgain(Row):
-    """``torch.utils.checkpoint`` on √L segments of each of some ``nn.Sequential`` of L layers.
-
-    Attributes:
-        chains: their paths.
-    """
-
-    chains: tuple[str, ...]
-
-    def put_on(self, model: nn.Module) -> None:
-        """Let ``model`` keep of each what enters its segments, and run these again in the backward pass."""
-        for path in self.chains:
-            layers = model.get_submodule(path)
-            assert isinstance(layers, nn.Sequential)
-            run_again(layers, list(layers), isqrt(len(layers)))
-
-
-def segments_again(model: nn.Module, reports: Iterable[Report]) -> list[SegmentsAgain]:
-    """Return the row, if some engine would take the layers of such a chain apart."""
-    sites = {path: site for report in reports if report.ok for path, site in report.chains.items()}
-    chains = [p for p, site in sites.items() if site.of_layers and type(model.get_submodule(p)) is nn.Sequential]
-    return [SegmentsAgain("backprop, √L checkpoints", "backprop", {"plain": True}, tuple(chains))] if chains else []
 
 
 class Budget:
@@ -123,9 +97,7 @@ class Contestant:
         Without a learning rate the weights stay: a model that diverges would be timed with NaN.
         """
         own = copy.deepcopy(model)
-        if isinstance(row, SegmentsAgain):
-            row.put_on(own)
-        elif row is not BACKPROP:
+        if row is not BACKPROP:
             row.create_engine().attach(own, job.chains)
         optimizer = torch.optim.AdamW(own.parameters(), lr=learning_rate)
 
@@ -136,7 +108,7 @@ class Contestant:
             optimizer.step()
             return loss.detach()
 
-        return cls(row, own, step, gradient=_EXACT if isinstance(row, SegmentsAgain) else None)
+        return cls(row, own, step)
 
 
 @dataclass
@@ -163,14 +135,15 @@ class Standings:
         return statistics(contestant.times, baseline[: len(contestant.times)])
 
 
-def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[str, Report], list[Row]]:
-    """Return every engine's report on ``model``, and rows of those that something can be attached with.
+def rows_to_try(
+    model: nn.Module, chains: Sequence[str] | None, engines: Sequence[str]
+) -> tuple[dict[str, Report], list[Row]]:
+    """Return the report on ``model`` of every one of ``engines``, and rows of those that can be attached.
 
-    Behind the first come torch's checkpoints, where some engine takes layers apart: for memory a user would take those.
     The most promising first: engines that say to be as exact as backpropagation, then those with several settings,
     every one's first settings before any one's second, then the others.
     """
-    reports = {name: engine_class(name)().validate(model, chains) for name in list_engines()}
+    reports = {name: engine_class(name)().validate(model, chains) for name in engines}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
     found = [
         (*_promise(name, n), row(name, given))
@@ -180,7 +153,7 @@ def rows_to_try(model: nn.Module, chains: Sequence[str] | None) -> tuple[dict[st
     ordered = [candidate for _, _, candidate in sorted(found, key=lambda known: known[:2])]
     labels = {candidate.label for candidate in ordered}
     ordered = [candidate for candidate in ordered if _SAME.get(candidate.label) not in labels]
-    return reports, [*ordered[:1], *segments_again(model, reports.values()), *ordered[1:]]
+    return reports, ordered
 
 
 def _promise(name: str, n: int) -> tuple[int, int]:
@@ -233,7 +206,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
             standings.untried.append(candidate.label)
             continue
         say(candidate.label)
-        if problems := _refused(candidate, model, job):
+        if problems := candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems:
             failures[candidate.label] = "; ".join(problems)
             continue
         with noted(failures, candidate.label, _words):
@@ -248,13 +221,6 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))
     return standings
-
-
-def _refused(candidate: Row, model: nn.Module, job: Job) -> Sequence[str]:
-    """Return why the engine cannot train the model on such a batch."""
-    if isinstance(candidate, SegmentsAgain):
-        return ()
-    return candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems
 
 
 def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:

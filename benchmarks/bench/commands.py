@@ -41,10 +41,10 @@ def run(
 
     Args:
         suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
-            "depth-map", "segments", "depth-training", "gpu-depth", "scan", "lightning", "text", "forward-only",
-            "forward-memory", "temperature", "forward-convolutions", "ranks"; after papers
-            "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
-            docs/benchmarks.md has what each compares, needs and takes. Or one of your own, module:function.
+            "depth-map", "segments", "depth-training", "gpu-depth", "text", "forward-only",
+            "forward-memory", "temperature", "forward-convolutions", "ranks", "alternatives",
+            "alternatives-short"; after papers "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
+            docs/results/index.md has what each compares, needs and takes. Or one of your own, module:function.
         out: folder for records and report; results/<suite> if not given, or one named by what is
             swept.
         name: of the run, in its report, and of its folder in results if --out names none.
@@ -70,7 +70,7 @@ def run(
 
 
 def report(suite: str | None = None, out: Path | None = None) -> None:
-    """Print the tables of the records that are there; write a page, Markdown with a picture, CSV and Parquet.
+    """Print the tables of the records that are there; write a page, Markdown, CSV and Parquet.
 
     Args:
         suite: the comparisons to show, as for `gradfree bench run`. If not given, those of the run whose records the
@@ -85,6 +85,7 @@ def advise(
     data: str | None = None,
     loss: str | None = None,
     chains: Paths = None,
+    engines: Paths = None,
     device: str = "cpu",
     budget: str = "60s",
     out: Path | None = None,
@@ -100,6 +101,7 @@ def advise(
             targets of whole numbers and the squared error for others.
         chains: module paths of the chains, separated by commas, if they cannot be found without help; for blocks that
             lie beside each other a list in the list: '[[block1, block2]]'.
+        engines: what to time, names or import paths, my_module:MyEngine, separated by commas; all if not given.
         device: where to measure.
         budget: how long to measure, about: 90s, 2m.
         out: folder for advice.json and a report; none if not given.
@@ -108,7 +110,7 @@ def advise(
     seconds = _seconds("budget", budget)
     if not seconds:
         raise UsageError("--budget must be above 0 s.")
-    _extra("advice.advising").run(model, data, loss, chains, device, seconds, out, verbose)
+    _extra("advice.advising").run(model, data, loss, chains, engines, device, seconds, out, verbose)
 
 
 def _seconds(option: str, given: str) -> float:

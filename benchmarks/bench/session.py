@@ -152,7 +152,7 @@ def _refuse_local(cases: Sequence[Case | None]) -> None:
         pickle.dumps(cases)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise UsageError(
-            f"cases cannot be sent to processes of their own: {error}. Define what they use at the top of a module."
+            f"cases cannot be sent to separate processes: {error}. Define what they use at the top of a module."
         ) from error
 
 

@@ -16,12 +16,8 @@ COPYING_VOCABULARY = 10
 BLANK = 8
 """The token of :func:`copying` that stands for nothing."""
 
-HOPPING_VOCABULARY = 5
-"""Tokens of :func:`hopping`: four letters, and the answer where there is none."""
-
 _SYMBOLS, _DELIMITER = 8, 9
 _COPIED = 10
-_LETTERS, _TEXT = 4, 32
 
 
 def copying(batch_size: int, delay: int, generator: Generator) -> Split:
@@ -117,38 +113,6 @@ def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
     """Return :func:`adding` as images of one row, (B, 2, 1, ``length``)."""
     inputs, targets = adding(batch_size, length, generator)
     return Split(inputs.transpose(1, 2).unsqueeze(2), targets)
-
-
-def running_parity(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return :func:`parity` with a target at every step, the parity of the bits so far: int64 (B, ``length``) both."""
-    inputs, _ = parity(batch_size, length, generator)
-    return Split(inputs, inputs.cumsum(1) % 2)
-
-
-def hopping(batch_size: int, hops: int, generator: Generator) -> Split:
-    """Return letters and, at each, the one that ``hops`` hops lead to.
-
-    The k-hop induction heads of Sanford et al. 2024, arXiv 2402.09268, section 4: a hop goes from a letter to the place
-    behind the last time that it came before. Batches are of 32 letters out of four.
-
-    Returns:
-        Inputs and targets, int64 (B, 32), letters from 0 to 3; targets are 4 where a letter on the way is the first of
-        its kind.
-
-    Raises:
-        ValueError: ``hops`` below 1.
-    """
-    _check("hops", hops, least=1)
-    letters = _integers(_LETTERS, (batch_size, _TEXT), generator)
-    behind_last = torch.full_like(letters[:, :_LETTERS], -1)
-    hop = torch.full_like(letters, -1)
-    for i in range(1, _TEXT):
-        behind_last.scatter_(1, letters[:, i - 1 : i], i)
-        hop[:, i] = behind_last.gather(1, letters[:, i : i + 1])[:, 0]
-    place = hop
-    for _ in range(hops - 1):
-        place = hop.gather(1, place.clamp(min=0)).where(place >= 0, place)
-    return Split(letters, letters.gather(1, place.clamp(min=0)).where(place >= 0, _LETTERS))
 
 
 def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:

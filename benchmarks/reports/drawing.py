@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import altair as alt
 import polars as pl
-import vl_convert
 from altair.utils.schemapi import debug_mode
 
 from gradfree.benchmarks.tables.chart import Axis, Chart
@@ -17,11 +16,9 @@ COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa
 Paul Tol's "muted" purple, olive and grey."""
 SHAPES = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-left", "triangle-right"]
 _GREY = "#888888"
-_WIDTH, _HEIGHT = 480, 280
+_HEIGHT = 280
 _MANY = 20
 """Points on a line from which on they are small."""
-_PICTURED = 8
-"""Charts of a picture at most."""
 _THEME: dict[str, Any] = {
     "axis": {"gridOpacity": 0.4, "tickCount": 6, "labelLimit": 260},
     "legend": {"title": None, "labelLimit": 260, "symbolOpacity": 1},
@@ -43,28 +40,19 @@ def looks(charts: Iterable[Chart]) -> Looks:
 def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
     """Return a chart for a page, as wide as its place; a click on the legend filters."""
     shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
-    return _drawn(chart, looks, "container", shown).configure(**_THEME).to_dict(validate=False)
+    return _drawn(chart, looks, shown).configure(**_THEME).to_dict(validate=False)
 
 
-@debug_mode(False)
-def picture(charts: Sequence[Chart]) -> str:
-    """Return the first charts in one SVG, two side by side."""
-    kept = charts[:_PICTURED]
-    together = alt.concat(*(_drawn(chart, looks(kept), _WIDTH) for chart in kept), columns=2)
-    independent = together.resolve_scale(color="independent", shape="independent").configure(**_THEME)
-    return vl_convert.vegalite_to_svg(independent.to_json(validate=False))
-
-
-def _drawn(chart: Chart, looks: Looks, width: Any, shown: alt.Parameter | None = None) -> alt.LayerChart:
+def _drawn(chart: Chart, looks: Looks, shown: alt.Parameter) -> alt.LayerChart:
     named = chart.y.kind == "names"
     told = [f"grey: {what}" for what in chart.band] + [f"dotted: {what}" for what in chart.rules]
     told += [f"ringed: {chart.ringed}"] if chart.ringed else []
     title = alt.TitleParams(chart.title, subtitle="; ".join(told))
     layers = list(_layers(chart, looks, shown))
-    return alt.LayerChart(layer=layers, title=title, width=width, height=alt.Step(22) if named else _HEIGHT)
+    return alt.LayerChart(layer=layers, title=title, width="container", height=alt.Step(22) if named else _HEIGHT)
 
 
-def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None) -> Iterator[alt.Chart]:
+def _layers(chart: Chart, looks: Looks, shown: alt.Parameter) -> Iterator[alt.Chart]:
     """Yield what is drawn, from behind to before."""
     points = _within(_within(chart.points, "x", chart.x), "y", chart.y)
     x, y = _channel(alt.X, "x", chart.x, points), _channel(alt.Y, "y", chart.y, points)
@@ -76,8 +64,6 @@ def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None) -> Iterator
 
     def of(some: pl.DataFrame, opacity: float = 1.0) -> alt.Chart:
         """Return the chart of some points, which a click on the legend leaves alone or all but hides."""
-        if shown is None:
-            return alt.Chart(some).encode(opacity=alt.OpacityValue(opacity))
         clicked = {"param": shown.name, "value": opacity}
         return alt.Chart(some).encode(opacity=alt.OpacityValue(0.06, condition=clicked))
 
@@ -105,8 +91,7 @@ def _layers(chart: Chart, looks: Looks, shown: alt.Parameter | None) -> Iterator
     tips += [alt.Tooltip("y:N" if at["y"].dtype == pl.String else "y:Q", title=chart.y.title)]
     marks = of(at).mark_point(filled=True, size=70 if at.height <= _MANY * len(labels) else 12)
     # Bound to a layer without a legend, the filter would not answer.
-    marks = marks.add_params(shown) if shown else marks
-    yield marks.encode(x=x, y=y, color=color, shape=shape, tooltip=tips)
+    yield marks.add_params(shown).encode(x=x, y=y, color=color, shape=shape, tooltip=tips)
 
 
 def _within(points: pl.DataFrame, name: str, axis: Axis) -> pl.DataFrame:

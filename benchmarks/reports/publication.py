@@ -10,7 +10,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gradfree.benchmarks.reports.drawing import looks, picture, spec
+from gradfree.benchmarks.reports.drawing import looks, spec
 from gradfree.benchmarks.reports.report import SuiteReport, is_prose
 from gradfree.cli import UsageError
 
@@ -48,9 +48,9 @@ def _kind(text: str, is_label: bool) -> str:
 
 
 def publish(report: SuiteReport, folder: Path) -> list[Path]:
-    """Write ``report`` to ``folder``, as a page, as Markdown with a picture, and its facts; return the files.
+    """Write ``report`` to ``folder``, as a page, as Markdown, and its facts; return the files.
 
-    Without a chart there is no picture. Either all files are new or none is.
+    Either all files are new or none is.
 
     Raises:
         UsageError: they cannot be written; the disk is full, say.
@@ -58,20 +58,15 @@ def publish(report: SuiteReport, folder: Path) -> list[Path]:
     try:
         with TemporaryDirectory(dir=folder) as aside:
             written = _write(report, Path(aside))
-            for old in ("report.svg", "report.png"):
-                (folder / old).unlink(missing_ok=True)
             return [file.replace(folder / file.name) for file in written]
     except OSError as error:
         raise UsageError(f"no report can be written to {folder}: {error.strerror}. Records are kept.") from error
 
 
 def _write(report: SuiteReport, folder: Path) -> list[Path]:
-    html, markdown, svg, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "svg", "csv", "parquet"))
+    html, markdown, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "csv", "parquet"))
     html.write_text(page(report), encoding="utf-8")
     markdown.write_text(report.markdown(), encoding="utf-8")
-    # One a section: what its answer rests on.
-    if firsts := [section.drawn[0] for section in report.sections if section.drawn]:
-        svg.write_text(picture(firsts), encoding="utf-8")
     report.facts.write_csv(csv)
     report.facts.write_parquet(parquet)
-    return [html, markdown, *([svg] if firsts else []), csv, parquet]
+    return [html, markdown, csv, parquet]

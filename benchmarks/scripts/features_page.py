@@ -1,34 +1,38 @@
-"""The table of engines and features in Markdown, found by trying every cell; takes some minutes.
+"""The tables of engines and features in Markdown, found by trying every cell; takes some minutes.
 
-python benchmarks/scripts/features_page.py --out docs/features.md
+python benchmarks/scripts/features_page.py --out docs/reference/support.md
 
-Every engine that is installed has a column. Where something neither works nor is refused, nothing is written.
+Every engine that is installed is tried. Where something neither works nor is refused, nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import frameworks.features  # noqa: F401, registers more of them
+
 from gradfree.engines.engine import Engine
 from gradfree.registry import create_engine, list_engines
 from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, ModelCase
 from gradfree.testing.conformance import BASIC
-from gradfree.testing.features.registry import FEATURES, Feature
+from gradfree.testing.features.feature import FEATURES, Feature
 
 CHAINS = "Chains"
 """Title of the table of all chains; each family has one of its own besides."""
 
 _INTRODUCTION = """# What works with which engine
 
-Made by `python benchmarks/scripts/features_page.py --out docs/features.md`, which tries every cell. **works**: it was
-done, and the result is that of the same engine without it. **refused**: the engine answered by the message below the
-table. The script fails if something is neither. Engines have their default options; [what the rows
-mean](#what-the-rows-mean).
+Each row was tried with each engine above its table, at default options. It works, unless the engine stands in the
+second column: that engine raises `ChainError`. Messages are folded below a table. *Works* means: the result is that of
+the same engine without the feature. [What the rows mean](#what-the-rows-mean).
+
+Made by `python benchmarks/scripts/features_page.py --out docs/reference/support.md`.
 """
 
 
@@ -51,30 +55,39 @@ class Table:
     rows: dict[str, list[str | None]] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        def refusing(cells: list[str | None]) -> str:
+            names = [f"`{name}`" for name, cell in zip(self.engines, cells, strict=True) if cell is not None]
+            return "all" if len(names) == len(self.engines) else ", ".join(names)
+
         lines = [
             f"## {self.title}",
             "",
-            f"| | {' | '.join(f'`{name}`' for name in self.engines)} |",
-            f"|---|{':-:|' * len(self.engines)}",
-            *(
-                f"| {label} | {' | '.join('works' if cell is None else 'refused' for cell in cells)} |"
-                for label, cells in self.rows.items()
-            ),
+            f"Engines: {', '.join(f'`{name}`' for name in self.engines)}.",
+            "",
+            "| | refused by |",
+            "|---|---|",
+            *(f"| {label} | {refusing(cells)} |" for label, cells in self.rows.items()),
             "",
         ]
-        for label, cells in self.rows.items():
-            by_message: dict[str, list[str]] = {}
+        said: dict[str, dict[str, None]] = {}
+        for cells in self.rows.values():
             for name, cell in zip(self.engines, cells, strict=True):
                 if cell is not None:
-                    by_message.setdefault(shown(cell), []).append(f"`{name}`")
-            lines += [f"- {label}, {', '.join(names)}: {message}" for message, names in by_message.items()]
-        return "\n".join(lines) + "\n"
+                    said.setdefault(shown(cell), {})[f"`{name}`"] = None
+        if said:
+            lines += ["<details>", "<summary>Why refused</summary>", ""]
+            lines += [f"- {', '.join(names)}: {message}" for message, names in said.items()]
+            lines += ["", "</details>", ""]
+        return "\n".join(lines)
+
+
+_LIST = re.compile(r"It knows, in their plain forms: [^.]*\. ")
 
 
 def shown(message: str) -> str:
-    """Return the first problem of those that ``message`` lists, or all of it."""
+    """Return the first problem of those that ``message`` lists, or all of it, without the list of known layers."""
     _, *problems = message.splitlines()
-    return problems[0].removeprefix("- ") if problems else message
+    return _LIST.sub("", problems[0].removeprefix("- ") if problems else message)
 
 
 def make_tables(engines: Mapping[str, Engine], tell: Callable[[str], None] = lambda _: None) -> list[Table]:

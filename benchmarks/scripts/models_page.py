@@ -1,6 +1,6 @@
 """The page of architectures: what ``highway_bp`` makes of the gradients of each; takes five minutes.
 
-python benchmarks/scripts/models_page.py --out docs/models.md
+python benchmarks/scripts/models_page.py --out docs/reference/models.md
 
 The extra ``models`` brings transformers and timm.
 """
@@ -35,15 +35,17 @@ ENOUGH = 10**6
 
 EXACT = 1e-9
 
-_INTRODUCTION = """# Other people's models
+_INTRODUCTION = """# Architectures
 
-Made by `python benchmarks/scripts/models_page.py --out docs/models.md` from small configurations with random weights,
-in double precision, in training, with {versions}. **k = L**: the relative error of all gradients together with as
-many sweeps of `highway_bp` as the longest chain takes; **k = 0, 1, 2**: their cosine to exact ones with so many.
-Chains are those that are found without help, but for a few that are named. *split*: blocks at which another chain
-starts, or that are left to autograd ([why](how-it-works.md)). torchvision's compiled operations, where they do not
-fit the torch that is there, are only declared, and where it is missing, timm is imported with stand-ins for it: no
-model here uses them. After training the cosines are others.
+`highway_bp` on models of three libraries: whether its gradients are exact at k = L, and how close they are with
+k = 0, 1 and 2. Made by `python benchmarks/scripts/models_page.py --out docs/reference/models.md` with {versions}: small
+configurations, random weights, double precision, training mode.
+
+- **k = L**: relative error of all gradients together, with as many iterations as the longest chain takes.
+- **k = 0, 1, 2**: cosine with the exact gradients. After training it is another.
+- **split**: blocks at which another chain starts ([why](../start/limits.md#where-a-chain-is-split)).
+
+Chains are found without help, except a few that are named.
 
 {exact} of {all} are exact.
 

@@ -137,6 +137,8 @@ def _gpu_nets(batch: int) -> tuple[DeepNet, ...]:
 
 
 GPU_DEPTH: Suite = (
+    # A small one first: what breaks on a device is seen within seconds.
+    _mapped((mlp(16, 64, 16),), _GPU_ROWS, threads=1, title="a small net"),
     _mapped(tuple(net for batch in (1, 16, 256) for net in _gpu_nets(batch)), _GPU_ROWS, threads=1, title="deep nets"),
     # To compile each takes minutes.
     _mapped(_gpu_nets(16), _GPU_ROWS, threads=1, title="deep nets, compiled too", compiled=128),

@@ -6,9 +6,6 @@ what is set beside ours is the order of methods, partly as others tell it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TypeVar
-
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
@@ -18,8 +15,6 @@ from gradfree.benchmarks.tasks.metrics import perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.benchmarks.training.comparison import Comparison
-
-_AnyTask = TypeVar("_AnyTask", bound=Task)
 
 
 def _rows(task: Task) -> tuple[Row, ...]:
@@ -48,34 +43,22 @@ def _published(score: Score, differs: tuple[str, ...]) -> Published:
     )
 
 
-_WIKITEXT = AdamTask(
-    name="dsf_wikitext",
-    data=Text("wikitext-103-raw", unit="piece", vocabulary=16000, length=255, held_out=1000),
-    model="recurrent_lm",
-    options={"vocab_size": 16000, "cell": "gru", "layers": 3, "width": 512, "block": "transformer"},
-    score=Score("perplexity", "per piece", perplexity),
-    learning_rate=1e-3,
-    batch_size=128,
-    steps=19000,  # 5 epochs of about 124 million pieces.
-)
-_SMALL_WIKITEXT = replace(
-    _WIKITEXT,
-    data=Text("wikitext-2", unit="piece", vocabulary=1000, length=64, held_out=200),
-    batch_size=16,
-    steps=150,
-)
-
-
-def _sized(task: _AnyTask, name: str, **options: int | str) -> _AnyTask:
-    return replace(task, name=f"{task.name}_{name}", options={**task.options, **options})
-
-
-def _small(layers: int) -> AdamTask:
-    return _sized(_SMALL_WIKITEXT, f"gru{layers}_small", vocab_size=1000, layers=layers, width=64)
+def _wikitext(layers: int) -> AdamTask:
+    sizes = {"vocab_size": 1000, "cell": "gru", "layers": layers, "width": 64, "block": "transformer"}
+    return AdamTask(
+        name=f"dsf_wikitext_gru{layers}_small",
+        data=Text("wikitext-2", unit="piece", vocabulary=1000, length=64, held_out=200),
+        model="recurrent_lm",
+        options=sizes,
+        score=Score("perplexity", "per piece", perplexity),
+        learning_rate=1e-3,
+        batch_size=16,
+        steps=150,
+    )
 
 
 DSF_WIKITEXT_SMALL: Suite = _suite(
-    (_small(1), _small(3)),
+    (_wikitext(1), _wikitext(3)),
     "WikiText-2 for WikiText-103, 1,000 pieces for 16,000, sequences of 64 for 255, 150 steps of 16 for 19,000 of 128",
     "64 units for 128 to 1024, no LSTM, no RNN",
     "each row at its own learning rate for 0.001",

@@ -22,14 +22,14 @@ from gradfree.benchmarks.training.depths import DepthSweep
 _RATES = (0.03, 0.1, 0.3, 1.0)
 
 _MNIST = ConstantSGDTask(
-    name="foton_mnist",
-    data=Images("mnist", column="image", train=55000, validation=5000),
+    name="foton_mnist_small",
+    data=Images("mnist", column="image", train=20000, validation=1000),
     model="orthogonal_mlp",
-    options={"in_features": 784, "num_classes": 10, "width": 256},
+    options={"in_features": 784, "num_classes": 10, "width": 64},
     score=DIGITS.score,
     learning_rate=0.5,
-    batch_size=256,
-    steps=21500,  # 100 epochs.
+    batch_size=64,
+    steps=300,
     momentum=0.0,
 )
 
@@ -42,14 +42,6 @@ CIFAR100 = replace(
     data=Images("cifar100", column="img", train=20000, validation=2000, label="fine_label"),
     options={**CIFAR10.options, "num_classes": 100},
     score=_FINE,
-)
-_SMALL_MNIST = replace(
-    _MNIST,
-    name="foton_mnist_small",
-    data=Images("mnist", column="image", train=20000, validation=1000),
-    options={"in_features": 784, "num_classes": 10, "width": 64},
-    batch_size=64,
-    steps=300,
 )
 
 
@@ -84,7 +76,7 @@ def _published(sweep: DepthSweep, differs: tuple[str, ...]) -> Published:
 
 
 FOTON_DEPTH_SMALL: Suite = _compared(
-    (_sweep(_SMALL_MNIST, 2, 10, 50), _sweep(_relu(_SMALL_MNIST), 2, 10)),
+    (_sweep(_MNIST, 2, 10, 50), _sweep(_relu(_MNIST), 2, 10)),
     "300 steps of 64 images of MNIST for 100 epochs of 256 of CIFAR-100, 64 units for 256, no dropout",
     "each row and depth at its own learning rate for 0.5",
 )

@@ -7,6 +7,7 @@ from functools import partial
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
+from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, SEGMENTS
 from gradfree.benchmarks.suites.dsf_texts import DSF_WIKITEXT_SMALL
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH_SMALL
@@ -19,16 +20,16 @@ from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, layers
-from gradfree.benchmarks.timing.recurrent_phases import phases
-from gradfree.benchmarks.timing.scans import Operands, scans
-from gradfree.benchmarks.timing.strategies import strategies
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.courses import courses
+from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
-_BACKPROP_IN_DEPTH = (BACKPROP, Row("backprop via chain", "backprop", {"plain": False}))
 _highway = partial(iterated, "highway_bp")
+_LONG = Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING))
+_LONG_COURSE = Timings(courses, (PYDOC_LONG,), _LONG.rows, threads=1)
 _DSF = (DSF, DSF_GATE)
 _RECURRENT = (
     *_BACKPROP,
@@ -53,22 +54,7 @@ _LAYER_ROWS = (
     Row("dsf", "dsf", {}),
     *_highway(0, 2),
 )
-_SCANS = tuple(
-    Operands(*size, constant)
-    for constant in (True, False)
-    for size in (
-        (4096, 1, 64),
-        (16384, 1, 64),
-        (1024, 8, 64),
-        (1024, 8, 256),
-        (256, 32, 256),
-        (1024, 8, 512),
-        (256, 64, 512),
-    )
-)
-
 _SYNTHETIC = (BACKPROP, TRUNCATED, *_DSF, *_highway(0, 2))
-_AS_STRATEGY = Row("backprop", "backprop", {})
 _SWEPT = _BACKPROP + iterated("fixed_point", 1, 2, 4)
 _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
@@ -84,17 +70,17 @@ def _pydoc(cell: str) -> Task:
 # γ = 0 throughout. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was the better one:
 # perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means of three other seeds.
 SUITES: dict[str, Suite] = {
-    # Four minutes on two cores: steps and rows are no more than it takes to see what each engine is like.
+    # Three minutes on two cores. Steps take 5 ms and more: shorter ones would tell of overheads, not of algorithms.
     "quick": (
-        Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING)),
-        Comparison(replace(catalogue.PYDOC_GRU, steps=150), (*_BACKPROP, *_DSF, *_highway(0, 1))),
-        Comparison(replace(catalogue.DIGITS, steps=100), (BACKPROP, *_highway(0, 1, 2, 4))),
-        Comparison(replace(catalogue.PYDOC, steps=200), (BACKPROP, *_highway(0, 1, 2))),
+        TimeToTarget(_LONG, 12.0, _LONG_COURSE),
+        _LONG,
+        _LONG_COURSE,
+        Comparison(replace(catalogue.PYDOC_GRU, steps=150), (*_BACKPROP, DSF_GATE, *_highway(0, 1))),
+        Comparison(replace(catalogue.DIGITS, steps=100), (BACKPROP, *_highway(0, 2, 4))),
         forward_only.QUICK,
     ),
     "rnn": (
         Timings(layers, _LAYERS, _LAYER_ROWS, threads=2),
-        Timings(phases, _GRUS, (_LAYER_ROWS[0], _LAYER_ROWS[2], _LAYER_ROWS[4]), threads=2),
         Comparison(catalogue.PYDOC_GRU, _RECURRENT),
         Comparison(_pydoc("gru"), _SWEPT_GATED),
         Comparison(_pydoc("lstm"), _SWEPT_GATED),
@@ -113,29 +99,13 @@ SUITES: dict[str, Suite] = {
     "segments": SEGMENTS,
     "depth-training": DEPTH_TRAINING,
     "gpu-depth": GPU_DEPTH,
+    "alternatives": ALTERNATIVES,
+    "alternatives-short": ALTERNATIVES_SHORT,
     "forward-only": forward_only.FORWARD_ONLY,
     "forward-memory": forward_only.FORWARD_MEMORY,
     "temperature": forward_only.TEMPERATURE,
     "forward-convolutions": forward_only.CONVOLUTIONS,
     "ranks": RANKS,
-    "lightning": (
-        Timings(
-            strategies,
-            (catalogue.DIGITS,),
-            (_AS_STRATEGY, _BACKPROP_IN_DEPTH[1], TRUNCATED, *iterated("fixed_point", 2), *_highway(0, 2)),
-        ),
-        Timings(strategies, (catalogue.PYDOC_GRU,), (_AS_STRATEGY, TRUNCATED, *_DSF, *_highway(0, 2))),
-        Timings(
-            strategies,
-            (forward_only.ORTHOGONAL_DIGITS,),
-            (
-                _AS_STRATEGY,
-                *(Row(name, name, {}) for name in ("orthogonal_backprop", "foton", "dfa", "fa", "pepita")),
-            ),
-        ),
-    ),
-    # One thread: the threads of a scan wait for each other after every operation.
-    "scan": (Timings(scans, _SCANS, threads=1),),
     "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
     "foton-depth-small": FOTON_DEPTH_SMALL,

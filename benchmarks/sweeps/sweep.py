@@ -150,7 +150,7 @@ def _named(tasks: Names) -> Iterator[Task]:
         elif name not in TASKS:
             raise UsageError(f"{no_such('task', name, TASKS)} A folder has a {os.sep} in its name: ./{name}")
         elif options:
-            raise UsageError(f"the task {name!r} has no options of its own; folders have: --tasks ./my_texts, say.")
+            raise UsageError(f"the task {name!r} has no options; folders have: --tasks ./my_texts, say.")
         else:
             yield TASKS[name]
 
@@ -199,7 +199,7 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
     allowed = [r for r in rows if not problems[r.label] and r.options != BACKPROP.options]
     if not allowed:
         hint = _fitting_model(task, [candidate.create_engine() for candidate in rows]) if reasons else ""
-        raise UsageError(f"{task.name}: no engine to compare with plain backprop.\n{reasons}{hint}".strip())
+        raise UsageError(f"{task.name}: no engine to compare with autograd.\n{reasons}{hint}".strip())
     if reasons:
         print(reasons, file=sys.stderr)
     return (BACKPROP, *allowed)

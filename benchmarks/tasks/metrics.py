@@ -54,13 +54,6 @@ def recall_accuracy() -> Metric:
     return RecallAccuracy()
 
 
-def last_accuracy() -> Metric:
-    """Return the share of last tokens, out of two, that are right."""
-    from gradfree.benchmarks.tasks.own_metrics import LastAccuracy
-
-    return LastAccuracy()
-
-
 def accuracy() -> Metric:
     """Return the share of the examples whose class has the largest logit; classes come last."""
     from gradfree.benchmarks.tasks.own_metrics import Accuracy

@@ -22,17 +22,6 @@ class RecallAccuracy(MulticlassAccuracy):
         super().update(preds.flatten(0, 1), target.flatten())
 
 
-class LastAccuracy(MulticlassAccuracy):
-    """Share of last tokens, out of two, that are right."""
-
-    def __init__(self) -> None:
-        super().__init__(2, average="micro")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add logits (B, T, 2) and targets (B, T)."""
-        super().update(preds[:, -1], target[:, -1])
-
-
 class Accuracy(MeanMetric):
     """Share of the examples whose class has the largest logit; classes come last."""
 

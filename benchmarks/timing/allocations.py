@@ -14,7 +14,7 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope
 from torch.autograd import profiler
 
-from gradfree.devices.device import peak_bytes
+from gradfree.devices.hardware import peak_bytes
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
@@ -23,8 +23,16 @@ def allocations(work: Callable[[], object]) -> list[int]:
     What it returns is alive to the end: the sum is of what is kept.
     """
     gc.collect()  # Garbage freed meanwhile would count against what is measured.
-    with profiled(profiler.profile(profile_memory=True)) as found:
-        kept = work()
+    profile = profiler.profile(profile_memory=True)
+    config, activities = profile.config(), profile.kineto_activities
+    with _hushed():
+        _prepare_profiler(config, activities)
+        # Without torch's operations: to record each takes longer than many of them do.
+        _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+        try:
+            kept = work()
+        finally:
+            found: list[Any] = _disable_profiler().events()
     del kept
     events = sorted((event for event in found if event.name() == "[memory]"), key=lambda event: event.start_ns())
     return [event.nbytes() for event in events]
@@ -38,20 +46,6 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
     gc.collect()  # Garbage freed meanwhile would count against what is measured.
     peak = peak_bytes(work, torch.device(device))
     return max(accumulate(allocations(work), initial=0)) if peak is None else peak
-
-
-@contextmanager
-def profiled(profile: Any) -> Iterator[list[Any]]:
-    """Yield a list for what is recorded in the block: marked ranges, of which memory is one kind, and no operations."""
-    events = list[Any]()
-    config, activities = profile.config(), profile.kineto_activities
-    with _hushed():
-        _prepare_profiler(config, activities)
-        _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
-        try:
-            yield events
-        finally:
-            events += _disable_profiler().events()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, RATIO, STEP, Trainee, Turn, clocked, now, time_of
 from gradfree.benchmarks.timing.timed import Timing, timed
-from gradfree.orthogonal.engine import OrthogonalEngine
+from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
 _CLASSES = 10
 _LEARNING_RATE = 0.1

@@ -20,7 +20,7 @@ from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.cli import UsageError
-from gradfree.devices.device import synchronize
+from gradfree.devices.hardware import synchronize
 
 _WARM_UP = 3
 T = TypeVar("T")

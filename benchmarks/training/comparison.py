@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import Trainee, cost_facts
 from gradfree.benchmarks.timing.timed import Timing, speed
+from gradfree.benchmarks.training.alignment import aligned_facts, alignment
 from gradfree.benchmarks.training.outcomes import (
     defaults,
     defaults_facts,
@@ -84,7 +85,8 @@ class Training(Case):
 
     def probed(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return what to keep of the gradients' fidelity at one step."""
-        return {"cosine": fidelity.total.cosine, "relative_error": fidelity.total.relative_error}
+        total = fidelity.total
+        return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
 
     def noted(self, model: nn.Module) -> dict[str, Any]:
         """Return what to keep besides the loss now and then."""
@@ -144,11 +146,13 @@ class Comparison(Experiment):
         rows: the engines. The first is the baseline of the others.
         learning_rates: ascending; each row has the one that does best on validation data. Left out, all have the
             task's.
+        rates: learning rates of rows by their labels, which are not tried then.
     """
 
     task: Task
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
     trained: ClassVar[type[Training]] = Training
     is_timed: ClassVar[bool] = True
     summary: ClassVar[type[Summary]] = Summary
@@ -167,7 +171,7 @@ class Comparison(Experiment):
             raise UsageError(f"{self.task.name}: {error}") from error
         label, times = Counter(row.label for row in self.rows).most_common(1)[0]
         if times > 1:
-            raise UsageError(f"{self.task.name}: {times} rows are called {label!r}; labels tell rows apart.")
+            raise UsageError(f"{self.task.name}: {times} rows are called {label!r}; labels distinguish rows.")
         if self.task.data is digits:
             require("bench", "sklearn")
         if isinstance(self.task.data, Stored):
@@ -213,7 +217,7 @@ class Comparison(Experiment):
                 *run_facts(self.task, runs, rate, **who),
                 *cost_facts(cost, {**costs[0], "label": baseline}, **who),
             ]
-            known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who)]
+            known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who), *aligned_facts(runs, **who)]
         single = table(known)
         name = scored(self.task)
         references = dict.fromkeys((row.name for row in self.rows), baseline)
@@ -231,6 +235,8 @@ class Comparison(Experiment):
 
     def _tuned(self, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
         """Return the task at the row's learning rate, if that is known."""
+        if row.label in self.rates:
+            return replace(self.task, learning_rate=self.rates[row.label])
         if not self.learning_rates:
             return self.task
         trials = self._trials(row, device)

@@ -44,14 +44,6 @@ DRIFT = "largest drift from orthogonality"
 ALIGNMENT = "cosine with the exact gradient, layer by layer"
 _EXACT = 1 - 1e-3
 """From which on a cosine is not worth a line."""
-_BRACKETS = {
-    COSINE: (
-        Figure(COSINE),
-        "the cosine between each hidden layer's gradient and the true one at the same weights, mean over layers and "
-        "training",
-    ),
-    DRIFT: (Figure(DRIFT, "{value:.1e}"), "the largest ‖W Wᵀ - I‖ seen in any layer"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,15 +52,13 @@ class DepthSummary(Summary):
 
     Attributes:
         references: the row that each is compared with.
-        bracket: the metric in brackets.
     """
 
     references: Mapping[str, str]
-    bracket: str
 
     @property
     def _columns(self) -> list[Column]:
-        figures = Figure(scored(self.task), "{value:.2f} ± {margin:.2f}"), _BRACKETS[self.bracket][0]
+        figures = Figure(scored(self.task), "{value:.2f} ± {margin:.2f}"), Figure(COSINE)
         return [Column(f"{depth:g}", figures, {"setting": setting}) for depth, setting in self.depths.items()]
 
     @cached_property
@@ -89,24 +79,21 @@ class DepthSummary(Summary):
         )
 
     @property
-    def _about(self) -> str:
-        return "optimizer steps between retractions; " if self.bracket == DRIFT else ""
-
-    @property
     def _title(self) -> str:
         task, device = self.task, self.facts["device"][0]
         told = ", ".join(f"{name} {value}" for name, value in task.options.items() if name in ("width", "activation"))
         model = f"{task.model} ({told})" if told else task.model
-        return f"{self._about}{task.name}: {model} by depth, {task.steps} steps, seeds: {self._seeds}, device: {device}"
+        return f"{task.name}: {model} by depth, {task.steps} steps, seeds: {self._seeds}, device: {device}"
 
     @property
     def _legend(self) -> str:
         score = self.task.score
         return (
             f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
-            f"seeds (Student's t, n = {self._seeds}), and in brackets {_BRACKETS[self.bracket][1]}. In words: "
-            f"differences in test {score.name}, seed by seed, with the same interval. Learning rates: of "
-            f"{self._rates}, for each engine and depth the one that did best on validation data, with another seed."
+            f"seeds (Student's t, n = {self._seeds}), and in brackets the cosine between each hidden layer's gradient "
+            "and the true one at the same weights, mean over layers and training. In words: differences in test "
+            f"{score.name}, seed by seed, with the same interval. Learning rates: of {self._rates}, for each engine "
+            "and depth the one that did best on validation data, with another seed."
         )
 
     def verdict(self, row: str) -> str:
@@ -152,9 +139,7 @@ class DepthSummary(Summary):
 
     def _charts(self) -> Iterator[Chart]:
         """Yield the score against the depth, and the alignment layer by layer of the deepest network at the end."""
-        where = (
-            f"{self._about}{self.task.name} ({self.task.options.get('activation', 'tanh')}), {self.facts['device'][0]}"
-        )
+        where = f"{self.task.name} ({self.task.options.get('activation', 'tanh')}), {self.facts['device'][0]}"
         name, axis, score = self.task.score.name, score_axis("test", self.task.score), Figure(scored(self.task))
         (first, *more), deepest = self.depths, list(self.depths)[-1]
         if more:
@@ -207,14 +192,12 @@ class DepthSweep(Experiment):
         depths: the options of the task's model by its number of hidden layers, ascending.
         rows: the engines. The first is the baseline of the others.
         learning_rates: ascending; each row has, at each depth, the one that does best on validation data.
-        bracket: the metric beside the score, :data:`COSINE` or :data:`DRIFT`.
     """
 
     task: Task
     depths: Mapping[int, Mapping[str, Any]]
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...]
-    bracket: str = COSINE
 
     @property
     def comparisons(self) -> dict[int, Comparison]:
@@ -277,7 +260,7 @@ class DepthSweep(Experiment):
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the table of scores by depth, and charts of scores and of gradients layer by layer."""
-        return DepthSummary(self.task, self.learning_rates, facts, self.references, self.bracket).section
+        return DepthSummary(self.task, self.learning_rates, facts, self.references).section
 
 
 def _is_exact(candidate: Row, baseline: Row, row: Row) -> bool:

@@ -15,6 +15,7 @@ from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
+from gradfree.benchmarks.training.alignment import DELTA, LEGEND, RATIO, aligned_charts
 from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored, setup_words
 
 _FAR = 10.0
@@ -131,7 +132,7 @@ class Summary:
         )
         if self.grid:
             legend += f" Rate: the learning rate of {self._rates} that did best on validation data, with another seed."
-        return legend
+        return legend + (LEGEND if DELTA in self.facts["metric"] else "")
 
     @property
     def _columns(self) -> list[Column]:
@@ -144,7 +145,13 @@ class Summary:
             column("peak memory (×)", MEMORY, unit=ratio),
             column("cosine", COSINE, "{value:.3f}"),
         ]
-        return columns + ([column("rate", RATE, "{value:g}")] if self.grid else [])
+        if DELTA in self.facts["metric"]:
+            columns += [column("δ cosine", DELTA, "{value:.3f}"), column("δ norm ratio", RATIO)]
+        return columns + ([column("rate", RATE, "{value:g}")] if self.grid or self._rates_differ else [])
+
+    @property
+    def _rates_differ(self) -> bool:
+        return len({rate.value for rate in estimates(self.facts, metric=RATE).values()}) > 1
 
     @property
     def _front(self) -> list[str]:
@@ -214,11 +221,12 @@ class Summary:
         elif not inexact.is_empty():
             engines = inexact.with_columns(label="row")
             yield Chart(f"{where}: gradients by engine", engines, Axis("engine", "names"), _DISTANCE)
+        yield from aligned_charts(self.facts, where)
         losses = runs(self.facts, LOSS)
         if known := losses["y"].to_list():
             far = 0.0 < _FAR * min(known) < max(known)
             axis = Axis("training loss (mean of a batch)", "log" if far else "linear")
-            yield Chart(f"{where}: training loss, a line a run", losses, Axis("step (number)"), axis, True)
+            yield Chart(f"{where}: training loss", losses, Axis("step (number)"), axis, True)
 
     def _cost_chart(self, title: str) -> Chart:
         ratio = Figure(STEP, unit=times(self.baseline))

@@ -15,6 +15,7 @@ from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, ru
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import STEP, times
+from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.outcomes import scored
 from gradfree.benchmarks.training.summary import Summary
@@ -33,14 +34,21 @@ class TimeToTarget(Experiment):
     Attributes:
         comparison: whose tasks are evaluated on the way.
         target: the score.
+        course: whole training runs of the task, whose steps are counted in place of steps at first weights: an engine
+            may take longer once the weights have changed.
     """
 
     comparison: Comparison
     target: float
+    course: Timings | None = None
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return the comparison's facts, and how each row gets to the target; nothing before steps are timed."""
         found = self.comparison.facts(records, device)
+        if self.course:
+            taken = self.course.facts(records, device).filter(pl.col("metric") == STEP)
+            taken = taken.with_columns(task=pl.lit(self.comparison.task.name), setting=pl.lit(None, pl.String))
+            found = pl.concat([found.filter(pl.col("metric") != STEP), taken])
         steps = estimates(found, metric=STEP, unit="s")
         if not steps:
             return table([])
@@ -105,7 +113,8 @@ class TimeToTarget(Experiment):
             ],
             legend=(
                 f"Steps: to the first of {task.evaluations} evaluations at the target, mean over seeds; "
-                "time: so many steps, at the median time of one; ×: as a multiple of the first row's. "
+                f"time: so many steps, at the median time of one{' in training' if self.course else ''}; "
+                "×: as a multiple of the first row's. "
                 "Reached: runs that came there at all; where not all did, there is no mean."
             ),
             remarks=self._sooner(ours, ratio),

@@ -1,0 +1,91 @@
+"""How the cotangents of an engine point, by depth and over the training."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+from gradfree import Fidelity
+from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.tables.column import Figure
+from gradfree.benchmarks.tables.facts import Fact, fact
+from gradfree.benchmarks.tables.frames import pl
+
+DELTA, RATIO = "cosine of δ with backpropagation's", "norm of δ by backpropagation's"
+_FEEDBACK = "cosine of feedback weights with the layers' own"
+_LOOKS = {"states": DELTA, "feedback": _FEEDBACK}
+_BY_DEPTH, _BY_STEP = "{}, by depth", "{}, by step"
+LEGEND = (
+    " δ: cotangents behind blocks or layers beside backpropagation's at the same weights, means over the training and "
+    "over all blocks but the last, which knows its own."
+)
+
+
+def alignment(fidelity: Fidelity) -> dict[str, Any]:
+    """Return of δ behind blocks with weights, and of feedback weights, as far as there are any, how they point.
+
+    Each with how deep it is, from 0 to 1; of δ the cosine and the norm ratio, of feedback weights the cosine.
+    """
+    layers = list(fidelity.layers)
+
+    def depth(path: str) -> float:
+        own = [n for n, layer in enumerate(layers, 1) if layer == path or layer.startswith(f"{path}.")]
+        return round(own[-1] / len(layers), 3) if own else 0.0
+
+    found = {
+        "states": [
+            # A zero has no direction.
+            [depth(path), round(state.cosine, 4) if state.norm_ratio else 0.0, round(state.norm_ratio, 4)]
+            for path, state in fidelity.states.items()
+            if depth(path) and isfinite(state.norm_ratio)
+        ],
+        "feedback": [[depth(path), round(cosine, 4)] for path, cosine in fidelity.feedback.items()],
+    }
+    return {look: those for look, those in found.items() if those}
+
+
+def aligned_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
+    """Yield means over ``runs``: of all δ but the last blocks', and of feedback weights; by depth in the last look too.
+
+    And by step over all depths.
+    """
+    probes = [probe for run in runs if not error_of(run) for probe in run["results"]["fidelity"]]
+    for look, metric in _LOOKS.items():
+        cosines: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
+        for probe in probes:
+            for depth, cosine, *_ in _inexact(probe, look):
+                cosines[probe["step"], depth].append(cosine)
+        if not cosines:
+            continue
+        yield fact(metric, "1", fmean(c for found in cosines.values() for c in found), **who)
+        last = max(step for step, _ in cosines)
+        for (step, depth), found in cosines.items():
+            if step == last:
+                where = {"setting": f"depth {depth:g}", "at": depth}
+                yield fact(_BY_DEPTH.format(metric), "1", fmean(found), **who, **where)
+        for step in dict.fromkeys(step for step, _ in cosines):
+            seen = [c for (at, _), found in cosines.items() if at == step for c in found]
+            yield fact(_BY_STEP.format(metric), "1", fmean(seen), **who, setting=f"step {step}", at=float(step))
+    if ratios := [state[2] for probe in probes for state in _inexact(probe, "states")]:
+        yield fact(RATIO, "1", fmean(ratios), **who)
+
+
+def _inexact(probe: Mapping[str, Any], look: str) -> Sequence[Any]:
+    found: Sequence[Any] = probe.get(look, ())
+    return found[:-1] if look == "states" else found
+
+
+def aligned_charts(facts: pl.DataFrame, where: str) -> Iterator[Chart]:
+    """Yield alignments by depth and by step, as far as facts tell them."""
+    for metric, what in ((DELTA, "alignment"), (_FEEDBACK, "feedback weights")):
+        for form, how, x in (
+            (_BY_DEPTH, "by depth, behind the training", Axis("depth (share of the layers with weights)")),
+            (_BY_STEP, "over the training", Axis("step (number)", "whole")),
+        ):
+            if (found := points(facts, "at", Figure(form.format(metric)), "row")).height:
+                cosine = Axis(metric, bounds=(-1.0, 1.0))
+                yield Chart(f"{where}: {what} {how}", found, x, cosine, lines=True, rules={"0": 0.0})
