@@ -6,7 +6,7 @@ import pretend_device
 import pytest
 import torch
 
-from gradfree.devices.device import without_tf32
+from gradfree.devices.hardware import without_tf32
 
 pytest_plugins = ["gradfree.testing.device", "pytester"]
 

@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.algebra.cyclic_reduction import cyclic_reduction
-from gradfree.devices.device import full_precision
 
 
 def by_loop(terms, links):
@@ -46,18 +45,3 @@ def test_autocast_rounds_nothing():
     with torch.autocast("cpu", torch.bfloat16):
         actual = cyclic_reduction(terms, links)
     assert torch.equal(actual, cyclic_reduction(terms, links))
-
-
-@pytest.mark.parametrize("allowed", [False, True])
-def test_tf32_is_off_inside_and_as_before_behind(allowed):
-    settings = torch.backends.cuda.matmul
-    before, settings.allow_tf32 = settings.allow_tf32, allowed
-    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
-    try:
-        outside = getattr(settings, name)
-        with full_precision(torch.device("cpu")):
-            assert getattr(settings, name) in ("ieee", False)
-        assert getattr(settings, name) == outside
-        assert settings.allow_tf32 == allowed
-    finally:
-        settings.allow_tf32 = before

@@ -4,7 +4,7 @@ from oracles import FACTORS, WIDTH, loop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.algebra.time_scan import scan
-from gradfree.time.chain import scan_steps
+from gradfree.time.time_chain import scan_steps
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from layered_nets import NETS, dense, kept, products, run, with_weights
 from torch import nn
 
+import gradfree
+from gradfree import ChainError
 from gradfree.algorithms import DFA, FA
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
@@ -101,3 +104,88 @@ def test_fa_with_weights_that_are_computed(norm):
     assert_equal_gradients(
         run(net, x, FA(), kept({path: net[int(path)].weight.detach() for path in "24"}))[0], expected
     )
+
+
+class Residual(nn.Module):
+    """Linear: its Jacobian is the same everywhere."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Mixing(Residual):
+    """The same for each pixel, with a convolution that is none."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.inner = nn.Conv2d(width, width, 1)
+
+
+class Tapped(nn.Sequential):
+    """Gives a loss on a state inside the chain, too."""
+
+    tapped = False
+
+    def forward(self, x):
+        states = [x]
+        for block in self:
+            states.append(block(states[-1]))
+        return states[-1].sin().sum() + self.tapped * states[2].cos().sum()
+
+
+@pytest.mark.parametrize(("block", "shape"), [(Residual, (3, 6)), (Residual, (3, 5, 6)), (Mixing, (2, 6, 3, 4))])
+def test_dfa_in_depth_with_the_products_of_jacobians_is_backpropagation(block, shape):
+    net, x = Tapped(*(block(6) for _ in range(4))), torch.randn(shape).requires_grad_()
+
+    def found(tapped=False):
+        net.tapped, x.grad = tapped, None
+        return {**gradients(net, lambda: net(x)), "x": x.grad}
+
+    exact, both = found(), found(tapped=True)
+    jacobians = [torch.eye(6) + link.inner.weight.detach().reshape(6, 6) for link in net]
+    products = [torch.linalg.multi_dot([*jacobians[:i:-1], torch.eye(6)]) for i in range(3)]
+    with DFA().attach(net, [""]) as handle:
+        random = found()
+        handle.load_state_dict({"": kept({str(i): product for i, product in enumerate(products)})})
+        assert_equal_gradients(found(), exact)
+        # A state's own share is exact and, as the rule has it, goes no further than into its block.
+        actual = found(tapped=True)
+        assert_equal_gradients(
+            {n: actual[n] for n in actual if n[0] in "123"}, {n: both[n] for n in both if n[0] in "123"}
+        )
+    assert not torch.allclose(random["0.inner.weight"], exact["0.inner.weight"])
+    torch.testing.assert_close(random["3.inner.weight"], exact["3.inner.weight"])
+
+
+def test_dfa_takes_transformers_and_resnets_block_by_block():
+    gpt = gradfree.create_model("gpt", vocab_size=7, context=5, layers=2, width=8, heads=2)
+    resnet = gradfree.create_model("preact_resnet", depth=8, num_classes=4, width=4)
+    for net, x, width in ((gpt, torch.randint(7, (2, 5)), 8), (resnet, torch.randn(2, 3, 8, 8), 4)):
+        with DFA().attach(net) as handle:
+            (path,) = handle.chains
+            net(x).square().sum().backward()
+            matrices = handle.state_dict()[path].values()
+        assert len(matrices) == len(handle.chains[path].blocks) - 1
+        assert {matrix.shape for matrix in matrices} == {(width, width)}
+        assert all(p.grad.abs().max() > 0 for p in net.parameters())
+
+
+def test_dfa_in_depth_wants_states_of_one_shape():
+    class Narrow(nn.Module):
+        def forward(self, x):
+            return F.relu(x[..., :-1])
+
+    net = nn.Sequential(Residual(6), Narrow(), Residual(5), Narrow())
+    with DFA().attach(net, [""]), pytest.raises(ChainError, match=r"2 returns \(3, 5\), the last block of '' \(3, 4\)"):
+        net(torch.randn(3, 6)).sum().backward()
+
+
+def test_dfa_takes_known_layers_apart_and_others_as_they_are():
+    layers, blocks = dense(6, 6, 6, bend=nn.Tanh), nn.Sequential(*dense(6, 6, 6), nn.LayerNorm(6), nn.Linear(6, 6))
+    assert "of them with weights" in str(DFA().validate(layers))
+    assert "of them with weights" in str(DFA().validate(nn.Sequential(layers), [["0.0", "0.2"]]))
+    assert str(DFA().validate(blocks, [""])) == "chain '' (the model itself): 4 blocks"

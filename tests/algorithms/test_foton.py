@@ -71,7 +71,7 @@ def test_parametrised_convolutions_are_used_as_they_are_and_left_alone():
     assert_equal_gradients(actual, expected, tolerance=1e-3)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in net.state_dict().items())
     assert FOTON().validate(net).notes == []
-    assert "0 computes its weight with a state of its own" in str(FOTON(streaming=True).validate(net))
+    assert "0 computes its weight with a state that it changes" in str(FOTON(streaming=True).validate(net))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -180,22 +180,3 @@ def test_the_temperature_sharpens_the_output_but_is_not_in_the_error(streaming):
             torch.testing.assert_close(net(x), 4 * out, rtol=0, atol=0)
     assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
     assert torch.equal(net(x), out)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_low_precision_keeps_its_differences_in_single_precision(streaming):
-    """bfloat16 has three digits: a difference of two passes in it would have none."""
-    torch.set_default_dtype(torch.float32)
-    net, x = orthogonal(dense(32, 24, 24, 24, 8, bend=nn.Tanh)), torch.randn(16, 32)
-    exact = foton_gradients(net, x)
-    exact = {name: g.clone() for name, g in exact.items()}
-    half = copy.deepcopy(net).bfloat16()
-    rounded = foton_gradients(half, x.bfloat16(), streaming=streaming)
-    with torch.autocast("cpu", torch.bfloat16):
-        net.zero_grad()
-        with FOTON(streaming=streaming).attach(net):
-            net(x).float().pow(2).sum().backward()
-    mixed = {name: p.grad for name, p in net.named_parameters()}
-    for name, g in exact.items():
-        for other in (rounded[name].float(), mixed[name]):
-            assert F.cosine_similarity(other.flatten(), g.flatten(), dim=0) > 0.999

@@ -1,7 +1,5 @@
 """FOTON's second pass: streaming, dropout masks, the F that is kept, and backward passes that come again."""
 
-import copy
-
 import pytest
 import torch
 from foton_nets import WAYS, convolutions, foton_gradients, orthogonal
@@ -106,11 +104,3 @@ def test_a_second_backward_pass_wants_the_first_to_keep_the_graph(streaming):
         assert_equal_gradients({name: p.grad / 2 for name, p in net.named_parameters()}, once, tolerance=1e-14)
         with pytest.raises(ChainError, match="retain_graph=True"):
             out.backward()
-
-
-def test_a_deep_copy_of_an_attached_model_has_the_engine_too():
-    net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
-    with FOTON().attach(net):
-        expected = gradients(net, lambda: net(x))
-        other = copy.deepcopy(net)
-        assert_equal_gradients(gradients(other, lambda: other(x)), expected, tolerance=0.0)

@@ -160,29 +160,7 @@ def test_mirroring_keeps_norms_and_comes_as_often_as_asked():
     torch.testing.assert_close(seen[1].norm(), seen[2].norm())
 
 
-def test_a_restored_run_mirrors_on_with_the_same_noise():
-    def train(net, steps, handle):
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            net(torch.ones(2, 8)).pow(2).sum().backward()
-            optimizer.step()
-        return copy.deepcopy(handle.state_dict())
-
-    net = dense(8, 6, 3, bend=nn.Tanh)
-    other, engine = copy.deepcopy(net), PEPITA(mirror_every=1)
-    with engine.attach(net) as handle:
-        expected = train(net, 5, handle)
-    with engine.attach(other) as handle:
-        state = train(other, 3, handle)
-    with engine.attach(other) as handle:
-        handle.load_state_dict(state)
-        actual = train(other, 2, handle)
-    assert all(torch.equal(actual[""][key], value) for key, value in expected[""].items())
-    assert expected[""].keys() == actual[""].keys()
-
-
 def test_pepita_does_not_run_layers_with_a_state_twice():
     net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 4))
-    assert "0 computes its weight with a state of its own" in str(PEPITA().validate(net))
+    assert "0 computes its weight with a state that it changes" in str(PEPITA().validate(net))
     assert all(engine.validate(net).ok for engine in (DFA(), FA(), OrthogonalBackprop()))

@@ -139,7 +139,7 @@ def test_detaching_tells_in_a_plain_loop():
 
 
 @pytest.mark.parametrize("strategy", ["highway_bp", "fixed_point"])
-def test_lightning_tells(strategy, tmp_path):
+def test_lightning_tells_in_the_first_step(strategy, tmp_path):
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
@@ -160,8 +160,11 @@ def test_lightning_tells(strategy, tmp_path):
         enable_model_summary=False,
         **options,
     )
-    with pytest.warns(UserWarning, match=r"the engine on 'net\.blocks' has never run for 5 of its 5 blocks"):
-        trainer.fit(Module(), torch.utils.data.DataLoader(batch(), batch_size=2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the engine on")
+        with pytest.raises(UserWarning, match=r"the engine on 'net\.blocks' has never run for 5 of its 5 blocks"):
+            trainer.fit(Module(), torch.utils.data.DataLoader(batch(), batch_size=2))
+    assert trainer.global_step < 2
 
 
 def around(model, optimizer):

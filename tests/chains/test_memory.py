@@ -71,20 +71,6 @@ def test_an_old_checkpoint_loads_and_is_saved_again_as_it_was(case):
         assert after[path]["steps"] == 9
 
 
-def test_each_owner_finds_its_own_in_an_old_checkpoint():
-    memory = Memory()
-    memory.load_state_dict({key: torch.zeros(shape) for *_, shapes in SAVED.values() for key, shape in shapes.items()})
-    probes = [f"drift probe of blocks.{n}" for n in (0, 2, 4)]
-    found = {
-        "feedback": MATRICES,
-        "means": ["mean of 0.0.1", "mean of 0.1.1", "mean of residual"],
-        "steps": ["steps"],
-        "retraction": [*probes, "drifts"],
-        "foton": ["F to blocks.4"],
-    }
-    assert {owner: sorted(own) for owner, own in memory._owners.items()} == found
-
-
 def test_owners_do_not_see_each_other():
     """Also of two that use the same name; those that are new are told apart in checkpoints by theirs."""
     memory = Memory()

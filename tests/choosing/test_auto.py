@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import pytest
 import torch
+from oracles import assert_unchanged, snapshot
 from torch import nn
-from unchanged import assert_unchanged, snapshot
 
 import gradfree
 from gradfree.algorithms import Backprop
@@ -65,7 +65,7 @@ def fastest(monkeypatch):
     """Let a way be the fastest that would have been timed so."""
 
     def be(number):
-        monkeypatch.setattr(Turns, "_drop_the_hopeless", lambda self: None)
+        monkeypatch.setattr(Turns, "_drop_slowest", lambda self: None)
         monkeypatch.setattr(Turns, "times", lambda self: [1.0 + (way != number) for way in range(len(self._times))])
 
     return be
@@ -233,9 +233,9 @@ def test_what_is_further_off_than_allowed_is_not_taken(fastest, monkeypatch, by,
 
 def test_approximate_engines_take_part_at_a_tolerance_alone():
     deep = plain_model()
-    assert [way.name for way in gradfree.create_engine("auto").attach(deep)._ways] == ["Backprop()"]
+    assert gradfree.create_engine("auto").attach(deep).ways == ["Backprop()"]
     with gradfree.create_engine("auto", tolerance=1e-2).attach(deep) as handle:
-        names = [way.name for way in handle._ways]
+        names = handle.ways
     assert names == ["Backprop()", "FixedPoint(tolerance=0.01)", "HighwayBP(tolerance=0.01)"]
 
 
@@ -250,28 +250,6 @@ def test_a_chain_in_depth_can_be_compared(fastest, engine):
         model(x).pow(2).sum().backward()
         optimizer.step()
     assert optimizer.handle.chosen == f"{'HighwayBP' if engine == 'highway_bp' else 'FixedPoint'}(tolerance=1e-06)"
-
-
-def test_a_cell_that_is_not_known_can_be_compared():
-    class Cells(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn = gradfree.CellLayer(OwnGRU())
-
-        def forward(self, x):
-            return self.rnn(x)[0]
-
-    class OwnGRU(nn.GRUCell):
-        def __init__(self):
-            super().__init__(3, 4)
-
-    model = Cells()
-    optimizer = wrapped(model)
-    for _ in range(50):
-        optimizer.zero_grad()
-        model(torch.randn(5, 2, 3)).pow(2).sum().backward()
-        optimizer.step()
-    assert max(optimizer.handle.errors.values()) < 1e-10
 
 
 def test_that_it_attaches_to_nothing_is_said_with_what_could_be_named():
@@ -315,11 +293,6 @@ def test_it_is_refused_like_any_other():
     engine, model = gradfree.create_engine("auto"), fresh()
     with pytest.raises(gradfree.ChainError, match=r"Auto cannot be attached to Sequences:\n- the model has no .*'rn'"):
         engine.attach(model, ["rn"])
-    with engine.attach(model), pytest.raises(gradfree.ChainError, match="has an engine attached already"):
-        engine.attach(model)
-    for tolerance in (0, -1.0):
-        with pytest.raises(ValueError, match="Auto: tolerance must be positive and finite"):
-            gradfree.create_engine("auto", tolerance=tolerance)
     assert pickle.loads(pickle.dumps(engine)) == engine
 
 
@@ -330,8 +303,3 @@ def test_validate_names_who_takes_part():
         "these take turns over the first steps: Backprop(), Backprop(plain=True), Newton(), Shooting()"
     ]
     assert isinstance(gradfree.create_engine("auto").engines[0], Engine)
-
-
-def test_lean_leaves_out_who_cannot():
-    with gradfree.create_engine("auto").attach(fresh(), lean=True) as handle:
-        assert [way.name for way in handle._ways] == [BATCHED, "Newton()", SHOOTING]

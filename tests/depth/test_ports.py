@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from oracles import snapshot
 from torch import nn
-from unchanged import snapshot
 
 import gradfree
 from gradfree import ChainError

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from oracles import assert_unchanged, snapshot
 from torch import nn
 from torch.testing import assert_close
-from unchanged import assert_unchanged, snapshot
 
 import gradfree
 from gradfree import ChainError

@@ -1,8 +1,11 @@
 """Equal blocks in an nn.Sequential run as one autograd function: the same gradients as block by block, or a refusal."""
 
 import copy
+import gc
 import pickle
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 
 import pytest
 import torch
@@ -62,7 +65,6 @@ def test_exact_and_bitwise_the_same_outputs(name, kind, passes, batched):
     with attach(model, name, batched) as handle:
         for _ in range(2):
             assert_equal_gradients(gradients(model, loss), expected)
-        assert_equal_gradients(gradients(model, lambda: checkpoint(loss, use_reentrant=False)), expected)
         with handle.exactly():
             assert_equal_gradients(gradients(model, loss), expected)
         rows = [model(x) for x in xs]
@@ -118,7 +120,7 @@ BLOCKS = {
     "not known, no trace": block(lambda self, x: x + torch.tanh(self.linear(x)) * float(sum(range(len(x))) / len(x))),
 }
 UNEQUAL = {
-    "a forward of their own": lambda model: setattr(model.blocks[1].linear, "forward", model.blocks[1].linear.forward),
+    "another forward": lambda model: setattr(model.blocks[1].linear, "forward", model.blocks[1].linear.forward),
     "hooks": lambda model: model.blocks[1].linear.register_forward_hook(lambda *_: None),
     "attributes": lambda model: setattr(model.blocks[1], "scale", 0.5),
     "modes": lambda model: model.blocks[1].eval(),
@@ -213,15 +215,41 @@ def test_what_is_frozen_behind_the_forward_pass_takes_nothing_from_others():
     assert [inner.linear.weight.grad is not None for inner in model.blocks] == [False] + [True] * (L - 1)
 
 
-@pytest.mark.parametrize("batched", [True, "auto"])
-def test_autocast_is_that_of_the_forward_pass(batched):
-    model, x = net().float(), torch.randn(4, 6).float()
-    run = torch.autocast("cpu", torch.bfloat16)(lambda: model(x))
+def anomalous(model, x):
+    with torch.autograd.detect_anomaly():
+        return model(x)
+
+
+ONE_BY_ONE = {
+    "a loop over them": lambda model, x: reduce(lambda h, block: block(h), model.blocks, model.stem(x)).sum(1),
+    "autocast": lambda model, x: torch.autocast(x.device.type, torch.bfloat16)(model)(x),
+    "a checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=False),
+    "anomaly detection": anomalous,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("why", ONE_BY_ONE)
+def test_passes_that_go_block_by_block_are_refused_where_declared(why):
+    model, x = net(), torch.randn(4, 6)
     with attach(model, batched=False):
-        expected = gradients(model, lambda: run().float())
-    with attach(model, batched=batched):
-        assert is_row(run())
-        assert_equal_gradients(gradients(model, lambda: run().float()), expected, tolerance=0.02)
+        expected = gradients(model, lambda: ONE_BY_ONE[why](model, x))
+    with attach(model, batched="auto"):
+        assert_equal_gradients(gradients(model, lambda: ONE_BY_ONE[why](model, x)), expected)
+    with attach(model), pytest.raises(ChainError, match=r"batched=True, but the blocks from blocks\.0 on are run one"):
+        ONE_BY_ONE[why](model, x)
+    with attach(model):
+        gradients(model, lambda: model(x))
+
+
+def test_a_row_that_keeps_what_it_returned_is_collected():
+    row = net().blocks
+    with gradfree.create_engine("fixed_point").attach(row, [""], batched=True):
+        row.kept = 2 * row(torch.randn(4, 6))
+        row.kept.sum().backward()
+    row = weakref.ref(row)
+    gc.collect()
+    assert row() is None
 
 
 def test_copies_train_by_themselves_and_nothing_is_left_behind():

@@ -21,13 +21,17 @@ class Own(SweepEngine):
         return self.count
 
     def split(self, chain):
-        return None if self.factor is None else chain.constant(self.factor)
+        if self.factor == "too few":
+            return chain.constant(0.0)[1:]
+        return self.factor if self.factor in (None, 0.5) else chain.constant(self.factor)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "what"),
     [
-        ({"factor": None}, TypeError, "split"),
+        ({"factor": None}, TypeError, "split must return .*None"),
+        ({"factor": "too few"}, TypeError, "split must return .*links"),
+        ({"factor": 0.5}, TypeError, "split must return .*float"),
         ({"count": 1.5}, TypeError, "sweeps"),
         ({"count": True}, TypeError, "sweeps"),
         ({"count": -1}, ValueError, "sweeps"),
@@ -47,3 +51,13 @@ def test_numbers_of_numpys_are_numbers():
     assert gradfree.create_engine("auto", tolerance=numpy.float32(0.5)).tolerance == 0.5
     with pytest.raises(TypeError, match="iterations"):
         gradfree.create_engine("highway_bp", iterations=numpy.float64(2.0))
+
+
+def test_an_option_of_a_class_without_its_decorator_is_refused_with_the_decorator():
+    class Bare(Own):
+        gain: int = 1
+
+    with pytest.raises(TypeError, match=r"Bare.*'gain'.*dataclass"):
+        Bare(gain=2)
+    with pytest.raises(TypeError, match=r"its options are: count, factor\.$"):
+        Own(gain=2)

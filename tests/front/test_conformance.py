@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from features_page import CHAINS, Table, Unclear, make_tables, markdown, shown
+from features_page import CHAINS, markdown, shown
 from pairwise import cover
 from places import DOCS
 
@@ -15,7 +15,7 @@ from gradfree.engines.engine import Engine
 from gradfree.testing import FEATURES, EngineConformance
 from gradfree.testing.cases.cases import CASES, STANDING_FOR
 
-PAGE = (DOCS / "features.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "reference/support.md").read_text(encoding="utf-8")
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
 BASIC = "forward and backward pass"
 
@@ -23,8 +23,13 @@ BASIC = "forward and backward pass"
 def cells(title):
     """Return what the page says under ``title``, by row and engine."""
     part = PAGE.partition(f"\n## {title}")[2].partition("\n## ")[0]
-    head, _, *rows = [re.split(r" \| ", line.strip("| ")) for line in part.splitlines() if line.startswith("|")]
-    return {(row[0], name.strip("`")): cell for row in rows for name, cell in zip(head, row[1:], strict=True)}
+    engines = re.findall(r"`(\w+)`", re.search(r"^Engines: .*$", part, re.MULTILINE)[0])
+    rows = dict(re.findall(r"^\| (.+?) \| (.*)\|$", part, re.MULTILINE))
+    return {
+        (row, name): "refused" if refusing.strip() == "all" or f"`{name}`" in refusing else "works"
+        for row, refusing in rows.items()
+        for name in engines
+    }
 
 
 CHAIN_CELLS = cells(CHAINS)
@@ -43,6 +48,8 @@ def named(cells):
 
 class Covering(EngineConformance):
     """Quick features on the chain that stands for its family; of the rest every pair of engine, chain and feature."""
+
+    features = tuple(FEATURES.values())
 
     def cells(self, device):
         found = named(super().cells(device))
@@ -110,6 +117,16 @@ class TestOptions(Covering):
         gradfree.create_engine("pepita", mirror_every=1),
         gradfree.create_engine("shooting", segments=2, burn=1),
         gradfree.create_engine("newton", jacobian="dense", max_sweeps=9),
+    )
+
+
+@pytest.mark.slow
+class TestFeedback(EngineConformance):
+    """Every kind of feedback of ``fa``; the first is tried with all other engines."""
+
+    features = tuple(feature for feature in FEATURES.values() if not feature.slow)
+    engines = tuple(
+        gradfree.create_engine("fa", feedback=feedback) for feedback in ("sign", "usf", "brsf", "frsf", "learned")
     )
 
 
@@ -193,34 +210,14 @@ class BrokenBlocks(Wrong):
         return chain.gradients([e if e is None else e[:, :2] for e in direct])
 
 
-def test_what_is_neither_is_named(monkeypatch):
-    few = {name: FEATURES[name] for name in (BASIC, "gradient accumulation")}
-    monkeypatch.setattr("features_page.FEATURES", few)
-    with pytest.raises(Unclear, match=r"gradient accumulation, linear layers, mine: AssertionError: .* is off by"):
-        make_tables({"mine": Wrong()})
-    with pytest.raises(Unclear, match="forward and backward pass, GRU, two layers, mine: AssertionError"):
-        make_tables({"mine": Wrong(how="none")})
-    assert "| gradient accumulation | works |" in markdown(make_tables({"mine": ENGINES["dsf"]}))
-
-
-def test_a_table_lists_each_message_once():
-    table = Table("T", ["a", "b", "c"], {"row": [None, "head:\n- first\n- second", "head, another:\n- first"]})
-    assert str(table).splitlines()[2:] == [
-        "| | `a` | `b` | `c` |",
-        "|---|:-:|:-:|:-:|",
-        "| row | works | refused | refused |",
-        "",
-        "- row, `b`, `c`: first",
-    ]
-
-
 @pytest.mark.slow
 def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(pytester):
     """The page's code, as a module and its tests, outside this checkout and without its configuration.
 
     A few features of every kind: what is asked in a package of one's own is asked here, and answered as here.
     """
-    *engines, tests = re.findall(r"```python\n(.*?)```", (DOCS / "adding-an-engine.md").read_text(), flags=re.DOTALL)
+    page = (DOCS / "develop/adding-an-engine.md").read_text(encoding="utf-8")
+    *engines, tests = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     pytester.makepyfile(my_package="\n".join(engines), test_my_package=tests)
     assert len("".join(engines).splitlines()) <= 60
     asked = "values or option or taken or forward or lean or 65536 or frozen or autocast or pickle or hooks"

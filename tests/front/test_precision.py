@@ -73,7 +73,7 @@ HOW = {
 def gradient(engine, net, x, dtype, autocast=None):
     """Return the whole gradient as one vector, of a net in ``dtype`` that runs under autocast to another, if given."""
     net, x = copy.deepcopy(net).to(dtype), x.to(dtype)
-    with engine.attach(net):
+    with engine.attach(net) if engine else nullcontext():
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
             loss = nn.functional.cross_entropy(net(x), torch.arange(len(x)) % CLASSES)
         (loss * 1024).backward()
@@ -97,14 +97,21 @@ QUICK = [("tanh, orthogonal", "bf16-mixed"), ("residual", "bf16-mixed"), ("GRU",
     ],
 )
 def test_low_precision_gives_nearly_the_same_direction(run, how):
-    """Autograd's own gradients are 2e-4 off in bfloat16 and 5e-6 in float16, as 1 - cosine."""
+    """Autograd's own gradients are 2e-4 off in bfloat16 and 5e-6 in float16, as 1 - cosine; more where cells loop.
+
+    Engines that leave loops to autograd, as ``fa`` does, share its errors, for cotangents of their own.
+    """
     (name, options), kind = RUNS[run]
     dtype, autocast, tolerance = HOW[how]
     make, width = NETS[kind]
     engine, net, x = gradfree.create_engine(name, **options), make(), torch.randn(8, width)
-    expected = gradient(engine, net, x, torch.float64)
-    found = gradient(engine, net, x, dtype, autocast)
-    assert 1 - torch.cosine_similarity(found, expected, dim=0) < tolerance
+
+    def error(engine):
+        expected, found = gradient(engine, net, x, torch.float64), gradient(engine, net, x, dtype, autocast)
+        return 1 - torch.cosine_similarity(found, expected, dim=0)
+
+    found = error(engine)
+    assert found < tolerance or found < 4 * error(None)
 
 
 def test_a_running_mean_is_kept_in_single_precision():

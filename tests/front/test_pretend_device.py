@@ -11,7 +11,7 @@ import torch
 from places import ROOT
 from torch import nn
 
-from gradfree.devices.device import fetched
+from gradfree.devices.hardware import fetched
 
 
 @pytest.fixture(autouse=True)
@@ -25,28 +25,6 @@ def late_copies():
     pretend_device.make_copies_late(True)
     yield
     pretend_device.make_copies_late(False)
-
-
-MIXED = {
-    "sum": lambda x, y: x + y,
-    "product": lambda x, y: x @ y,
-    "list": lambda x, y: torch.cat([x, y]),
-    "scalar in a list": lambda x, y: torch.stack([x[0, 0], y[0, 0]]),
-    "in place": lambda x, y: x.add_(y),
-    "layer": lambda x, y: nn.functional.linear(x, y),
-    "convolution": lambda x, y: nn.functional.conv1d(x[None], y[None]),
-    "memory": lambda x, y: x.set_(y.untyped_storage()),
-}
-
-
-@pytest.mark.parametrize("how", MIXED)
-def test_mixing_it_with_the_cpu_is_refused(how):
-    with pytest.raises(RuntimeError, match="device"):
-        MIXED[how](torch.ones(3, 3), torch.ones(3, 3, device="cpu"))
-
-
-def test_a_single_number_of_the_cpu_may_be_handed_over():
-    assert (torch.ones(3) * torch.tensor(2.0, device="cpu")).tolist() == [2.0] * 3
 
 
 WAITS = {
@@ -73,45 +51,6 @@ def test_waits_of_the_host_are_counted(how):
     before = pretend_device.waits()
     work(x)
     assert pretend_device.waits() - before == expected
-
-
-def test_random_numbers_are_its_own():
-    drawn = []
-    for device in ("cpu", "pretend"):
-        torch.manual_seed(3)
-        alone = torch.rand(4, device=device).tolist()
-        torch.manual_seed(3)
-        torch.rand(4, device="pretend" if device == "cpu" else "cpu")
-        assert torch.rand(4, device=device).tolist() == alone
-        drawn.append(alone)
-    assert drawn[0] != drawn[1]
-    with pytest.raises(RuntimeError, match="generator"):
-        torch.rand(4, generator=torch.Generator("cpu"))
-
-
-def test_a_generators_state_can_be_kept():
-    generator = torch.Generator("pretend").manual_seed(1)
-    state = generator.get_state()
-    assert torch.equal(torch.rand(3, generator=generator), torch.rand(3, generator=generator.set_state(state)))
-
-
-@pytest.mark.parametrize("made", [nn.GRU, nn.LSTM, nn.RNN])
-def test_recurrent_layers_are_those_of_the_cpu(made):
-    layer, x = made(3, 4, 2, bidirectional=True), torch.randn(5, 2, 3, requires_grad=True)
-    weights = [*layer.parameters(), x]
-    found = [g.cpu() for g in torch.autograd.grad(layer(x)[0].square().sum(), weights)]
-    layer, x = layer.cpu(), x.cpu().detach().requires_grad_()
-    expected = torch.autograd.grad(layer(x)[0].square().sum(), [*layer.parameters(), x])
-    torch.testing.assert_close(found, list(expected))
-
-
-@pytest.mark.parametrize(("made", "shape"), [(nn.Conv1d, (2, 4, 6)), (nn.ConvTranspose2d, (2, 4, 5, 5))])
-def test_convolutions_are_those_of_the_cpu(made, shape):
-    layer, x = made(4, 6, 3, groups=2), torch.randn(shape)
-    found = [g.cpu() for g in torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))]
-    layer, x = layer.cpu(), x.cpu()
-    expected = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
-    torch.testing.assert_close(found, list(expected))
 
 
 @pytest.mark.usefixtures("late_copies")

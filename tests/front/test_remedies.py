@@ -133,9 +133,9 @@ def test_engines_that_are_named_for_other_chains_take_a_step_on_each_of_those(di
 def test_what_can_be_named_is_what_can_be_attached():
     """Not every container can be taken apart."""
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)), nn.Sequential(Block(), Block()))
-    (problem,) = gradfree.create_engine("dfa").validate(model).problems
+    (problem,) = gradfree.create_engine("pepita").validate(model).problems
     assert "What can be named, chains=[...]: ['0']" in problem
-    assert gradfree.create_engine("dfa").validate(model, ["0"]).ok
+    assert gradfree.create_engine("pepita").validate(model, ["0"]).ok
 
 
 def test_one_engine_that_is_there_already_is_told_once():

@@ -6,9 +6,7 @@ from test_fidelity import Sequences
 from torch import nn
 
 import gradfree
-from gradfree.depth.depth_chain import DepthChain
 from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
-from gradfree.time.chain import TimeChain
 
 NAMES = ["highway_bp", "fixed_point"]
 KINDS = {
@@ -63,16 +61,6 @@ def test_the_scale_of_the_loss_changes_neither_the_sweeps_nor_the_gradients(name
         assert_equal_gradients(actual, expected, tolerance=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "chain"), [("blocks", DepthChain), ("time", TimeChain)])
-def test_the_residual_costs_no_pull(kind, chain, monkeypatch):
-    make, batch, path = KINDS[kind]
-    model, x, pulls = make(), batch(), []
-    pull = chain.pull
-    monkeypatch.setattr(chain, "pull", lambda *given: pulls.append(1) or pull(*given))
-    _, figures = solved(model, x, path, "fixed_point", tolerance=0.2)
-    assert len(pulls) == figures["sweeps"] > 1
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_finite_ends_the_sweeps(name, kind):
@@ -95,25 +83,6 @@ def test_a_chain_of_one_link_needs_no_sweep():
     ):
         model(x).sum().backward()
     assert figures[""]["sweeps"] == figures[""]["residual"] == 0.0
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"tolerance": 0.0}, ValueError, "tolerance must be positive and finite, not 0.0"),
-        ({"tolerance": -1e-3}, ValueError, "tolerance must be positive and finite, not -0.001"),
-        ({"tolerance": float("nan")}, ValueError, "tolerance must be positive and finite, not nan"),
-        ({"tolerance": float("inf")}, ValueError, "tolerance must be positive and finite, not inf"),
-        ({"tolerance": "1e-3"}, TypeError, "tolerance must be a positive number, not '1e-3'"),
-        ({"tolerance": True}, TypeError, "tolerance must be a positive number, not True"),
-        ({"tolerance": 1e-3, "iterations": 2}, ValueError, "iterations=2 and tolerance=0.001; give one of them"),
-        ({"iterations": 1.5}, TypeError, "iterations must be an int of at least 0, not 1.5"),
-    ],
-)
-def test_values_that_are_refused(name, options, error, message):
-    with pytest.raises(error, match=message):
-        gradfree.create_engine(name, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

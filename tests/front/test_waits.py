@@ -51,7 +51,7 @@ def counted(engine, case):
 @pytest.fixture
 def _takes_pinned_memory(monkeypatch):
     """As a GPU does: what packed sequences send there is not waited for."""
-    monkeypatch.setattr("gradfree.devices.device.keeps_pinned", lambda device: device.type == pretend_device.NAME)
+    monkeypatch.setattr("gradfree.devices.hardware.keeps_pinned", lambda device: device.type == pretend_device.NAME)
 
 
 @pytest.mark.usefixtures("_takes_pinned_memory")

@@ -1,7 +1,9 @@
-"""Every Python example in the README and the docs runs as it stands."""
+"""Every Python example in the README and the docs runs as it stands, and what pages must have is there."""
 
 import re
+import runpy
 import sys
+from dataclasses import fields
 from types import ModuleType
 
 import polars as pl
@@ -33,29 +35,60 @@ def examples(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+def run_alone(code, folder, filed):
+    """Run an example as if it were the only one; one that begins with the name of a file is kept in it."""
+    if named := re.match(r"# (\w+)\.py\n", code):
+        code = filed[named[1]] = filed.get(named[1], "") + code
+        (folder / f"{named[1]}.py").write_text(code, encoding="utf-8")
+        sys.modules.pop(named[1], None)
+    package = ModuleType("example")
+    sys.modules[package.__name__] = package
+    exec(compile(code, "example", "exec"), vars(package))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.name)
-def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_each_example_of_a_page_runs_alone(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     if "results/quick" in "".join(examples(page)):
         (tmp_path / "results" / "quick").mkdir(parents=True)
         # What ``make demo`` leaves.
         committed("quick").facts.write_parquet("results/quick/report.parquet")
     torch.set_default_dtype(torch.float32)
-    package = ModuleType("my_package")
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    for code in examples(page):
-        exec(compile(code, str(page), "exec"), vars(package))
+    filed = {}
+    try:
+        for code in examples(page):
+            run_alone(code, tmp_path, filed)
+    finally:
+        for name in ("example", *filed):
+            sys.modules.pop(name, None)
 
 
-def test_every_engine_has_a_page():
+def test_every_engine_has_a_page_with_a_picture_and_its_options():
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "engines").glob("*.md")}
+    index = pages.pop("index")
     assert pages.keys() == set(gradfree.list_engines())
     for name, text in pages.items():
         assert text.startswith(f"# {name}\n")
-        assert f".. autoclass:: gradfree.algorithms.{engine_class(name).__name__}\n" in text
+        assert "](../images/" in text
+        assert f"[`{name}`]({name}.md)" in index
         assert all(f"| {row} | " in text for row in ("formula", "exact when", "options", "wins", "loses"))
+        assert not [option for option in fields(engine_class(name)) if f"`{option.name}`" not in text]
+
+
+def test_the_page_of_the_api_has_all_that_is_public():
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    public = [f"gradfree.{name}" for name in gradfree.__all__]
+    public += [f"gradfree.lightning.{name}" for name in gradfree.lightning.__all__]
+    assert not [name for name in public if f"| `{name}` |" not in page]
+
+
+def test_the_pictures_are_those_that_the_script_draws():
+    drawings = runpy.run_path(str(ROOT / "docs" / "images" / "draw.py"))["DRAWINGS"]
+    for name, drawing in drawings.items():
+        assert (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8") == drawing.svg()
 
 
 def test_the_example_engine_is_right():
@@ -63,7 +96,7 @@ def test_the_example_engine_is_right():
     from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
 
     names = {"__name__": "example"}
-    exec(examples(ROOT / "docs" / "adding-an-engine.md")[0], names)
+    exec(examples(ROOT / "docs/develop/adding-an-engine.md")[0], names)
     model, x = plain_model(), torch.randn(4, 6)
     expected = gradients(model, lambda: model(x))
     with names["Damped"](iterations=4).attach(model):
@@ -79,7 +112,7 @@ def test_the_example_layer_engine_is_right():
     from gradfree.testing.cases.models import assert_equal_gradients, gradients, layered_model
 
     names = {"__name__": "example"}
-    for code in examples(ROOT / "docs" / "adding-an-engine.md")[:2]:
+    for code in examples(ROOT / "docs/develop/adding-an-engine.md")[:2]:
         exec(code, names)
     model, x = layered_model(), torch.randn(4, 6)
     for layer in (model.blocks[2], model.blocks[4]):
@@ -98,7 +131,7 @@ def test_the_example_chain_kind_is_right():
     from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
     names = {"__name__": "example"}
-    model_code, kind_code, *_ = examples(ROOT / "docs" / "adding-a-chain-kind.md")
+    model_code, kind_code, *_ = examples(ROOT / "docs/develop/adding-a-chain-kind.md")
     exec(model_code, names)
     model, x = names["Encoder"](6, depth=5), torch.randn(4, 8)
     expected = gradients(model, lambda: model(x))
@@ -116,7 +149,7 @@ def test_the_example_port_is_right():
     import gradfree
 
     names = {"__name__": "example"}
-    *_, code = examples(ROOT / "docs" / "how-it-works.md")
+    *_, code = examples(ROOT / "docs/develop/how-it-works.md")
     definitions, registration = code.rsplit("\n\n", 1)
     exec(definitions, names)
 
@@ -139,7 +172,7 @@ def test_the_example_port_is_right():
 @pytest.mark.slow
 def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
     """The page's file runs by its name, and its own section is in the report; other functions are refused."""
-    (tmp_path / "my_suite.py").write_text("\n".join(examples(ROOT / "docs" / "benchmarks.md")), encoding="utf-8")
+    (tmp_path / "my_suite.py").write_text("\n".join(examples(ROOT / "docs/develop/benchmarks.md")), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     try:
@@ -169,7 +202,7 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
     ]
     assert f'"{title}"' in charts
     # The example is as short as the page promises.
-    assert len(examples(ROOT / "docs" / "benchmarks.md")[1].strip().splitlines()) <= 40
+    assert len(examples(ROOT / "docs/develop/benchmarks.md")[1].strip().splitlines()) <= 40
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -187,13 +220,23 @@ def test_no_page_has_a_merge_that_nobody_finished():
         assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
 
 
-def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+def test_prose_is_plain_and_links_lead_somewhere():
+    """As ``make lint`` finds it."""
+    assert not runpy.run_path(str(ROOT / ".ci" / "prose.py"))["problems"]()
 
 
-def test_the_page_of_benchmarks_tells_of_every_suite():
+def test_long_sentences_odd_words_and_dead_links_are_found(tmp_path):
+    prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
+    page = tmp_path / "page.md"
+    page.write_text("# One\n\nIt is told to `all`. It works:\n\n- [here](#two)\n- [there](none.md), [good](#one).\n")
+    text = page.read_text()
+    assert prose["sentences"](text) == ["One.", "It is told to code.", "It works:", "here", "there, good."]
+    assert [pattern for pattern in prose["ODD"] if re.search(pattern, prose["prose"](text))] == [
+        next(iter(prose["ODD"]))
+    ]
+    assert prose["dead_links"](page, text) == ["#two", "none.md"]
 
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+def test_the_page_of_results_lists_every_suite():
+    page = (ROOT / "docs/results/index.md").read_text(encoding="utf-8")
     assert not [name for name in SUITES if f"`{name}`" not in page]

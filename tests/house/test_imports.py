@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
@@ -28,10 +29,11 @@ DOORS = (
 
 
 def modules():
-    """Full names of all modules of the package, as installed, with their files; scripts are not."""
+    """Full names of all modules of the package, as installed, with their files; scripts and other programs are not."""
+    excluded = {path for room in ("scripts", "clients") for path in (ROOT / "benchmarks" / room).rglob("*.py")}
     found = {}
     for folder, package in PACKAGES.items():
-        for path in set((ROOT / folder).rglob("*.py")) - set((ROOT / "benchmarks" / "scripts").iterdir()):
+        for path in set((ROOT / folder).rglob("*.py")) - excluded:
             inner = path.relative_to(ROOT / folder).with_suffix("").parts
             found[".".join((package, *inner)).removesuffix(".__init__")] = path
     return found
@@ -40,9 +42,14 @@ def modules():
 MODULES = modules()
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path):
     """Full names of what the module at ``path`` imports: at its head, in a function, or for annotations alone."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -124,7 +131,7 @@ def test_no_room_is_crowded(folder):
 
 
 def test_no_two_public_classes_share_a_name():
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    trees = {name: parsed(path) for name, path in MODULES.items()}
     homes = [(node.name, name) for name, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)]
     taken = Counter(name for name, _ in homes if not name.startswith("_"))
     assert sum(taken.values()) > 200
@@ -137,7 +144,7 @@ OTHERS = ()
 
 def private_functions(path):
     """What a file takes from torch that torch does not promise to keep: names with an underscore, no classes."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         names = []
         if isinstance(node, ast.Attribute):
             names = ast.unparse(node).split(".")

@@ -6,7 +6,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from classifier_runs import ResidualClassifier, fit, loader, trainer
-from forked_scripts import Script
 from lightning_runs import is_bare
 from torch import nn
 
@@ -40,11 +39,14 @@ def test_an_exact_engine_trains_as_plain_lightning_does(tmp_path, options):
         torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_the_name_means_the_engine_with_its_default_options(tmp_path):
-    by_name = fit(tmp_path, "truncated")
-    by_instance = fit(tmp_path, gradfree.lightning.EngineStrategy(gradfree.create_engine("truncated")))
-    assert torch.equal(by_name, by_instance)
-    assert not torch.allclose(by_name, fit(tmp_path, "auto"))
+def test_an_engine_by_import_path_trains(tmp_path):
+    path = "gradfree.algorithms:FixedPoint"
+    expected = fit(tmp_path, gradfree.lightning.EngineStrategy("fixed_point", iterations=0))
+    assert torch.equal(fit(tmp_path, gradfree.lightning.EngineStrategy(path, iterations=0)), expected)
+    with pytest.raises(TypeError, match="'gain'"):
+        gradfree.lightning.EngineStrategy(path, gain=2)
+    with pytest.raises(ImportError, match="no_such:Engine"):
+        gradfree.lightning.EngineStrategy("no_such:Engine")
 
 
 REGISTRIES = {
@@ -69,12 +71,14 @@ def test_every_engine_is_a_strategy_in_every_namespace(namespace):
     [
         lambda: "highway_bp",
         lambda: gradfree.lightning.EngineStrategy("highway_bp", iterations=1),
-        lambda: gradfree.lightning.EngineDDPStrategy("highway_bp", iterations=1, process_group_backend="gloo"),
     ],
-    ids=["by name", "with options", "with options, DDP"],
+    ids=["by name", "with options"],
 )
 def test_pytorch_lightning_trains_too(tmp_path, make):
-    """The older name's Trainer and modules, which are other classes than lightning.pytorch's."""
+    """The older name's Trainer and modules, which are other classes than lightning.pytorch's.
+
+    Not DDP: in this process it would leave a process group and its environment to the tests that follow.
+    """
     older = pytest.importorskip("pytorch_lightning")
     members = {name: ResidualClassifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
 
@@ -160,66 +164,6 @@ def test_lightning_cli_takes_engines(tmp_path, arguments):
     )
 
 
-@pytest.mark.processes
-@pytest.mark.slow
-def test_it_may_be_imported_before_lightning(tmp_path):
-    """All other tests import Lightning first."""
-    (tmp_path / "first.py").write_text(
-        "import sys\n"
-        "assert not {'lightning', 'pytorch_lightning', 'gradfree.lightning'} & sys.modules.keys()\n"
-        "import gradfree.lightning, lightning\n"
-        "lightning.Trainer(strategy='highway_bp', accelerator='cpu', logger=False)\n"
-    )
-    status, said = Script(tmp_path / "first.py").ended()
-    assert status == 0, said
-
-
-def test_checkpoints_are_those_of_an_ordinary_run(tmp_path):
-    torch.manual_seed(0)
-    model = ResidualClassifier()
-    run = trainer(tmp_path, strategy="highway_bp", enable_checkpointing=True)
-    run.fit(model, loader())
-    checkpoint = torch.load(run.checkpoint_callback.best_model_path, weights_only=True)
-    ResidualClassifier().load_state_dict(checkpoint["state_dict"])
-
-
-class Recurrent(ResidualClassifier):
-    """Takes its images as sequences, so that DSF has a gate to remember."""
-
-    def __init__(self):
-        super().__init__()
-        rnn = nn.GRU(1, 16, batch_first=True)
-        self.net = nn.ModuleDict({"rnn": rnn, "head": nn.Linear(16, 3)})
-
-    def training_step(self, batch, index):
-        out = self.net["rnn"](batch[0].unsqueeze(-1))[0][:, -1]
-        return nn.functional.cross_entropy(self.net["head"](out), batch[1])
-
-    def validation_step(self, batch, index):
-        pass
-
-
-def test_what_an_engine_remembers_is_in_the_checkpoint(tmp_path):
-    def strategy():
-        return gradfree.lightning.EngineStrategy("dsf", feedback="gate")
-
-    def weights(model):
-        return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-    torch.manual_seed(0)
-    whole = Recurrent()
-    trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(whole, loader())
-    torch.manual_seed(0)
-    half = Recurrent()
-    run = trainer(tmp_path, strategy=strategy(), max_epochs=1, enable_checkpointing=True)
-    run.fit(half, loader())
-    path = run.checkpoint_callback.best_model_path
-    assert torch.load(path, weights_only=True)["gradfree"]["net.rnn"]["mean of 0.0.0"].shape == (16,)
-    resumed = Recurrent()
-    trainer(tmp_path, strategy=strategy(), max_epochs=2).fit(resumed, loader(), ckpt_path=path)
-    assert torch.equal(weights(resumed), weights(whole))
-
-
 def test_validation_and_prediction_need_no_chain(tmp_path):
     class NoChain(ResidualClassifier):
         def __init__(self):
@@ -249,12 +193,6 @@ def test_several_devices_or_nodes_are_refused(tmp_path, name):
         trainer(tmp_path, strategy=name, devices=2)
     with pytest.raises(ValueError, match=r"num_nodes=2"):
         trainer(tmp_path, strategy=name, num_nodes=2)
-
-
-def test_the_strategy_takes_the_trainers_device(monkeypatch):
-    strategy = gradfree.lightning.EngineStrategy("highway_bp")
-    strategy.parallel_devices = [torch.device("cuda", 1)]
-    assert strategy.root_device == torch.device("cuda", 1)
 
 
 def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):

@@ -3,11 +3,10 @@
 from contextlib import nullcontext
 from itertools import pairwise
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from lightning_runs import REGISTERED, RUNS, WITH_STATE, fresh, in_turns, over, quiet, strategy, trainer
+from lightning_runs import RUNS, WITH_STATE, fresh, over, quiet, strategy, trainer
 from plain_modules import PlainModule, weights
 from torch import nn
 
@@ -21,7 +20,7 @@ def scaler(precision):
     return torch.amp.GradScaler("cpu", init_scale=2.0**10) if precision == "16-mixed" else None
 
 
-def plain_loop(module, engine, precision, clip):
+def plain_loop(module, engine, precision):
     """Train for two epochs as Lightning does with accumulate_grad_batches=2, in a loop of one's own."""
     module = module.to(TRUE.get(precision, torch.float32))
     optimizer, scale = module.configure_optimizers(), scaler(precision)
@@ -35,7 +34,7 @@ def plain_loop(module, engine, precision, clip):
                 if index % 2:
                     if scale:
                         scale.unscale_(optimizer)
-                    clip(module.parameters())
+                    nn.utils.clip_grad_norm_(module.parameters(), 0.1)
                     if scale:
                         scale.step(optimizer)
                         scale.update()
@@ -45,61 +44,23 @@ def plain_loop(module, engine, precision, clip):
     return weights(module)
 
 
-def by_norm(parameters):
-    nn.utils.clip_grad_norm_(parameters, 0.1)
-
-
-def by_value(parameters):
-    nn.utils.clip_grad_value_(parameters, 0.01)
-
-
-CLIPPING = {
-    "norm": (by_norm, {"gradient_clip_val": 0.1}),
-    "value": (by_value, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
-}
-
-
-@in_turns(
-    ["precision", "clipping"],
-    quick=[("32-true", "value"), ("bf16-mixed", "norm"), ("bf16-true", "norm")],
-    slow=[("64-true", "norm"), ("16-mixed", "norm"), ("16-true", "value")],
+@pytest.mark.parametrize(
+    "precision",
+    ["bf16-mixed", "bf16-true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("64-true", "16-mixed", "16-true"))],
 )
-def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precision, clipping):
+@over(WITH_STATE)
+def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precision):
     """To the last bit: Lightning adds nothing to an engine and takes nothing away."""
-    clip, options = CLIPPING[clipping]
     # By name Lightning would take bfloat16 on a CPU in place of float16.
     plugin = {"plugins": MixedPrecision(precision, "cpu", scaler(precision))} if precision == "16-mixed" else {}
     chosen = plugin or {"precision": precision}
     module = fresh(kind)
     before = weights(module)
-    trainer(tmp_path, engine, accumulate_grad_batches=2, **options, **chosen).fit(module)
-    expected = plain_loop(fresh(kind), engine, precision, clip)
+    trainer(tmp_path, engine, accumulate_grad_batches=2, gradient_clip_val=0.1, **chosen).fit(module)
+    expected = plain_loop(fresh(kind), engine, precision)
     assert torch.equal(weights(module), expected)
     assert expected.isfinite().all()
     assert not torch.equal(expected.float(), before)
-
-
-class Manual(PlainModule):
-    """Optimizes by hand; its backward pass runs inside the step, so under autocast."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch, index):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        if index % 2:
-            self.manual_backward(self.loss(batch))
-        else:
-            self.loss(batch).backward()
-        optimizer.step()
-
-
-@in_turns(["precision"], quick=[("32-true",), ("bf16-mixed",)], runs=REGISTERED)
-def test_manual_optimization_trains_as_automatic_does(tmp_path, engine, kind, precision):
-    automatic, manual = fresh(kind), fresh(kind, Manual)
-    for module in (automatic, manual):
-        trainer(tmp_path, engine, precision=precision, max_epochs=1).fit(module)
-    torch.testing.assert_close(weights(manual), weights(automatic), rtol=0, atol=0 if precision == "32-true" else 1e-3)
 
 
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"]})
@@ -123,11 +84,3 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(tmp_path, engine, kind):
     (kept,) = carrier.handle.state_dict().values()
     assert all(tensor.isfinite().all() for tensor in kept.values())
     assert int(kept.get("steps", 32 - skipped)) == 32 - skipped
-
-
-def test_lightning_takes_bfloat16_for_float16_on_a_cpu(tmp_path):
-    """What docs/lightning.md says of precision="16-mixed" there."""
-    with pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead"):
-        run = trainer(tmp_path, strategy="highway_bp", precision="16-mixed")
-    assert isinstance(run.strategy, pl.strategies.SingleDeviceStrategy)
-    assert run.precision == "bf16-mixed"

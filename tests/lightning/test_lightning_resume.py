@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
-from lightning_runs import RUNS, WITH_STATE, fresh, in_turns, is_bare, over, quiet, strategy, trainer, turn
+from lightning_runs import RUNS, WITH_STATE, fresh, is_bare, over, quiet, strategy, trainer
 from plain_modules import PlainModule, weights
 
 pytestmark = quiet
@@ -27,7 +27,8 @@ def half_precision(name):
     return {"plugins": MixedPrecision(name, "cpu", scaler)}
 
 
-@in_turns(["precision"], quick=[("bf16-mixed",)], slow=[("32-true",), ("16-mixed",)])
+@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])
+@over(WITH_STATE | {"highway_bp, blocks": RUNS["highway_bp, blocks"]})
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, engine, kind, precision):
     """To the last bit, weights and engine: 8 batches are no multiple of what the engines count to."""
     whole, carrier = fresh(kind), strategy(engine)
@@ -58,7 +59,7 @@ def batch_scaled(run, module):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-@pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, pytest.param(batch_scaled, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, batch_scaled])
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"], "truncated, blocks": RUNS["truncated, blocks"]})
 def test_a_search_before_training_leaves_no_trace(tmp_path, engine, kind, tune):
     """Searches train, restore weights and optimizer, and go on: the engine's count and means with them."""
@@ -102,7 +103,7 @@ def test_a_checkpoint_of_a_run_without_an_engine_may_be_resumed_with_one(tmp_pat
 def test_weights_load_where_there_is_no_gradfree(tmp_path, request):
     """Hyperparameters and weights of engines' checkpoints, where it cannot be imported."""
     expected = {}
-    for number, ((name, options), kind) in enumerate(turn(0).values()):
+    for number, ((name, options), kind) in enumerate(WITH_STATE.values()):
         path = tmp_path / f"{number}.ckpt"
         module = fresh(kind, lr=0.05)
         run = trainer(tmp_path, strategy=strategy(name, **options), max_epochs=1)

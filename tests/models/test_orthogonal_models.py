@@ -10,7 +10,7 @@ from gradfree.algorithms import FOTON
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
 MODELS = ("orthogonal_mlp", "orthogonal_lenet", "orthogonal_convnet")
-ENGINES = ("foton", "orthogonal_backprop", "pepita", "dfa", "fa")
+ENGINES = ("foton", "orthogonal_backprop", "pepita", "dfa")
 
 
 def weighted(model):

@@ -3,8 +3,6 @@
 Their Jacobians are diagonal, so that the residual path is all of them.
 """
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -108,21 +106,3 @@ def test_highway_bp_needs_no_sweep_where_the_jacobian_is_diagonal(name):
     with gradfree.create_engine("highway_bp", iterations=0).attach(layer):
         actual = torch.autograd.grad(layer(x)[0].pow(2).sum(), list(layer.parameters()))
     assert all(map(torch.allclose, actual, expected)) == (name == "para_gru")
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_models_take_them_by_name_and_engines_find_them(name):
-    model = gradfree.create_model("recurrent_lm", vocab_size=11, cell=name, layers=2, width=8)
-    tokens = torch.randint(11, (3, 6))
-    logits, states = model.unroll(tokens[:, :4])
-    torch.testing.assert_close(
-        torch.cat([logits, model.unroll(tokens[:, 4:], states)[0]], 1), model(tokens), rtol=1e-10, atol=1e-10
-    )
-    twin = copy.deepcopy(model)
-    model(tokens).pow(2).sum().backward()
-    engine = gradfree.create_engine("backprop")
-    assert list(engine.validate(twin).chains) == ["stack.rnns.0", "stack.rnns.1"]
-    with engine.attach(twin):
-        twin(tokens).pow(2).sum().backward()
-    for p, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, p.grad, rtol=1e-9, atol=1e-10)

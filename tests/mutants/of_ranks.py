@@ -10,11 +10,10 @@ MUTANTS = (
         "a rank's share of a shared weight's gradient is dropped",
         RANKS,
         (
-            "gradfree/*/messages.py",
-            "tensor += self.receive(torch.empty_like(tensor), other, number, SHARED, what)",
-            "self.receive(torch.empty_like(tensor), other, number, SHARED, what)",
+            "gradfree/ranks/shared_weights.py",
+            "return [found.get(name) for name in names]",
+            "return [None] * len(names)",
         ),
-        ("gradfree/ranks/loans.py", "return [found.get(name) for name in names]", "return [None] * len(names)"),
     ),
     mutant(
         "what a rank's border changes by is carried on with the wrong sign",
@@ -34,12 +33,7 @@ MUTANTS = (
         "what a rank gives another besides states gets no gradient back",
         RANKS,
         (
-            "gradfree/ranks/*.py",
-            "sent = like.empty().zero_() if cotangent is None else cotangent\n",
-            "sent = like.empty().zero_()\n",
-        ),
-        (
-            "gradfree/ranks/loans.py",
+            "gradfree/ranks/shared_weights.py",
             "self.messages.give(list(found.values()),",
             "self.messages.give([0 * g for g in found.values()],",
         ),
@@ -47,8 +41,7 @@ MUTANTS = (
     mutant(
         "weights that modules around the chain share are each rank's own",
         RANKS,
-        ("gradfree/ranks/shared.py", "if not trained or not torch.is_grad_enabled():", "if True:"),
-        ("gradfree/ranks/loans.py", "if node is self._node}", "if node is None}"),
+        ("gradfree/ranks/shared_weights.py", "if node is self._node}", "if node is None}"),
     ),
     mutant(
         "a microbatch counts as the whole batch",

@@ -2,10 +2,10 @@
 
 from mutant import mutant
 
-RECURRENT = "time/test_recurrent.py"
-SHOOTING = "time/test_shooting.py"
-NEWTON = "time/test_newton.py"
-CELLS = "time/cells/test_cell_layer.py"
+RECURRENT = "time/programs/test_random_recurrences.py"
+SHOOTING = f"{RECURRENT} time/test_shooting.py"
+NEWTON = f"{RECURRENT} time/test_newton.py"
+CELLS = f"{RECURRENT} time/cells/test_cell_layer.py"
 
 MUTANTS = (
     mutant(
@@ -65,14 +65,14 @@ MUTANTS = (
         "the direct cotangent of the last step is lost in iterations",
         RECURRENT,
         (
-            "gradfree/time/chain.py",
+            "gradfree/time/time_chain.py",
             "torch.cat([direct[:-1] + crossed, direct[-1:]])",
             "torch.cat([direct[:-1] + crossed, torch.zeros_like(direct[-1:])])",
         ),
     ),
     mutant(
         "packed sequences get the final state's cotangent at the longest one's end",
-        f"{RECURRENT} time/test_recurrent_input.py",
+        RECURRENT,
         (
             "gradfree/time/fused_layer.py",
             "e.flatten(0, 1).index_add_(0, self.packing.last, final)",
@@ -81,14 +81,14 @@ MUTANTS = (
     ),
     mutant(
         "packed sequences run backwards from the end of the longest",
-        "time/test_recurrent_input.py",
+        RECURRENT,
         ("gradfree/time/packing.py", "lengths - 1 - step.unsqueeze(1)", "steps - 1 - step.unsqueeze(1)"),
     ),
     mutant(
         "the mean gate counts padding",
         "time/test_gate_mean.py",
         (
-            "gradfree/time/chain.py",
+            "gradfree/time/time_chain.py",
             "return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()",
             "return d.mean((0, 1))",
         ),
@@ -232,8 +232,46 @@ MUTANTS = (
         "time/test_recurrent_refusals.py",
         (
             "gradfree/torchside/guards.py",
-            "        raise changed_in_place(where) from error\n",
+            "        raise errors.CHANGED_IN_PLACE.error(where=where) from error\n",
             "        return tuple(ctx.to_save)\n",
         ),
+    ),
+    mutant(
+        "the cotangent of the outputs is written to",
+        RECURRENT,
+        ("gradfree/time/fused_layer.py", "cotangent if of_h is None else cotangent.clone()", "cotangent"),
+    ),
+    mutant(
+        "the second direction's input gets its gradient in its own order",
+        RECURRENT,
+        (
+            "gradfree/time/fused_layer.py",
+            "return x.flip(0) if direction else x\n        packed",
+            "return x\n        packed",
+        ),
+    ),
+    mutant(
+        "the second direction starts from the first one's state",
+        RECURRENT,
+        ("gradfree/time/fused_layer.py", "first, fed, own = [state[d] for", "first, fed, own = [state[0] for"),
+    ),
+    mutant(
+        "a part of the state without direct cotangents loses its last step",
+        RECURRENT,
+        (
+            "gradfree/time/time_chain.py",
+            "torch.cat([crossed, crossed.new_zeros(1, *crossed.shape[1:])])",
+            "torch.cat([crossed, torch.zeros_like(crossed[:1])])",
+        ),
+    ),
+    mutant(
+        "borders' changes are not carried on by the gates",
+        "time/test_shooting.py",
+        ("gradfree/segments/settling.py", "scan(jump, d[:-1], reverse)", "jump"),
+    ),
+    mutant(
+        "parameters that are frozen between the passes get gradients",
+        RECURRENT,
+        ("gradfree/time/unrolled_chain.py", "if want and p.requires_grad]", "if want]"),
     ),
 )

@@ -20,10 +20,12 @@ import of_engines
 import of_ranks
 import of_rows
 import of_time
+import of_wrappers
 from mutant import Mutant
 
 TREE = Path(__file__).resolve().parents[2]
-MUTANTS = (*of_depth.MUTANTS, *of_rows.MUTANTS, *of_engines.MUTANTS, *of_time.MUTANTS, *of_ranks.MUTANTS)
+ROOMS = (of_depth, of_rows, of_engines, of_time, of_wrappers, of_ranks)
+MUTANTS = tuple(mutant for room in ROOMS for mutant in room.MUTANTS)
 RESULTS = Path(__file__).with_name("results.txt")
 # In seconds; a mutant may make ranks wait for each other.
 LONGEST = 400

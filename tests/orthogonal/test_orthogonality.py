@@ -2,10 +2,8 @@
 
 import copy
 import gc
-import warnings
 import weakref
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import gradfree
 from gradfree.algorithms import FOTON
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.orthogonal.weights import drift, drift_along, is_matrix, project, retract
+from gradfree.orthogonal.weights import drift, is_matrix, project, retract
 
 SHAPES = {"square": (24, 24), "wide": (10, 24), "tall": (24, 10), "one row": (1, 8), "patches": (12, 3, 2, 2)}
 
@@ -50,30 +48,6 @@ def test_a_drift_whose_entries_cancel_is_seen():
     """W = I + u uᵀ with u = (1, -1, 0, 0) / √2 has a drift of 3, along u, whose sum is zero."""
     u = torch.tensor([1.0, -1.0, 0.0, 0.0]) / 2**0.5
     assert drift([torch.eye(4) + torch.outer(u, u)]).item() == pytest.approx(3.0, rel=1e-3)
-
-
-def test_a_probe_from_a_checkpoint_follows_its_weight():
-    """Checkpoints load to the CPU; a probe of another precision stands for one on another device."""
-    weight, probe = torch.randn(4, 6, dtype=torch.float32), torch.randn(4, 1, dtype=torch.float64)
-    found, expected = drift_along([weight], [probe]), drift_along([weight], [probe.float()])
-    assert found[0][0].dtype == torch.float32
-    torch.testing.assert_close(found, expected)
-
-
-def test_weights_of_all_shapes_are_probed_together_as_one_by_one():
-    """The first time, and along what that has left."""
-    weights = [torch.randn(8, 8), torch.randn(6, 9), torch.randn(8, 8), torch.randn(9, 6), torch.randn(8, 2, 2, 2)]
-    probes, alone = [None, torch.randn(6, 1), torch.randn(8, 1), None, None], []
-    for _ in range(2):
-        alone = [drift_along([weight], [probe]) for weight, probe in zip(weights, probes, strict=True)]
-        probes, drifts = drift_along(weights, probes)
-        torch.testing.assert_close(drifts, torch.cat([drift for _, drift in alone]))
-        for probe, (own, _) in zip(probes, alone, strict=True):
-            torch.testing.assert_close(probe, own[0])
-    wide = weights[3].mT
-    v = probes[3] / probes[3].norm()
-    expected = (wide @ wide.mT - torch.eye(6)) @ v
-    torch.testing.assert_close(drift_along(weights, probes)[0][3], expected, rtol=1e-2, atol=1e-1)
 
 
 def test_each_weight_of_a_batch_is_led_to_its_own_nearest_matrix():
@@ -115,11 +89,6 @@ def test_which_layers_are_matrices():
         nn.Tanh(),
     ):
         assert not is_matrix(layer)
-
-
-def test_orthogonalize_wants_a_layer():
-    with pytest.raises(ValueError, match="Tanh has no linear layer"):
-        gradfree.orthogonalize(nn.Tanh())
 
 
 def net():
@@ -233,42 +202,6 @@ def test_only_the_weight_that_has_drifted_is_led_back():
     assert torch.equal(layers[6].weight, others[1])
 
 
-def test_a_weight_that_is_not_finite_is_not_forgotten():
-    """NaN is no small drift: the others are led back all the same."""
-    layers = net()
-    optimizer = torch.optim.SGD(layers.parameters(), 0.0)
-    with FOTON().attach(layers):
-        layers[0].weight.data[0, 0] = torch.nan
-        layers[4].weight.data *= 1.1
-        for _ in range(2):
-            optimizer.step()
-    assert layers[0].weight.isnan().any()
-    assert deviation(layers[4].weight) < 0.05
-
-
-def test_weights_far_from_orthogonal_are_replaced_at_the_first_step():
-    layers = net()
-    for parameter in layers.parameters():
-        nn.init.normal_(parameter)
-    optimizer = torch.optim.SGD(layers.parameters(), 0.01)
-    with FOTON(orthogonalize_every=1, orthogonalize_steps=2).attach(layers):
-        assert largest(layers) > 1
-        plain_loop(layers, optimizer, 1)
-        assert largest(layers) < 1e-5
-
-
-def test_the_engine_optimizer_retracts_too():
-    layers = net()
-    optimizer = gradfree.EngineOptimizer(
-        torch.optim.AdamW(layers.parameters(), 1e-3), layers, FOTON(orthogonalize_every=1, orthogonalize_steps=2)
-    )
-    plain_loop(layers, optimizer, 3)
-    assert largest(layers) < 1e-5
-    optimizer.detach()
-    plain_loop(layers, optimizer, 3)
-    assert largest(layers) > 1e-4
-
-
 def test_other_optimizers_do_not_count():
     layers, other = net(), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
@@ -276,46 +209,6 @@ def test_other_optimizers_do_not_count():
         other(torch.ones(2)).sum().backward()
         optimizer.step()
         assert "steps" not in handle.state_dict().get("", {})
-
-
-def test_a_restored_engine_goes_on_counting():
-    layers = net()
-    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
-    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers) as handle:
-        plain_loop(layers, optimizer, 2)
-        state = handle.state_dict()
-    with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers) as handle:
-        handle.load_state_dict(state)
-        plain_loop(layers, optimizer, 1)
-    assert largest(layers) < 1e-5
-
-
-def test_lightning_retracts_too():
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layers = net()
-
-        def training_step(self, batch):
-            return F.cross_entropy(self.layers(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    module = Module()
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=8)
-    strategy = gradfree.lightning.EngineStrategy("foton", orthogonalize_every=1, orthogonalize_steps=2)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pl.Trainer(strategy=strategy, accelerator="cpu", max_epochs=2, **quiet).fit(module, data)
-    assert largest(module.layers) < 1e-5
-    assert deviation(module.layers[4].weight) != 0.0
 
 
 @pytest.mark.parametrize(
@@ -343,12 +236,6 @@ def test_validate_tells_layer_by_layer_what_is_lost(layer, note):
     assert len(report.notes) == 1
     assert report.notes[0].startswith(note)
     assert f"note: {note}" in str(report)
-
-
-def test_an_orthogonal_tanh_net_loses_nothing_to_speak_of():
-    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
-    gradfree.orthogonalize(layers)
-    assert FOTON().validate(layers).notes == []
 
 
 def test_an_engine_that_is_never_detached_ends_with_its_model():

@@ -11,7 +11,6 @@ from torch import nn
 
 import gradfree
 from gradfree.algorithms import FOTON, OrthogonalBackprop
-from gradfree.chains.memory import average_means
 from gradfree.fidelity import loss_fidelity
 
 ENGINES = {"foton": FOTON(), "streaming": FOTON(streaming=True), "orthogonal_backprop": OrthogonalBackprop()}
@@ -72,19 +71,6 @@ def test_no_scale_of_the_loss_changes_it(scale):
     assert taught(FOTON(), noise, 5, scale) == pytest.approx(taught(FOTON(), noise, 5), rel=1e-9)
 
 
-def test_it_ends_where_the_loss_is_least():
-    """Of targets that are three times the outputs, in the mean."""
-    torch.manual_seed(0)
-    model, x = net(), torch.randn(64, 8)
-    target = 3 * model(x).detach() + 0.01 * torch.randn(64, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with FOTON().attach(model) as handle:
-        for _ in range(100):
-            (model(x) - target).pow(2).mean().backward()
-            optimizer.step()
-        assert temperature(handle) == pytest.approx(3.0, rel=0.06)
-
-
 def test_the_error_is_taken_without_it():
     model, x = net(), torch.randn(5, 8)
     y = torch.randint(3, (5,))
@@ -127,17 +113,6 @@ def test_it_is_in_checkpoints_and_gone_with_the_engine():
         handle.load_state_dict(state)
         torch.testing.assert_close(model(x), hot, rtol=0, atol=0)
     torch.testing.assert_close(hot, told(state[""]) * plain)
-
-
-def test_ranks_have_the_mean_of_their_temperatures(monkeypatch):
-    """Before the first step there is none: its mean is no number, and the outputs stay as they are."""
-    model, x = net(), torch.randn(5, 8)
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
-    with FOTON().attach(model) as handle:
-        assert [name for _, name, _ in handle._means] == ["residual", "log temperature", "asked of the temperature"]
-        plain = model(x)
-        average_means(handle._means, x)
-        torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)

@@ -197,11 +197,12 @@ def test_the_extra_for_lightning_is_enough_for_a_strategy(bare, tmp_path):
 
 
 def files_of_packages(checkout):
-    """Files in the folders that are packages, as an installation names them; records and scripts are none."""
+    """Files in the folders that are packages, as an installation names them; records, scripts and clients are none."""
     for folder, package in PACKAGES.items():
         for path in (checkout / folder).rglob("*"):
             inner = path.relative_to(checkout / folder).as_posix()
-            if path.is_file() and not (folder == "benchmarks" and inner.startswith(("results/", "scripts/"))):
+            kept_out = folder == "benchmarks" and inner.startswith(("clients/", "results/", "scripts/"))
+            if path.is_file() and not kept_out:
                 yield f"{package.replace('.', '/')}/{inner}"
 
 

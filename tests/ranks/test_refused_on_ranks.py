@@ -1,19 +1,23 @@
-"""What is refused of models on ranks before a message is sent."""
+"""What is refused of models on ranks, before a message is sent and when they run."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from rank_processes import results_of_ranks
 from torch import distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
+from gradfree import errors
 from gradfree.errors import ChainError
+
+SCRIPT = Path(__file__).with_name("refused_ranks.py")
 
 
 def test_checkpoints_transforms_and_copies_of_the_whole_model_are_refused(tmp_path):
-    if distributed.is_initialized():  # By another test.
-        distributed.destroy_process_group()
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model, x = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3))), torch.randn(4, 2)
@@ -28,3 +32,15 @@ def test_checkpoints_transforms_and_copies_of_the_whole_model_are_refused(tmp_pa
         assert all(p.grad is not None for p in model.parameters())
     finally:
         distributed.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_each_row_of_the_table_is_met_on_one_rank_in_its_words_and_stops_the_other(tmp_path):
+    found = results_of_ranks(tmp_path, SCRIPT)
+    rows = {getattr(errors, name): [of_rank[name] for of_rank in found] for name in found[0]}
+    assert rows.keys() == set(errors.REFUSALS["Blocks on ranks"])
+    for row, said in rows.items():
+        words = re.sub(r"\\\{\w+\\\}", ".+", re.escape(f"{row.why} {row.remedy}"))
+        assert any(re.match(words, text) for text in said), (row, said)
+        assert all(said), row

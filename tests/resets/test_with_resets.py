@@ -185,7 +185,7 @@ X, NONE = torch.randn(7, 2, 3), torch.zeros(7, 2, dtype=torch.bool)
     [
         (nn.GRU(3, 4, bidirectional=True), (X, None, NONE), ChainError, "both directions"),
         (nn.LSTM(3, 4, proj_size=2), (X, None, NONE), ChainError, "proj_size=2"),
-        (Doubled(3, 4), (X, None, NONE), ChainError, "forward of its own"),
+        (Doubled(3, 4), (X, None, NONE), ChainError, "another forward"),
         (hooked(), (X, None, NONE), ChainError, "forward hooks"),
         (nn.Linear(3, 4), (X, None, NONE), TypeError, "not Linear"),
         (nn.GRU(3, 4), (pack_sequence([torch.randn(7, 3)]), None, NONE), TypeError, "PackedSequence"),

@@ -13,7 +13,7 @@ from tempfile import mkstemp
 from gradfree.benchmarks.running.workers import PRELOADED, prepare
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([*PRELOADED, "gradfree.lightning", "gradfree.testing.runs.ranks", "pytest"])
+_SERVER.set_forkserver_preload([*PRELOADED, "gradfree.lightning", "gradfree.ranks.stage", "pytest"])
 
 
 class Script:

@@ -9,6 +9,7 @@ import gradfree
 import gradfree.lightning
 
 WITH_STATE = {
+    "forward_gradient, blocks": (("forward_gradient", {}), "blocks"),
     "dsf gate, time": (("dsf", {"feedback": "gate"}), "time"),
     "foton kept F, layers": (("foton", {"refresh_feedback_every": 3, "orthogonalize_every": 3}), "layers"),
     "pepita mirrored, layers": (("pepita", {"mirror_every": 3}), "layers"),
@@ -19,9 +20,9 @@ REGISTERED = {
     f"{name}, {kind}": ((name, {}), kind)
     for name in gradfree.list_engines()
     for kind in KINDS
-    if name != "auto" and gradfree.create_engine(name).validate(Net(kind)).ok
+    if name not in ("auto", "forward_gradient") and gradfree.create_engine(name).validate(Net(kind)).ok
 }
-"""Every engine under its default options, but for that whose last bits depend on the clock."""
+"""Every engine under its default options, but for that whose last bits depend on the clock, and the random one."""
 
 RUNS = REGISTERED | {"foton streaming, layers": (("foton", {"streaming": True}), "layers")} | WITH_STATE
 
@@ -35,21 +36,6 @@ def over(runs):
         [(gradfree.create_engine(name, **options), kind) for (name, options), kind in runs.values()],
         ids=list(runs),
     )
-
-
-def turn(number, runs=RUNS):
-    """Return every third of ``runs`` from ``number`` on, and those with state; other tests have the others."""
-    return dict(list(runs.items())[number % 3 :: 3]) | {key: run for key, run in runs.items() if key in WITH_STATE}
-
-
-def in_turns(names, quick, slow=(), runs=RUNS):
-    """Parametrise a test over settings, each with its :func:`turn` of ``runs``: three settings go over all."""
-    rows = [
-        pytest.param(gradfree.create_engine(name, **options), kind, *setting, marks=marks, id="-".join([key, *setting]))
-        for number, (setting, marks) in enumerate([*((s, ()) for s in quick), *((s, pytest.mark.slow) for s in slow)])
-        for key, ((name, options), kind) in turn(number, runs).items()
-    ]
-    return pytest.mark.parametrize(("engine", "kind", *names), rows)
 
 
 def strategy(engine, **options):

@@ -1,4 +1,6 @@
-"""What results are held against, and by how much they may differ; functions that are hard to get right."""
+"""What results are held against, and by how much they may differ; what a refusal must leave as it was."""
+
+import copy
 
 import torch
 
@@ -47,3 +49,15 @@ def off_by(actual, expected):
     """Return the largest difference, relative to the largest number of the same tensor."""
     largest = [max(e.abs().max().item(), 1e-300) for e in expected]
     return max((a - e).abs().max().item() / size for a, e, size in zip(actual, expected, largest, strict=True))
+
+
+def snapshot(model):
+    """Return everything of a model that a refused attach or pass might have changed."""
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    return copy.deepcopy(model.state_dict()), hooks, [p.grad is None for p in model.parameters()]
+
+
+def assert_unchanged(model, before):
+    state, hooks, without_grad = snapshot(model)
+    assert all(torch.equal(state[key], value) for key, value in before[0].items())
+    assert (hooks, without_grad) == before[1:]

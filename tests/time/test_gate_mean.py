@@ -11,7 +11,7 @@ import gradfree
 
 
 def test_dsf_keeps_a_running_mean_of_the_gate_in_checkpoints():
-    task = Task("gru", 9, options={"num_layers": 2})
+    task = Task("gru", 9, num_layers=2)
     engine = gradfree.create_engine("dsf", feedback="gate")
     with engine.attach(task.module) as handle:
         assert handle.state_dict() == {}

@@ -10,16 +10,11 @@ import warnings
 import pytest
 import torch
 from oracles import off_by
-from pairwise import pairwise
-from recurrent_tasks import CELLS, LAYOUTS, Task
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
-from gradfree import ChainError
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.devices.recurrent_costs import StepCost, best_count
-from gradfree.testing.cases.models import OwnCell
 from gradfree.time.forward import _KERNELS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
@@ -44,22 +39,6 @@ def everything(module, x, *states):
     return [out, final, *torch.autograd.grad(loss, [x, *states, *module.parameters()])]
 
 
-@pairwise(
-    cell=CELLS,
-    layout=LAYOUTS,
-    length=[1, 2, 7, 33, 128],
-    tolerance=[1e-4, 1e-8, 1e-12],
-    segments=[2, 5, 64],
-    burn=["auto", 0, 3],
-)
-def test_outputs_and_gradients_are_torchs_to_the_tolerance(cell, layout, length, tolerance, segments, burn):
-    task = Task(cell, length, **LAYOUTS[layout])
-    expected = [*task.run(), *task.gradients()]
-    with shooting(segments=segments, tolerance=tolerance, burn=burn).attach(task.module):
-        for _ in range(3):
-            assert off_by([*task.run(), *task.gradients()], expected) <= 10 * tolerance
-
-
 @pytest.mark.parametrize("corrector", [None, "gate"])
 @pytest.mark.parametrize(("length", "segments"), [(30, 2), (31, 5), (33, 33)])
 def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
@@ -71,32 +50,6 @@ def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
         assert off_by(everything(gru, x, h0), expected) < 1e-10
     assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 0
     assert segments < 5 or corrector or figures["l0"]["sweeps"] > segments / 3
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-@pytest.mark.parametrize("of", ["h0", "final"])
-def test_losses_on_the_final_state_and_gradients_of_the_first_alone(cell, of):
-    task = Task(cell, 40, h0=True)
-    expected = task.gradients_of(of)
-    with shooting(segments=4).attach(task.module):
-        assert off_by(task.gradients_of(of), expected) < 1e-11
-
-
-@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell, lambda width, _: OwnCell(width)])
-def test_cells_in_a_loop_run_in_segments(cell):
-    layer = gradfree.CellLayer(cell(3, 6))
-    x = torch.randn(50, 2, 3, requires_grad=True)
-    state = None if hasattr(layer.cell, "hidden_size") else torch.zeros(2, 3)
-
-    def found():
-        out, _ = layer(x, state)
-        return [out, *torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])]
-
-    expected = found()
-    for tolerance in (1e-3, 1e-12):
-        with shooting(segments=4, tolerance=tolerance).attach(layer), gradfree.engine_figures() as figures:
-            assert off_by(found(), expected) <= 10 * tolerance
-        assert {"forward sweeps", "sweeps"} <= figures[""].keys()
 
 
 def test_a_layer_that_does_not_forget_runs_sequentially():
@@ -131,24 +84,6 @@ def test_a_layer_that_forgets_again_is_solved_in_segments_again():
                 gru(x)[0].sum().backward()
             found.append(figures["l0"].get("forward sequential"))
     assert found == [None] * 50 + [0, 0]
-
-
-@pytest.mark.parametrize("place", [0, 30, 70])
-def test_numbers_that_are_not_finite_end_the_sweeps(place):
-    """And tell nothing of the next pass, which is solved in segments."""
-    gru, x = nn.GRU(3, 4), torch.randn(80, 1, 3)
-    bad = x.clone()
-    bad[place] = torch.nan
-    expected = gru(bad)[0]
-    with shooting(segments=4).attach(gru) as handle, gradfree.engine_figures() as figures:
-        out = gru(bad)[0]
-        out.sum().backward()
-        assert torch.equal(out.isnan(), expected.isnan())
-        assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 1
-        assert figures["l0"]["forward sweeps"] <= 3
-        assert not handle.state_dict()
-        gru(x)[0].sum().backward()
-        assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 0
 
 
 def test_what_passes_need_is_learnt_and_kept_in_checkpoints():
@@ -200,13 +135,6 @@ def test_auto_cuts_where_segments_can_win(shape, units, cut, device):
     assert cut or torch.equal(out, expected)
 
 
-@pytest.mark.parametrize(
-    ("length", "counts"), [(4096, (32, 64)), (16384, (64, 128)), (4099, range(36, 56)), (2 * 2053, range(36, 56))]
-)
-def test_auto_leaves_no_step_over_where_a_number_of_segments_allows_it(length, counts):
-    assert best_count(length, 1, StepCost(16.0), burn=32) in counts
-
-
 @pytest.mark.parametrize("options", [{}, {"bias": False}])
 def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
     """cuDNN copies weights, and warns, that do not lie in the module's one buffer: no call may get others."""
@@ -221,81 +149,6 @@ def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
         gru(x)[0].sum().backward()
     assert {steps for steps, _ in given} == {5, 16}
     assert all(pointers == [w.data_ptr() for w in gru._flat_weights] for _, pointers in given)
-
-
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-def test_precisions_that_resolve_less(dtype, error):
-    gru, x = nn.GRU(3, 8).to(dtype), torch.randn(200, 2, 3, dtype=dtype)
-    expected = [gru(x)[0], *torch.autograd.grad(gru(x)[0].pow(2).sum(), list(gru.parameters()))]
-    with shooting(segments=4).attach(gru), gradfree.engine_figures() as figures:
-        out = gru(x)[0]
-        actual = [out, *torch.autograd.grad(out.pow(2).sum(), list(gru.parameters()))]
-    assert off_by(actual, expected) < error
-    assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 0
-
-
-def test_under_autocast_the_weights_precision_counts():
-    gru, x = nn.GRU(3, 8).float(), torch.randn(200, 2, 3, dtype=torch.float32)
-    found = []
-    for engine in (shooting(segments=4), gradfree.create_engine("backprop")):
-        with engine.attach(gru), torch.autocast("cpu", torch.bfloat16):
-            out = gru(x)[0]
-        found.append([out, *torch.autograd.grad(out.float().pow(2).sum(), list(gru.parameters()))])
-    assert [t.dtype for t in found[0]] == [t.dtype for t in found[1]]
-    assert off_by(*found) < 0.05
-
-
-def test_dropout_between_layers_draws_the_same_masks():
-    gru, x = nn.GRU(3, 8, num_layers=3, dropout=0.5), torch.randn(60, 2, 3, requires_grad=True)
-    found = []
-    for engine in (shooting(segments=4), gradfree.create_engine("backprop")):
-        torch.manual_seed(5)
-        with engine.attach(gru):
-            found.append(everything(gru, x))
-    assert off_by(*found) < 1e-11
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"segments": 0}, ValueError),
-        ({"segments": 2.0}, TypeError),
-        ({"segments": "many"}, TypeError),
-        ({"burn": -1}, ValueError),
-        ({"burn": True}, TypeError),
-        ({"max_sweeps": -1}, ValueError),
-        ({"tolerance": 0}, ValueError),
-        ({"tolerance": -1e-3}, ValueError),
-        ({"tolerance": 1e-16}, ValueError),
-        ({"tolerance": float("nan")}, ValueError),
-        ({"tolerance": "small"}, TypeError),
-        ({"corrector": "diagonal"}, ValueError),
-    ],
-)
-def test_bad_options_are_refused(options, error):
-    with pytest.raises(error, match=f"Shooting: {next(iter(options))} must be"):
-        shooting(**options)
-
-
-def test_what_cannot_be_kept_is_refused_when_attaching():
-    with pytest.raises(ChainError, match=r"weights of torch.float32, which resolves 1e-06 at best"):
-        shooting(tolerance=1e-8).attach(nn.GRU(2, 3).float())
-    with pytest.raises(ChainError, match="no gate that could correct"):
-        shooting(corrector="gate").attach(nn.RNN(2, 3))
-    with pytest.raises(ChainError, match="no chain"):
-        shooting().attach(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-
-
-class Noisy(OwnCell):
-    def forward(self, x, h):
-        return super().forward(x, h) + 0.1 * torch.randn_like(h)
-
-
-def test_a_cell_that_draws_random_numbers_is_refused():
-    layer = gradfree.CellLayer(Noisy(3))
-    with shooting(segments=4).attach(layer), pytest.raises(ChainError, match="gives other states"):
-        layer(torch.randn(40, 2, 3), torch.zeros(2, 3))[0].sum().backward()
-    assert all(p.grad is None for p in layer.parameters())
 
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"num_layers": 2, "bidirectional": True}])

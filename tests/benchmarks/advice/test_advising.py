@@ -35,7 +35,7 @@ def test_the_answer_comes_first_and_every_engine_is_told_of_if_asked_for(capsys,
     assert head.index("ms") < head.index("×") < head.index("cosine")
     assert out.index(head) < out.index("chain 'blocks'")
     assert "backprop:\n  note: nothing is attached" in out
-    assert "dfa, fa, foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
+    assert "foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
     found = json.loads((tmp_path / "advice.json").read_text())["results"]
     told = {row["label"]: row for row in found["rows"]}
     labels = {*told, *found["untried"], *found["failures"]}
@@ -90,7 +90,7 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["advise", "kept_inside:build", "--budget", "5s"])
+        main(["advise", "kept_inside:build", "--budget", "5s", "--engines", "fixed_point,highway_bp"])
     assert ended.value.code == 2
     told = capsys.readouterr()
     assert "every engine fails on kept_inside:build" in told.err
@@ -118,6 +118,13 @@ def test_blocks_beside_each_other_can_be_named_as_one_chain(capsys, tmp_path, mo
     assert "2 blocks" in capsys.readouterr().out
 
 
+def test_an_engine_by_import_path_is_advised_on(capsys, tmp_path, uncompiled):
+    main(["advise", MODEL, "--engines", "user_module:Damped", "--budget", "2s", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "advice.json").read_text())["results"]
+    assert {row["label"] for row in found["rows"]} == {"autograd", "user_module:Damped"}
+    assert not found["failures"]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -125,6 +132,8 @@ def test_blocks_beside_each_other_can_be_named_as_one_chain(capsys, tmp_path, mo
         (["user_module"], "user_module names no function; write user_module:build."),
         (["./my.py:build"], "./my.py:build names a file, not a module: write my:build in the folder of my.py."),
         ([MODEL, "--device", "cuda"], "torch finds no device 'cuda' here; leave out --device cuda."),
+        ([MODEL, "--engines", "damped"], "no engine is called 'damped'"),
+        ([MODEL, "--engines", "user_module:Model"], "'user_module:Model' must be a subclass of gradfree.Engine"),
         ([MODEL, "--budget", "soon"], "--budget takes a time like 90s or 2m, not 'soon'."),
         ([MODEL, "--budget", "0"], "--budget must be above 0 s."),
         (

@@ -1,4 +1,4 @@
-"""The layouts of data sets that docs/data.md tells are those that tasks read: stand-ins can be trained on."""
+"""The layouts of data sets that docs/guides/data.md tells are those that tasks read: stand-ins can be trained on."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ ROW = re.compile(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \| ([^|]+) \| ([\w, ]+) \| ([^|
 
 def layouts():
     """Columns, splits and a word on the examples of each set, as the page has them."""
-    for names, columns, splits, examples in ROW.findall((DOCS / "data.md").read_text(encoding="utf-8")):
+    for names, columns, splits, examples in ROW.findall((DOCS / "guides/data.md").read_text(encoding="utf-8")):
         for name in re.findall(r"`([\w-]+)`", names):
             yield name, (re.findall(r"`(\w+)`", columns), splits.split(", "), examples)
 

@@ -14,15 +14,12 @@ from gradfree.benchmarks.data.synthetic import (
     adding,
     adding_pixels,
     copying,
-    hopping,
     parity,
     parity_pixels,
-    running_parity,
 )
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.long_sequences import RUNNING_PARITY
 from gradfree.benchmarks.tasks.catalogue import ADDING, COPYING, PARITY
-from gradfree.benchmarks.tasks.metrics import last_accuracy, recall_accuracy
+from gradfree.benchmarks.tasks.metrics import recall_accuracy
 from gradfree.benchmarks.training.comparison import Training
 
 
@@ -88,37 +85,12 @@ def test_parity_is_one_for_an_odd_number_of_ones(length):
         assert target == odd
 
 
-def test_the_running_parity_is_that_of_every_beginning():
-    inputs, targets = running_parity(8, 9, generator())
-    for length in range(1, 10):
-        assert torch.equal(targets[:, length - 1], inputs[:, :length].sum(1) % 2)
-    logits = F.one_hot(targets, 2).double()
-    logits[:, :-1] = 0.0  # Whatever is said before the last.
-    logits[:2, -1] = logits[:2, -1].flip(-1)
-    metric = last_accuracy()
-    metric.update(logits, targets)
-    assert metric.compute().item() == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize("hops", [1, 2, 3])
-def test_hops_lead_from_a_letter_to_what_came_behind_it_last(hops):
-    for letters, targets in zip(*hopping(16, hops, generator()), strict=True):
-        for end, target in enumerate(targets.tolist()):
-            place = end
-            for _ in range(hops):
-                before = [j for j in range(1, (place or 0) + 1) if letters[j - 1] == letters[place]]
-                place = before[-1] if before else None
-                if place is None:
-                    break
-            assert target == (4 if place is None else letters[place])
-
-
 def test_parity_without_memory():
     _, targets = parity(20000, 5, generator())
     assert targets.double().mean().item() == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize("task", [copying, adding, parity, running_parity])
+@pytest.mark.parametrize("task", [copying, adding, parity])
 def test_batches_come_from_the_generator_alone(task):
     before = torch.get_rng_state()
     source = generator()
@@ -158,7 +130,7 @@ def test_recall_counts_the_symbols_alone():
     assert metric.compute().item() == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("task", [COPYING, ADDING, PARITY, *RUNNING_PARITY], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [COPYING, ADDING, PARITY], ids=lambda task: task.name)
 def test_synthetic_tasks_train_and_are_scored(task):
     torch.set_default_dtype(torch.float32)
     small = replace(task, data=replace(task.data, length=4, train=64, held_out=32), batch_size=32, steps=30)

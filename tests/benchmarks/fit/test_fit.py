@@ -16,7 +16,7 @@ import gradfree
 from gradfree.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-PAGE = (DOCS / "fit.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "guides/fit.md").read_text(encoding="utf-8")
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 USUAL = ["--model=my_module.Net", "--data=my_module.Digits", "--optimizer=SGD", "--optimizer.lr=0.1", *QUIET]
 USUAL += ["--trainer.devices=1", "--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1"]

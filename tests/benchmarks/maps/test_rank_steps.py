@@ -37,7 +37,8 @@ def test_every_way_is_timed_on_processes_of_its_own():
 @pytest.mark.slow
 def test_what_fails_on_a_rank_is_recorded_of_that_rank():
     case = Timing(timed=rank_steps, item=OnRanks(1, 0.0, 2, 1), threads=1, device="cpu", seed="no seed")
-    with pytest.raises(RuntimeError, match=r"^rank [01]: RuntimeError: manual_seed expected"):
+    # Which rank failed first torch tells by the clock: it may be the one whose peer is gone.
+    with pytest.raises(RuntimeError, match=r"^rank [01]: RuntimeError: (manual_seed expected|.*closed by peer)"):
         case.run()
 
 

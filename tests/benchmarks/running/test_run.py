@@ -68,7 +68,7 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
     finished = file.read()
     assert finished.keys() == {case.id for case in tiny_cases(seeds=2)}
     assert (kept[0], finished[kept[0]]) == kept
-    assert {"report.md", "report.svg"} < {path.name for path in tmp_path.iterdir()}
+    assert {"report.md", "report.html"} < {path.name for path in tmp_path.iterdir()}
 
     before = file.path.read_bytes()
     run(tmp_path)
@@ -80,6 +80,9 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
 def assert_equal_bits(records):
     """One thread each: which worker runs a case, and beside what, does not change its numbers."""
     results = {key: record["results"] for key, record in records.items() if record["kind"] == "training"}
+    for result in results.values():
+        # Only an engine that solves chains has cotangents to show.
+        result["fidelity"] = [{**probe, "states": None} for probe in result["fidelity"]]
     plain, chain = (
         [r for key, r in results.items() if f"/{label}/" in key] for label in ("backprop", "backprop via chain")
     )

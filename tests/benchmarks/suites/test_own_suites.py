@@ -88,7 +88,7 @@ def run(tmp_path, monkeypatch):
         ("twice", "mine: 2 rows are called 'backprop'"),
         ("model", "no model is called 'residual_mpl'"),
         ("width", "mine: residual_mlp cannot be trained on these data: mat1 and mat2"),
-        ("local", "cannot be sent to processes of their own: Can't pickle local object 'local.<locals>.<lambda>'"),
+        ("local", "Can't pickle local object 'local.<locals>.<lambda>'"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(suite, message, run, capsys):

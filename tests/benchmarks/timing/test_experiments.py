@@ -8,7 +8,6 @@ import torch
 from report_records import section_of, texts
 from tiny_suite import TASK
 
-from gradfree.algebra.reference_scans import ANY_FACTORS, CONSTANT_FACTORS
 from gradfree.benchmarks.maps.closeness import cotangents, trained_steps
 from gradfree.benchmarks.maps.depth_map import border, compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
@@ -17,6 +16,7 @@ from gradfree.benchmarks.reports.drawing import looks, spec
 from gradfree.benchmarks.suites.depth import gpt, mlp, resnet, segments, vit
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.timing import recurrent_layers
+from gradfree.benchmarks.timing.allocations import allocations, peak_memory
 from gradfree.benchmarks.timing.layer_steps import (
     EACH,
     SEGMENTS,
@@ -29,9 +29,6 @@ from gradfree.benchmarks.timing.layer_steps import (
 )
 from gradfree.benchmarks.timing.recurrent_layers import InPieces, LayerPass, RecurrentLayer, layers, long_layers
 from gradfree.benchmarks.timing.recurrent_models import RecurrentNet, recurrent_steps
-from gradfree.benchmarks.timing.recurrent_phases import PHASES, phases
-from gradfree.benchmarks.timing.scans import Operands, scans
-from gradfree.benchmarks.timing.strategies import strategies
 from gradfree.benchmarks.timing.timed import Timings
 
 ENGINE, SHOOTING = Row("backprop", "backprop", {}), Row("shooting", "shooting", {})
@@ -46,10 +43,7 @@ PARTS = {
     "long layers": Timings(
         long_layers, (replace(GRU, batch_first=False),), (ENGINE, SHOOTING), 1, "", recurrent_layers.compiled_up_to(0)
     ),
-    "phases": Timings(phases, (GRU,), ENGINES, threads=1),
     "models": Timings(recurrent_steps, (NET,), ENGINES, threads=1),
-    "scans": Timings(scans, (Operands(8, 1, 2, True), Operands(8, 1, 2, False)), threads=1),
-    "strategies": Timings(strategies, (TASK,), (BACKPROP, *ENGINES[1:])),
     "step phases": Timings(step_phases, (Network(3, 16, 8),), (BACKPROP, FOTON), threads=1),
     "memory": Timings(memory_steps, tuple(Network(d, 8, 64) for d in (4, 16)), (BACKPROP, *AGAIN, FOTON), threads=1),
     "deep nets": Timings(deep_steps, (mlp(4, 8, 2), mlp(3, 8, 2)), ENGINES[1:], 1, "", compiled_up_to(0)),
@@ -75,8 +69,7 @@ def test_every_row_is_timed_and_told(part):
         labels = [row["label"] for row in record["results"]["rows"]]
         assert labels == list(part.timed.steps(case))
         for row in record["results"]["rows"]:
-            # Some prototypes of the scan are not in every version of torch.
-            assert part.timed is scans or len(row["times"]) == part.timed.rounds
+            assert len(row["times"]) == part.timed.rounds
             assert ("peak_memory" in row) is part.timed.weighed
     section = section_of(part, records)
     assert len(section.verdicts) == len(section.rows) > 0
@@ -134,26 +127,17 @@ def test_engines_that_need_a_gate_are_not_run_on_cells_without():
     assert [row.label for row in ungated.rows] == ["backprop"]
 
 
-@pytest.mark.slow
-def test_the_phases_add_up_to_the_whole_and_are_those_of_the_engine():
-    rows = {row["label"]: row for row in case_of(PARTS["phases"]).run()["rows"]}
-    for label, own in rows.items():
-        told = own["phases"]
-        assert sum(told[name] for name in (*PHASES, "rest")) == pytest.approx(told["total"], rel=0.5), label
-    assert rows["backprop"]["phases"]["δ step by step"] > 0 == rows["backprop"]["phases"]["pulls"]
-    assert rows["highway_bp k=1"]["phases"]["pulls"] > 0 == rows["highway_bp k=1"]["phases"]["δ step by step"]
+def test_memory_is_counted_and_the_profiler_says_nothing(capfd):
+    """It complains of every thousandth block that is older than the profile, and of itself."""
+    old = [torch.ones(8) for _ in range(1001)]
 
+    def work():
+        new = torch.ones(1000, dtype=torch.float64)
+        old.clear()
+        return new
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("length", [2, 7, 64])
-def test_every_scan_solves_the_recurrence(length):
-    terms, factors = torch.randn(length, 3, 5).double(), torch.rand(length, 3, 5).double()
-    for methods, given in ((CONSTANT_FACTORS, factors[0, 0]), (ANY_FACTORS, factors)):
-        expected = methods["loop"](terms, given)
-        for label, method in methods.items():
-            if label != "copy":
-                torch.testing.assert_close(method(terms, given), expected, msg=label)
+    assert (peak_memory(work, "cpu"), sum(allocations(lambda: torch.ones(1000, dtype=torch.float64)))) == (8000, 8000)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("row", AGAIN, ids=lambda row: row.kept)

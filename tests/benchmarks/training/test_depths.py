@@ -12,7 +12,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import SGDTask
-from gradfree.benchmarks.training.depths import DRIFT, DepthSweep, LayerwiseTraining
+from gradfree.benchmarks.training.depths import DepthSweep, LayerwiseTraining
 
 PLAIN = Row("backprop", "backprop", {"plain": True})
 FOTON = Row("foton", "foton", {"orthogonalize_every": 4, "orthogonalize_steps": 2})
@@ -158,22 +158,6 @@ def test_what_is_not_known_yet_is_left_open():
     assert "| foton | 20.50 ± 6.35 [0.55] | – |" in markdown(section)
     assert section.verdicts[1] == "accuracy beside autograd: worse at 2 (-1.00 ± 0.00)"
     assert len(section.charts) == 1
-
-
-def test_drift_can_stand_in_brackets():
-    rows = tuple(Row(f"foton every {n}", "foton", {"orthogonalize_every": n}) for n in (1, 4))
-    rows += (Row("foton as it drifts", "foton", {}),)
-    part = DepthSweep(ORTHOGONAL, DEPTHS, rows, (0.1, 0.3), DRIFT)
-    section = section_of(part, trained(part))
-    text = markdown(section)
-    assert section.verdicts == [
-        "the baseline",
-        "accuracy beside foton every 1: the same with every seed at 2, 3",
-        "accuracy beside foton every 1: the same with every seed at 2, 3",
-    ]
-    assert "| foton every 4 | 20.50 ± 6.35 [2.0e-03] | 30.50 ± 6.35 [2.0e-03] |" in text
-    assert "in brackets the largest ‖W Wᵀ - I‖ seen in any layer. In words" in section.legend
-    assert section_of(part, {}) is None
 
 
 def test_stored_data_are_optional(monkeypatch):

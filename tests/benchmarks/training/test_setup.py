@@ -88,7 +88,7 @@ def test_loss_curves_have_a_line_for_each_run():
         for seed, course in enumerate(losses)
     ]
     chart = section_of(comparison, dict(made)).charts[-1]
-    assert chart.title == "points, 5 steps, cpu: training loss, a line a run"
+    assert chart.title == "points, 5 steps, cpu: training loss"
     assert chart.points.select("line", "x", "y").rows() == [
         ("autograd, seed 0", 0.0, 2.0),
         ("autograd, seed 0", 2.0, 1.0),

@@ -137,9 +137,9 @@ def test_gradients_are_exact_and_the_site_says_where_the_chain_is_split(engine, 
 def test_the_reasons_are_told():
     for run, reason in {
         something_between_two: "was given what the model, a hook or a reentrant checkpoint computes",
-        branches: "the output of blocks.0 has been used by another block: the blocks branch",
+        branches: "the output of the block before it has been used by another block: the blocks branch",
         an_older_state_as_an_input: "was given a tensor of shape (4, 6) that needs a gradient",
-        a_hook_on_a_state: "the output of blocks.2 has a gradient hook or retain_grad()",
+        a_hook_on_a_state: "the state before it has a gradient hook or retain_grad()",
     }.items():
         model, change = run_of(run)
         with EXACT["highway_bp"].attach(model) as handle:

@@ -73,27 +73,3 @@ def test_gradients_in_a_batch_are_those_one_by_one(engine, change):
         with gradfree.create_engine(name, **options).attach(net, [""], batched=batched):
             found.append(gradients(net))
     assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
-
-
-class Lower(Residual):
-    """A block that shows in which precision its layer has run."""
-
-    def forward(self, x):
-        h = self.linear(x)
-        return x + torch.sin(h) * (2.0 if h.dtype is torch.bfloat16 else 0.0)
-
-
-@pytest.mark.xfail(reason="autocast that is entered inside of vmap casts nothing", strict=False)
-def test_autocast_is_on_in_the_batch_where_it_was_on_in_the_pass():
-    net = nn.Sequential(*(Lower() for _ in range(LENGTH))).float()
-    x, found = torch.randn(SAMPLES, WIDTH, dtype=torch.float32), []
-    for batched in (True, False):
-        with gradfree.create_engine("highway_bp", iterations=1).attach(net, [""], batched=batched):
-            for _ in range(2):
-                net.zero_grad()
-                with torch.autocast(x.device.type, torch.bfloat16):
-                    loss = net(x).float().pow(2).sum()
-                loss.backward()
-        found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
-    assert found[1].norm() > 0
-    assert (found[0] - found[1]).norm() < 0.1 * found[1].norm()

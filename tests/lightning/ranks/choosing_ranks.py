@@ -20,7 +20,7 @@ TIMES = [[4.0, 1.0, 3.0, 2.0], [4.0, 3.5, 3.0, 2.0]]
 
 def main(folder):
     rank = int(os.environ["RANK"])
-    Turns._drop_the_hopeless = lambda self: None
+    Turns._drop_slowest = lambda self: None
     Turns.times = lambda self: TIMES[rank]
     torch.manual_seed(0)
     module = Module("time").double()

@@ -6,11 +6,10 @@ import sys
 import warnings
 from itertools import islice
 
-import lightning.fabric
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from plain_modules import KINDS, Net, samples
+from plain_modules import samples
 from rank_processes import leave
 from rank_scripts import QUIET, SAMPLES, Module, create_net, loader, optimizer
 from torch import nn
@@ -22,19 +21,13 @@ import gradfree.lightning
 
 STEPS = 5
 OPTIONS = {
-    "backprop": {"plain": False},
     "foton": {"orthogonalize_every": 2},
     "highway_bp": {"iterations": 1},
-    "pepita": {"mirror_every": 2},
 }
 
 
 def create_engine(name):
     return gradfree.create_engine(name, **OPTIONS.get(name, {}))
-
-
-def kinds(name):
-    return [kind for kind in KINDS if create_engine(name).validate(Net(kind)).ok]
 
 
 def trained(model, batches, handle=None):
@@ -63,19 +56,6 @@ def one_process(name, kind):
     model = create_net(kind)
     with create_engine(name).attach(model):
         return trained(model, zip(*(x[: STEPS * SAMPLES].split(SAMPLES) for x in samples().tensors), strict=True))
-
-
-def attached_and_sharded(name, kind):
-    model = create_net(kind)
-    with create_engine(name).attach(model) as handle:
-        fully_shard(model, mesh=mesh())
-        return trained(model, mine(), handle)
-
-
-def sharded_and_attached(name, kind):
-    model = fully_shard(create_net(kind), mesh=mesh(), reshard_after_forward=True)
-    with create_engine(name).attach(model) as handle:
-        return trained(model, mine(), handle)
 
 
 def sharded_in_parts(name, kind):
@@ -122,33 +102,9 @@ def in_lightning(name, kind):
     return weights(module)
 
 
-def in_fabric(name, kind):
-    fabric = lightning.fabric.Fabric(
-        accelerator="cpu",
-        devices=dist.get_world_size(),
-        strategy=strategy(
-            name,
-            lightning.fabric.strategies.ModelParallelStrategy,
-            parallelize_fn=lambda model, mesh: fully_shard(model, mesh=mesh["data_parallel"]),
-        ),
-    )
-    fabric.launch()
-    model = fabric.setup_module(create_net(kind))
-    stepper = fabric.setup_optimizers(optimizer(model))
-    for x, y in mine():
-        stepper.zero_grad()
-        fabric.backward(nn.functional.cross_entropy(model(x.double()), y))
-        stepper.step()
-    return weights(model)
-
-
-PLAIN_LOOPS = (attached_and_sharded, sharded_and_attached, sharded_in_parts)
-FRAMEWORKS = (in_lightning, in_fabric)
-RUNS = {
-    net: [ways[number % len(ways)] for ways in (PLAIN_LOOPS, FRAMEWORKS)]
-    for number, net in enumerate((name, kind) for name in gradfree.list_engines() for kind in kinds(name))
-}
-"""By engine and kind of net, in turns."""
+NETS = (("highway_bp", "blocks"), ("foton", "layers"), ("dsf", "time"))
+"""Engines and kinds of nets; ``fully_shard(model)`` itself is a feature that all engines are tried with."""
+RUNS = dict.fromkeys(NETS, (sharded_in_parts, in_lightning))
 
 
 def mesh():

@@ -26,16 +26,17 @@ class Tagger(nn.Module):
 
 @pytest.mark.parametrize("engine", ["backprop", "auto", "fixed_point", "shooting"])
 @pytest.mark.parametrize("chains", [None, ["cell"]])
-@pytest.mark.parametrize("cell", ["gru", "leaky", "para_gru"])
+@pytest.mark.parametrize("cell", ["gru cell", "leaky", "para_gru"])
 def test_a_cell_that_is_called_in_a_loop_is_refused_with_its_path_and_a_layer(engine, chains, cell):
     message = refusal(lambda: gradfree.create_engine(engine).attach(Tagger(CELLS[cell][0]()), chains))
     assert "'cell'" in message
     assert "gradfree.CellLayer(cell)" in message
-    assert ("nn.GRU(3, 4)" in message) == (cell == "gru")
+    assert ("nn.GRU(3, 4)" in message) == (cell == "gru cell")
 
 
 @pytest.mark.parametrize(
-    "make", [CELLS[name][0] for name in ("gru", "gru without bias", "lstm", "rnn_tanh", "rnn_relu")]
+    "make",
+    [CELLS[name][0] for name in ("gru cell", "gru cell without bias", "lstm cell", "rnn_tanh cell", "rnn_relu cell")],
 )
 def test_layers_that_the_message_names_have_the_outputs_of_the_loop(make):
     model, x = Tagger(make()), torch.randn(5, 2, INPUT)

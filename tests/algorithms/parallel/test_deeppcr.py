@@ -76,28 +76,6 @@ def test_a_block_is_asked_again_when_its_mode_changes():
     assert_equal_gradients(actual, exact(model, x))
 
 
-def test_a_batch_of_one_tells_nothing_of_larger_ones():
-    model = Model([Plain(), Attending(), Plain()])
-    with ENGINE.attach(model, ["blocks"]):
-        one = torch.randn(1, 2, 6)
-        actual = exact(model, one)
-        with pytest.raises(ChainError, match=r"^blocks\.1 mixes"):
-            exact(model, torch.randn(5, 2, 6))
-    assert_equal_gradients(actual, exact(model, one))
-
-
-def test_what_was_found_is_not_copied():
-    """A copy's blocks are others."""
-    model, x = Model([Plain(), NormAndDropout(), Plain()]).eval(), torch.randn(8, 6)
-    expected = exact(model, x)
-    with ENGINE.attach(model, ["blocks"]):
-        exact(model, x)
-        other = copy.deepcopy(model)
-        assert_equal_gradients(exact(other, x), expected)
-        with pytest.raises(ChainError, match="mixes"):
-            exact(other.train(), x)
-
-
 def test_another_number_of_samples_is_refused():
     model = nn.Sequential(Plain(), Plain(), nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1), nn.Unflatten(0, (4, 5))))
     model.append(nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1)))
@@ -134,14 +112,6 @@ def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
     smaller = gradfree.create_engine("deeppcr", memory_limit=0.99 * size / 2**30)
     with smaller.attach(model), pytest.raises(ChainError, match=words):
         run().sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("limit", "error"), [(0, ValueError), (float("inf"), ValueError), ("2", TypeError), (True, TypeError)]
-)
-def test_a_limit_that_is_none_is_refused(limit, error):
-    with pytest.raises(error, match="DeepPCR: memory_limit must be"):
-        gradfree.create_engine("deeppcr", memory_limit=limit)
 
 
 class Hooked(Plain):
@@ -195,14 +165,3 @@ def test_lower_precisions_are_as_exact_as_backprop(dtype):
     model, x = plain_model(20).to(dtype), torch.randn(4, 6).to(dtype)
     accurate = exact(copy.deepcopy(model).double(), x.double())
     assert_no_worse_than_backprop(model, lambda: model(x), accurate)
-
-
-def test_autocast_inside_the_blocks():
-    model, x = plain_model(20).float(), torch.randn(4, 6).float()
-    accurate = exact(copy.deepcopy(model).double(), x.double())
-
-    def run():
-        with torch.autocast("cpu", torch.bfloat16):
-            return model(x)
-
-    assert_no_worse_than_backprop(model, run, accurate)

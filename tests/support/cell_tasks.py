@@ -38,18 +38,44 @@ class TwoParts(Leaky):
     def forward(self, x, state):
         h, slow = state
         h = super().forward(x, h) + slow.mean(-1, keepdim=True)
-        return h, 0.9 * slow + h[:, :2]
+        return h, 0.5 * slow + 0.5 * h[:, :2]
+
+
+class Projecting(nn.Module):
+    """An LSTM cell whose output is read from its state."""
+
+    hidden_size, parts, output_size = HIDDEN, 2, 5
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.read = nn.LSTMCell(INPUT, HIDDEN), nn.Linear(HIDDEN, 5)
+
+    def forward(self, x, state):
+        h, c = self.cell(x, state)
+        return self.read(h).tanh() + state[0].sum(-1, keepdim=True), (h, c)
+
+
+class Reading(Leaky):
+    """A cell with one state and an output that is not its state."""
+
+    output_size = 2
+
+    def forward(self, x, state):
+        state = super().forward(x, state)
+        return state[:, :2].sin() * x[:, :1], state
 
 
 CELLS = {
     "leaky": (Leaky, [HIDDEN]),
     "writing to its cotangent": (Writing, [HIDDEN]),
     "two parts": (TwoParts, [HIDDEN, 2]),
-    "rnn_tanh": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
-    "rnn_relu": (lambda: nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu"), [HIDDEN]),
-    "gru": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
-    "gru without bias": (lambda: nn.GRUCell(INPUT, HIDDEN, bias=False), [HIDDEN]),
-    "lstm": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),
+    "projecting": (Projecting, [HIDDEN, HIDDEN]),
+    "reading": (Reading, [HIDDEN]),
+    "rnn_tanh cell": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
+    "rnn_relu cell": (lambda: nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu"), [HIDDEN]),
+    "gru cell": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
+    "gru cell without bias": (lambda: nn.GRUCell(INPUT, HIDDEN, bias=False), [HIDDEN]),
+    "lstm cell": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),
     "para_gru": (lambda: ParaGRUCell(INPUT, HIDDEN, 0.5), [HIDDEN]),
     "para_lstm": (lambda: ParaLSTMCell(INPUT, HIDDEN, 0.5), [HIDDEN, HIDDEN]),
 }

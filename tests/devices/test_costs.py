@@ -6,14 +6,14 @@ from oracles import off_by
 from torch import nn
 
 import gradfree
-from gradfree.devices.recurrent_costs import best_count, kernel_cost, segments_pay
+from gradfree.devices.costs import best_count, kernel_cost, segments_pay
 from gradfree.time import forward
 
 
 @pytest.fixture(autouse=True)
 def _cudnn(monkeypatch):
     """Rules take every device for one with cuDNN."""
-    monkeypatch.setattr("gradfree.devices.recurrent_costs.runs_cudnn", lambda device: True)
+    monkeypatch.setattr("gradfree.devices.costs.runs_cudnn", lambda device: True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""Forward gradients: right in the mean, others in each pass, the same again from a checkpoint."""
+
+import pytest
+import torch
+from frameworks.two_ranks import ddp_run, on_two_ranks
+from torch import nn
+
+import gradfree
+from gradfree.testing.cases.cases import CASES, RESIDUAL
+from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+
+
+class PerSample(nn.Module):
+    """tanh of a linear map that each sample has to itself, so that each draw's gradient can be seen."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weight = nn.Parameter(weights)
+
+    def forward(self, x):
+        return x + torch.tanh(torch.einsum("nij,nj->ni", self.weight, x))
+
+
+def test_the_mean_of_20000_draws_is_within_four_standard_errors_of_the_gradient():
+    count, width, depth = 20_000, 3, 4
+    weights = torch.randn(depth, width, width)
+    model = nn.Sequential(*(PerSample(w.expand(count, width, width).clone()) for w in weights))
+    x = torch.randn(width).expand(count, width)
+    expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("forward_gradient").attach(model, [""]):
+        drawn = gradients(model, lambda: model(x))
+    for name, exact in expected.items():
+        error = drawn[name].std(0) / count**0.5
+        off = (drawn[name].mean(0) - exact[0]).abs()
+        assert (off <= 4 * error + 1e-12).all(), name
+        # Noise, but for the last block, which knows its own error.
+        assert bool((error > 1e-12).all()) == (name != f"{depth - 1}.weight")
+
+
+def noise(**options):
+    """Return by how much the gradients of a pass are off, as a vector of all parameters."""
+    torch.manual_seed(0)
+    model, x = plain_model(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("forward_gradient", **options).attach(model):
+        drawn = gradients(model, lambda: model(x))
+    return torch.cat([(drawn[n] - e).flatten() for n, e in expected.items() if e is not None])
+
+
+def test_a_hundred_times_the_directions_make_a_tenth_of_the_error():
+    assert 0.03 < noise(samples=20_000).norm() / noise(samples=200).norm() < 0.3
+
+
+def test_the_deviation_of_the_directions_cancels():
+    torch.testing.assert_close(noise(sigma=1e-3), noise())
+
+
+def test_other_passes_and_other_seeds_have_other_directions():
+    model, x = plain_model(), torch.randn(4, 6)
+    found = []
+    for seed in (0, 1):
+        with gradfree.create_engine("forward_gradient", seed=seed).attach(model):
+            found += [gradients(model, lambda: model(x))["stem.weight"] for _ in range(2)]
+    for i, one in enumerate(found):
+        assert not any(torch.equal(one, other) for other in found[:i])
+
+
+def test_torchs_random_numbers_are_left_alone():
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("forward_gradient").attach(model):
+        before = torch.get_rng_state()
+        model(x).sum().backward()
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_never_stopped():
+    def trained(steps, state=None):
+        torch.manual_seed(0)
+        model = plain_model()
+        optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 1e-3), model, "forward_gradient")
+        if state is not None:
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.linspace(-1, 1, 24).view(4, 6)).pow(2).sum().backward()
+            optimizer.step()
+        return model.state_dict(), optimizer.state_dict()
+
+    straight, resumed = trained(6)[0], trained(3, trained(3))[0]
+    assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
+
+
+@pytest.mark.slow
+def test_replicas_stay_equal_to_the_last_bit():
+    case = next(case for case in CASES if case.family == RESIDUAL)
+    first, second = on_two_ranks(ddp_run, gradfree.create_engine("forward_gradient"), case)
+    assert_equal_gradients(second, first, tolerance=0.0)
+
+
+class Unpaired(torch.autograd.Function):
+    """Twice its input, by a backward pass that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return x + nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Unpaired.apply(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1 mixes the samples"),
+        (Twice, "1 cannot be differentiated"),
+    ],
+)
+def test_blocks_without_a_product_of_each_sample_are_refused_by_path(make, message):
+    model = nn.Sequential(make(), make())
+    with (
+        gradfree.create_engine("forward_gradient").attach(model, [""]),
+        pytest.raises(gradfree.ChainError, match=message),
+    ):
+        model(torch.randn(3, 4)).sum().backward()
+
+
+def test_attention_is_refused_unless_it_runs_on_the_plain_kernel():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model = nn.Sequential(nn.Linear(4, 4), Attention(), Attention())
+    x = torch.randn(2, 3, 5, 4)
+    with gradfree.create_engine("forward_gradient", samples=2).attach(model, [""]):
+        with pytest.raises(gradfree.ChainError, match=r"1 cannot be differentiated.*sdpa_kernel"):
+            model(x).sum().backward()
+        with sdpa_kernel(SDPBackend.MATH):
+            model(x).sum().backward()
+
+
+def test_chains_in_time_are_refused():
+    layer = nn.GRU(3, 4)
+    with pytest.raises(gradfree.ChainError, match="fixed_point"):
+        gradfree.create_engine("forward_gradient").attach(layer, [""])

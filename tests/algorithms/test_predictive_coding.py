@@ -1,0 +1,53 @@
+"""Predictive coding: exact without damping, and on the way there what the binomial distribution says with it."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+
+
+@pytest.mark.parametrize("iterations", [4, 100])
+def test_without_damping_it_is_exact_after_as_many_iterations_as_there_are_links_but_one(iterations):
+    model, x = plain_model(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("predictive_coding", iterations=iterations, rate=1.0).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-10)
+
+
+def test_without_damping_it_is_the_fixed_point_iteration():
+    model, x = plain_model(), torch.randn(4, 6)
+    with gradfree.create_engine("fixed_point", iterations=2).attach(model):
+        expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("predictive_coding", iterations=2, rate=1.0).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_an_error_counts_by_the_chance_of_as_many_successes_as_links(rate):
+    """Identities carry it as it is: what comes to the first bias of four, by three links, is P(successes >= 3)."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1)) for _ in range(4)))
+    for block in model:
+        nn.init.ones_(block[0].weight)
+    trials, successes = 6, torch.arange(7.0)
+    counts = torch.exp(torch.lgamma(torch.tensor(7.0)) - torch.lgamma(successes + 1) - torch.lgamma(7 - successes))
+    chances = counts * rate**successes * (1 - rate) ** (trials - successes)
+    with gradfree.create_engine("predictive_coding", iterations=trials, rate=rate).attach(model, [""]):
+        model(torch.ones(1, 1)).sum().backward()
+    for links, block in enumerate(reversed(model)):
+        torch.testing.assert_close(block[0].bias.grad[0], chances[links:].sum())
+
+
+def test_damping_runs_more_iterations_than_the_chain_has_links():
+    model, x = plain_model(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("predictive_coding", iterations=100, rate=0.5).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-10)
+
+
+def test_it_relaxes_chains_in_time():
+    layer, x = nn.LSTM(3, 4, 2), torch.randn(6, 2, 3)
+    expected = gradients(layer, lambda: layer(x)[0])
+    with gradfree.create_engine("predictive_coding", iterations=120, rate=0.4).attach(layer):
+        assert_equal_gradients(gradients(layer, lambda: layer(x)[0]), expected, tolerance=1e-10)

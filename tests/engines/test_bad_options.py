@@ -1,0 +1,80 @@
+"""Options that engines refuse when they are made: in one table, each with the name of what is wrong."""
+
+import re
+from math import inf, nan
+
+import pytest
+import torch
+
+import gradfree
+
+TOLERANCE = ([0.0, -1e-3, nan, inf], ["1e-3", True])
+SEED, EVERY, MEMORY = ([-1], ["x"]), ([0], [2.5]), ([0, inf], ["2", True])
+# Of each option values that no number may have, and what is no number of the kind.
+BAD = {
+    "auto": {"tolerance": ([0, -1.0], [])},
+    "deeppcr": {"memory_limit": MEMORY},
+    "dfa": {"seed": SEED},
+    "dsf": {"iterations": ([-1], [1.5]), "feedback": (["gates", nan, [], torch.rand(2, 2)], [None, True])},
+    "fa": {"seed": SEED},
+    "fixed_point": {"iterations": ([-1], [2.5, True]), "tolerance": TOLERANCE},
+    "forward_gradient": {"samples": ([0], []), "sigma": ([0.0], ["1"]), "seed": SEED},
+    "foton": {
+        "temperature": ([0], ["hot"]),
+        "streaming": ([], [1]),
+        "perturbation": (["jvp"], []),
+        "refresh_feedback_every": EVERY,
+        "orthogonalize_every": EVERY,
+        "orthogonalize_steps": EVERY,
+    },
+    "highway_bp": {
+        "iterations": ([-1], [2.5, True]),
+        "tolerance": TOLERANCE,
+        "gamma": ([1.5, nan], ["0.2"]),
+        "block": ([], [1]),
+        "segments": ([0], [1.5]),
+    },
+    "newton": {
+        "jacobian": (["whole", None], []),
+        "max_sweeps": ([0], [2.0]),
+        "tolerance": ([0, 1e-16, nan], ["small"]),
+        "memory_limit": MEMORY,
+    },
+    "orthogonal_backprop": {"orthogonalize_every": EVERY},
+    "pepita": {"mirror_every": ([-1], []), "mirror_rate": ([0, nan], [True])},
+    "predictive_coding": {"rate": ([0.0, 1.5], ["1"]), "iterations": ([-1], [1.0])},
+    "shooting": {
+        "segments": ([0], [2.0, "many"]),
+        "burn": ([-1], [True]),
+        "max_sweeps": ([-1], []),
+        "tolerance": ([0, -1e-3, 1e-16, nan], ["small"]),
+        "corrector": (["diagonal"], []),
+    },
+    "truncated": {"window": ([0], [1.5])},
+}
+ROWS = [
+    (name, option, value, error)
+    for name, options in BAD.items()
+    for option, kinds in options.items()
+    for values, error in zip(kinds, (ValueError, TypeError), strict=True)
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value", "error"), ROWS)
+def test_a_value_that_is_no_number_of_its_kind_is_refused_by_name(name, option, value, error):
+    with pytest.raises(error, match=rf"{option} must be|one finite number, or one for each unit"):
+        gradfree.create_engine(name, **{option: value})
+
+
+@pytest.mark.parametrize("name", gradfree.list_engines())
+def test_an_option_that_there_is_not_is_met_with_those_there_are(name):
+    options = vars(gradfree.create_engine(name))
+    with pytest.raises(TypeError, match="no option 'nothing'") as error:
+        gradfree.create_engine(name, nothing=1)
+    assert all(re.search(rf"\b{option}\b", str(error.value)) for option in BAD.get(name, {}) if option in options)
+
+
+def test_iterations_and_a_tolerance_are_too_much():
+    with pytest.raises(ValueError, match=r"iterations=2 and tolerance=0.001; give one of them"):
+        gradfree.create_engine("highway_bp", iterations=2, tolerance=1e-3)

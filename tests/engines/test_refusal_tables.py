@@ -1,0 +1,200 @@
+"""Each row of the tables of refusals is what a program that does it is met with, in a chain of blocks and in time."""
+
+import math
+import re
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.utils.parametrizations import spectral_norm
+
+import gradfree
+from gradfree import ChainError, errors
+from gradfree.errors import REFUSALS
+from gradfree.testing.cases.models import plain_model
+
+X = (5, 6)
+
+
+def blocks():
+    return plain_model(), "highway_bp"
+
+
+def gru():
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.GRU(6, 6, batch_first=True)), "dsf"
+
+
+def cell(inner=None):
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), gradfree.CellLayer(inner or nn.GRUCell(6, 6), True)), "dsf"
+
+
+def out_of(model, x):
+    out = model(x)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def behind(do):
+    """What does something with a pass of a model with an engine on it, for each of these models."""
+
+    def refused(make):
+        model, engine = make()
+        with gradfree.create_engine(engine).attach(model):
+            do(model, torch.randn(X, requires_grad=True))
+
+    return refused
+
+
+def attaching(change, *makes):
+    """What attaches to a model that has been changed."""
+
+    def refused(make):
+        model, engine = make()
+        change(model)
+        gradfree.create_engine(engine).attach(model)
+
+    return refused, makes
+
+
+def second_derivatives(model, x):
+    torch.autograd.grad(out_of(model, x).sum(), x, create_graph=True)
+
+
+def transform(model, x):
+    torch.func.grad(lambda x: out_of(model, x).sum())(x.detach())
+
+
+def forward_mode(model, x):
+    with forward_ad.dual_level():
+        model(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def many(model, x):
+    out = out_of(model, x)
+    torch.autograd.grad(out, x, torch.ones(2, *out.shape), is_grads_batched=True)
+
+
+def in_place(model, x):
+    h = 1.0 * x
+    out = out_of(model, h)
+    h.add_(1.0)
+    out.sum().backward()
+
+
+def not_finite(model, x):
+    with torch.autograd.detect_anomaly(), warnings.catch_warnings():
+        (math.inf * out_of(model, x)).sum().backward()
+
+
+def made_infinite(model, x):
+    for p in model.parameters():
+        p.data.fill_(1e200)
+    with torch.autograd.detect_anomaly(), warnings.catch_warnings():
+        out_of(model, x * 1e200).sum().backward()
+
+
+def attach_again(model):
+    gradfree.create_engine("fixed_point").attach(model)
+
+
+def backward_hooks(model):
+    inner = model.blocks[1].linear if hasattr(model, "blocks") else model[1].cell
+    inner.register_full_backward_hook(lambda *_: None)
+
+
+def forward_hooks(model):
+    list(model.modules())[-1].register_forward_hook(lambda *_: None)
+
+
+def spectral(model):
+    spectral_norm(model[0])
+
+
+def layers():
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)), "pepita"
+
+
+def lazy(model):
+    model.blocks[1].late = nn.LazyLinear(3)
+
+
+def scripted(model):
+    model.blocks[1].inner = torch.jit.script(nn.Linear(3, 3))
+
+
+class Dropping(nn.GRUCell):
+    def __init__(self):
+        super().__init__(6, 6)
+        self.dropout = nn.Dropout(0.5)
+
+
+PROGRAMS = {
+    errors.SECOND_DERIVATIVES: (behind(second_derivatives), (blocks, gru, cell)),
+    errors.TRANSFORM: (behind(transform), (blocks, gru, cell)),
+    errors.OTHER_PASS: (behind(forward_mode), (blocks, gru, cell)),
+    errors.MANY_COTANGENTS: (behind(many), (blocks, gru, cell)),
+    errors.CHANGED_IN_PLACE: (behind(in_place), (gru, cell)),
+    errors.NOT_FINITE_BEHIND: (behind(not_finite), (gru, cell)),
+    errors.NOT_FINITE_INSIDE: (behind(made_infinite), (gru,)),
+    errors.ATTACHED: attaching(attach_again, blocks, gru, cell),
+    errors.BACKWARD_HOOKS: attaching(backward_hooks, blocks, cell),
+    errors.FORWARD_HOOKS: attaching(forward_hooks, cell),
+    errors.RANDOM_CELL: attaching(lambda model: None, lambda: cell(Dropping())),
+    errors.WEIGHT_WITH_STATE: attaching(spectral, layers),
+    errors.SCRIPTED: attaching(scripted, blocks),
+    errors.LAZY: attaching(lazy, blocks),
+}
+
+
+def assert_refused(refusal, run):
+    """What runs is refused in the words of the table, with names in the places of the braces."""
+    said = re.sub(r"\\\{\w+\\\}", ".+", re.escape(f"{refusal.why} {refusal.remedy}"))
+    with pytest.raises(ChainError, match=said):
+        run()
+
+
+CELLS = {
+    f"{refusal.case}: {getattr(make, '__name__', 'cell')}": (refusal, refused, make)
+    for refusal, (refused, makes) in PROGRAMS.items()
+    for make in makes
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CELLS)
+def test_every_row_is_met_in_its_words(case):
+    refusal, refused, make = CELLS[case]
+    assert_refused(refusal, lambda: refused(make))
+
+
+def test_hooks_on_all_modules_are_refused():
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert_refused(errors.GLOBAL_HOOKS, lambda: gradfree.create_engine("dsf").attach(cell()[0]))
+    finally:
+        hook.remove()
+
+
+def test_blocks_that_fsdp_shards_are_refused(monkeypatch):
+    """By what FSDP makes of their classes."""
+
+    class Sharded(nn.Module):
+        pass
+
+    fsdp = SimpleNamespace(FSDPModule=Sharded, FullyShardedDataParallel=Sharded)
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", fsdp)
+    model, engine = blocks()
+    block = model.blocks[1]
+    block.__class__ = type("FSDPBlock", (Sharded, type(block)), {})
+    assert_refused(errors.SHARDED, lambda: gradfree.create_engine(engine).attach(model, ["blocks"]))
+
+
+def test_every_row_has_a_test_and_a_line_of_the_page():
+    # Those on ranks are tried on ranks.
+    rows = {row for family in ("Passes", "Modules of a chain") for row in REFUSALS[family]}
+    assert rows == {*PROGRAMS, errors.GLOBAL_HOOKS, errors.SHARDED}
+    page = errors.markdown()
+    assert all(row.remedy in page for row in rows)

@@ -1,0 +1,342 @@
+"""Layers that send the error back through other weights, wherever they are in a model."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from feedback_ranks import FEEDBACK, net, train
+from rank_processes import results_of_ranks
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.checkpoint import checkpoint
+
+import gradfree
+from gradfree import ChainError
+from gradfree.algorithms import FA
+from gradfree.testing.cases.models import assert_equal_gradients
+
+
+def convolutions():
+    """Strides, groups, dilation, every padding; in place behind a layer; back by transposed ones of odd sizes."""
+    return nn.Sequential(
+        *(nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(6, 6, (2, 3), dilation=2, padding="same"), nn.Tanh(), nn.Conv2d(6, 4, 2, padding="valid")),
+        *(nn.Conv2d(4, 4, (2, 4), padding="same", padding_mode="reflect"), nn.Tanh()),
+        *(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", groups=4), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.ConvTranspose2d(4, 6, 3, 2, padding=1, output_padding=1, groups=2), nn.Tanh()),
+        nn.ConvTranspose2d(6, 2, 3, stride=1, dilation=2, output_padding=1),
+    )
+
+
+class Resized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv1d(3, 4, 3, 3, padding=2), nn.ConvTranspose1d(4, 3, 4, 3, dilation=2)
+
+    def forward(self, x):
+        return self.up(input=torch.tanh(self.down(input=x)), output_size=[20])
+
+
+class Residual(nn.Module):
+    """A residual CNN; one layer is run twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.shared = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm, self.head = nn.GroupNorm(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.stem(x)
+        for _ in range(2):
+            h = h + torch.relu(self.norm(self.shared(h)))
+        return self.head(h.mean((-2, -1)))
+
+
+def transformer():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    return nn.Sequential(nn.Linear(6, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 3))
+
+
+NETS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3, bias=False)), (4, 6, 5)),
+    "convolutions": (convolutions, (2, 4, 9, 10)),
+    "one sample": (lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=1, padding_mode="replicate")), (2, 7)),
+    "1d, output_size": (Resized, (2, 3, 11)),
+    "3d": (lambda: nn.Sequential(nn.Conv3d(2, 3, 3, 2, 1), nn.Tanh(), nn.ConvTranspose3d(3, 2, 2, 2)), (2, 2, 5, 6, 7)),
+    "residual": (Residual, (2, 2, 5, 5)),
+    "transformer": (transformer, (2, 5, 6)),
+}
+
+
+def grads(model, x, run=None):
+    """Return the gradients of a loss like no other, of the weights and of the input, with the same dropout masks."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    given = x.clone().requires_grad_()
+    out = (run or model)(given)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out).sin()).sum().backward()
+    return {**{name: p.grad for name, p in model.named_parameters()}, "x": given.grad}
+
+
+def differs(a, b):
+    return any(not torch.allclose(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("feedback", FEEDBACK)
+@pytest.mark.parametrize("kind", NETS)
+def test_with_the_weights_for_feedback_it_is_backpropagation(kind, feedback):
+    make, shape = NETS[kind]
+    model, x = make(), torch.randn(shape)
+    before = grads(model, x)
+    with FA(feedback=feedback).attach(model) as handle:
+        assert differs(grads(model, x), before)
+        matrices = handle.chains[""].feedback_weights()
+        with torch.no_grad():
+            for path, matrix in matrices.items():
+                model.get_submodule(path).weight.copy_(matrix)
+        if feedback == "learned":
+            handle.load_state_dict({"": {f"learned: {path}": torch.zeros_like(m) for path, m in matrices.items()}})
+        actual = grads(model, x)
+    assert_equal_gradients(actual, grads(model, x))
+
+
+def test_exact_gradients_go_through_the_weight_that_the_pass_had():
+    """That of a power iteration is another one in each pass."""
+    model, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)), torch.randn(4, 5)
+    nn.utils.parametrizations.spectral_norm(model[2], n_power_iterations=1)
+    expected = grads(copy.deepcopy(model), x)
+    with FA().attach(model) as handle, handle.exactly():
+        assert_equal_gradients(grads(model, x), expected)
+
+
+def test_each_kind_of_feedback_is_what_it_says():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ConvTranspose1d(4, 2, 3, 2, groups=2), nn.Conv1d(4, 2, 3, groups=2))
+    signs, fan_in = [layer.weight.sign() for layer in model], (4, 3, 6)
+    of = {}
+    for feedback in FEEDBACK:
+        with FA(feedback=feedback).attach(model) as handle:
+            of[feedback] = handle.chains[""].feedback_weights().values()
+    for n, weight in enumerate(layer.weight for layer in model):
+        found = {feedback: list(matrices)[n] for feedback, matrices in of.items()}
+        torch.testing.assert_close(found["sign"], signs[n] * weight.abs().mean())
+        torch.testing.assert_close(found["usf"], signs[n] * (2 / fan_in[n]) ** 0.5)
+        assert found["random"].abs().max() <= (3 / fan_in[n]) ** 0.5
+        torch.testing.assert_close(found["frsf"], signs[n] * 2**0.5 * found["random"].abs())
+        torch.testing.assert_close(found["learned"], found["random"])
+        assert found["brsf"].abs().max() <= (6 / fan_in[n]) ** 0.5
+        assert torch.equal(found["brsf"].sign(), signs[n])
+        assert found["brsf"].abs().unique().numel() > 1
+
+
+def steps(model, engine, count, accumulate=1):
+    """Train, and yield the feedback behind each step."""
+    optimizer = gradfree.EngineOptimizer(torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.1), model, engine)
+    for n in range(count * accumulate):
+        model(torch.randn(4, 5)).pow(2).sum().backward()
+        if n % accumulate == accumulate - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+            yield optimizer.handle.chains[""].feedback_weights()
+    optimizer.detach()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_learned_feedback_follows_the_weights_and_leans_towards_them(accumulate):
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    before = model[2].weight.detach().clone()
+    with FA(feedback="learned").attach(model) as handle:
+        apart = handle.chains[""].feedback_weights()["2"] - before
+    for found in steps(model, FA(feedback="learned", decay=0.2), 5, accumulate):
+        left = found["2"] - model[2].weight.detach()
+        torch.testing.assert_close(left, 0.8 * apart, rtol=1e-12, atol=1e-14)
+        apart = left
+    assert not torch.allclose(model[2].weight, before)
+
+
+def test_magnitudes_of_brsf_are_drawn_anew_behind_each_step_and_the_same_within():
+    model, other = (nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)) for _ in range(2))
+    first, second = ([m["2"].abs() for m in steps(net, FA(feedback="brsf"), 3, 2)] for net in (model, other))
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], first[1])
+    with FA(feedback="brsf").attach(model):
+        x = torch.randn(4, 5)
+        assert_equal_gradients(grads(model, x), grads(model, x), tolerance=0.0)
+
+
+@pytest.mark.parametrize("feedback", FEEDBACK)
+def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(feedback):
+    def run(model, optimizer, batches):
+        for x in batches:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+    def start(seed):
+        model, engine = net(), FA(feedback=feedback, seed=seed)
+        return model, gradfree.EngineOptimizer(torch.optim.AdamW(model.parameters(), 0.01), model, engine)
+
+    batches = torch.randn(8, 4, 5)
+    model, optimizer = start(0)
+    run(model, optimizer, batches[:4])
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    run(model, optimizer, batches[4:])
+    # What is drawn once comes from the checkpoint; the seed is needed for what is yet to be drawn.
+    resumed, other = start(0 if feedback == "brsf" else 7)
+    resumed.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    run(resumed, other, batches[4:])
+    assert all(map(torch.equal, resumed.parameters(), model.parameters()))
+
+
+@pytest.mark.slow
+def test_ranks_stay_equal_to_the_last_bit(tmp_path):
+    first, second = results_of_ranks(tmp_path, Path(__file__).with_name("feedback_ranks.py"))
+    for feedback in FEEDBACK:
+        for mine, others, count in zip(first[feedback], second[feedback], (20, 3), strict=True):
+            (weights, kept), (their_weights, their_kept) = mine, others
+            assert all(map(torch.equal, weights, their_weights))
+            assert kept.keys() == their_kept.keys()
+            assert all(torch.equal(kept[key], their_kept[key]) for key in kept)
+            for p, expected in zip(weights, train(net(), slice(0, 8), feedback, count)[0], strict=True):
+                torch.testing.assert_close(p, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_checkpoints_inside_the_model_change_nothing():
+    model, x = Residual(), torch.randn(2, 2, 5, 5)
+    for feedback in FEEDBACK:
+        with FA(feedback=feedback).attach(model):
+            expected = grads(model, x)
+            for reentrant in (False, True):
+                again = grads(model, x, lambda x, r=reentrant: checkpoint(model, x, use_reentrant=r))
+                assert_equal_gradients(again, expected, tolerance=0.0)
+
+
+def test_what_hooks_see_has_its_gradient():
+    """A loss on what a layer was given or returned reaches what lies before; hooks may come at any time."""
+    model, x, seen = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)), torch.randn(3, 5), []
+
+    def run(x):
+        out, extra = model(x), [given.exp() + returned.cos() for given, returned in seen]
+        seen.clear()
+        return out + sum(extra)
+
+    def look(layer, args, out):
+        if layer is model[2]:
+            seen.append((args[0], out))
+
+    with FA().attach(model) as handle, handle.exactly():
+        for register in (model[2].register_forward_hook, register_module_forward_hook):
+            hook = register(look)
+            found = grads(model, x, run)
+            hook.remove()
+            handle.detach()
+            hook = register(look)
+            assert_equal_gradients(found, grads(model, x, run))
+            hook.remove()
+        pre = model[2].register_forward_pre_hook(lambda layer, args: (args[0].sin(),))
+        back = model[2].register_full_backward_hook(lambda layer, into, out: (2 * into[0],))
+        expected = grads(model, x)
+    with FA().attach(model) as handle, handle.exactly():
+        assert_equal_gradients(grads(model, x), expected)
+    pre.remove()
+    back.remove()
+    with FA().attach(model) as handle, handle.exactly():
+        model[2].register_forward_pre_hook(lambda layer, args: (args[0].sin(),))
+        model[2].register_full_backward_hook(lambda layer, into, out: (2 * into[0],))
+        assert_equal_gradients(grads(model, x), expected)
+
+
+class Scaled(nn.Conv1d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(2 * x, weight, bias)
+
+
+class Own(nn.Linear):
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+def test_layers_that_compute_something_else_stay_exact_and_are_listed():
+    model, x = nn.Sequential(transformer(), Own(3, 3), nn.Unflatten(1, (5, 1)), nn.Flatten(1, 2), Scaled(5, 2, 1)), None
+    x = torch.randn(2, 5, 6)
+    report = FA().validate(model, batch=x)
+    (note,) = report.notes
+    for path in ("0.1.layers.0.self_attn (MultiheadAttention)", "1 (Own)", "4 (Scaled)"):
+        assert path in note
+    assert list(report.chains[""].blocks) == [
+        "0.0",
+        *(f"0.1.layers.{n}.linear{k}" for n in (0, 1) for k in (1, 2)),
+        "0.2",
+    ]
+    assert not report.findings[""].left
+    with pytest.raises(ChainError, match="no chain that can be found"):
+        FA().attach(Own(3, 3))
+
+
+def test_layers_that_are_never_called_are_told():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            return nn.functional.linear(self.inner(x), self.outer.weight)
+
+    report = FA().validate(Tied(), batch=torch.randn(2, 4))
+    assert report.findings[""].left == ["outer"]
+    assert any("'outer'" in note for note in report.notes)
+
+
+def test_only_named_modules_and_no_layer_twice():
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))), torch.randn(2, 4)
+    expected = grads(model, x)
+    with FA().attach(model, ["1"]) as handle:
+        assert list(handle.chains["1"].blocks) == ["1.0"]
+        found = grads(model, x)
+        with pytest.raises(ChainError, match=r"1\.0 has an engine attached already"):
+            FA().attach(model)
+    assert differs({"0.0.weight": found["0.0.weight"]}, expected)
+    assert_equal_gradients(
+        {n: found[n] for n in ("1.0.weight", "2.0.weight")}, {n: expected[n] for n in ("1.0.weight", "2.0.weight")}
+    )
+    with gradfree.create_engine("dfa").attach(model, [""]), pytest.raises(ChainError, match=r"0\.0 has an engine"):
+        FA().attach(model)
+    assert all(
+        vars(module).keys() == vars(nn.Linear(1, 1)).keys()
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    )
+
+
+def test_wrong_options_and_uses_are_refused():
+    for options, error in (
+        ({"feedback": "randm"}, ValueError),
+        ({"feedback": None}, ValueError),
+        ({"decay": 0.1}, ValueError),
+        ({"feedback": "learned", "decay": 2}, ValueError),
+        ({"feedback": "learned", "decay": "1"}, TypeError),
+    ):
+        with pytest.raises(error, match=r"FA: .*(random|decay)"):
+            FA(**options)
+    assert FA(feedback="learned").decay == 0.001
+    with pytest.raises(ChainError, match="lazy"):
+        FA().attach(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    gradfree.EngineOptimizer(optimizer, model, FA(), watch=gradfree.GradientWatch())
+    with pytest.raises(ChainError, match="GradientWatch"):
+        model(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("feedback", FEEDBACK)
+def test_autocast_computes_nearly_the_same(feedback):
+    torch.set_default_dtype(torch.float32)
+    model, x = Residual(), torch.randn(2, 2, 8, 8)
+    with FA(feedback=feedback).attach(model):
+        exact = {name: g.clone() for name, g in grads(model, x).items()}
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = grads(model, x, lambda x: model(x).float())
+    for name, g in exact.items():
+        assert rounded[name].dtype is torch.float32
+        assert torch.cosine_similarity(rounded[name].flatten(), g.flatten(), 0) > 0.99, name

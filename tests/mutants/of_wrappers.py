@@ -1,0 +1,82 @@
+"""Mutants of what goes round engines: sequences with resets, Lightning's strategies, the optimizer."""
+
+from mutant import mutant
+
+RESETS = "resets/test_with_resets.py"
+RESUMED = "lightning/test_lightning_resume.py"
+CARRIERS = "gradfree/lightning/carriers.py"
+
+MUTANTS = (
+    mutant(
+        "a reset in a sequence of one step is not seen",
+        RESETS,
+        (
+            "gradfree/resets/with_resets.py",
+            "[part.masked_fill(resets.view(",
+            "[part.masked_fill(resets.logical_not().view(",
+        ),
+    ),
+    mutant(
+        "on padding an LSTM forgets its memory",
+        RESETS,
+        ("gradfree/resets/with_resets.py", "[-_CLOSED, _CLOSED, 0.0, 0.0]", "[_CLOSED, -_CLOSED, 0.0, 0.0]"),
+    ),
+    mutant(
+        "the initial state goes into every piece of a sequence",
+        RESETS,
+        ("gradfree/resets/with_resets.py", "if len(x) == 1:", "if len(x) >= 1:"),
+    ),
+    mutant(
+        "a resumed run begins without what the engine kept",
+        RESUMED,
+        (CARRIERS, "self.handle.load_state_dict(self._restored or {})", "self.handle.load_state_dict({})"),
+    ),
+    mutant(
+        "Lightning's checkpoints are without what the engine keeps",
+        RESUMED,
+        (CARRIERS, "checkpoint | {_KEY: self.handle.state_dict()}, *args", "checkpoint, *args"),
+    ),
+    mutant(
+        "a Trainer leaves the engine on the module",
+        "lightning/test_lightning.py lightning/test_lightning_around.py",
+        (
+            CARRIERS,
+            "            handle.detach()\n        super().teardown()",
+            "            pass\n        super().teardown()",
+        ),
+    ),
+    mutant(
+        "Fabric's modules keep their engine",
+        "lightning/test_fabric.py",
+        (
+            CARRIERS,
+            "        for handle in self.handles:\n            handle.detach()",
+            "        for handle in self.handles[:1]:\n            handle.detach()",
+        ),
+    ),
+    mutant(
+        "gradients that have come past an engine are not mentioned in Lightning",
+        "chains/test_bypass.py",
+        (CARRIERS, "            handle.watch()\n", ""),
+    ),
+    mutant(
+        "each rank keeps a running mean of its own",
+        "lightning/ranks/test_distributed.py",
+        (CARRIERS, "if self.world_size > 1:", "if False:"),
+    ),
+    mutant(
+        "a loader that is resumed in an epoch begins it anew",
+        "lightning/test_resumable_loader.py",
+        ("gradfree/lightning/resuming.py", "done = self._resumed[1] if", "done = 0 if"),
+    ),
+    mutant(
+        "a step leaves out its closure",
+        "front/test_optimizer.py",
+        ("gradfree/optimizer.py", "self.optimizer.step(closure)", "self.optimizer.step()"),
+    ),
+    mutant(
+        "a step does not look at the gradient that is watched",
+        "choosing/test_watching.py",
+        ("gradfree/optimizer.py", "            self.gradient_watch.after_step()\n", "            pass\n"),
+    ),
+)

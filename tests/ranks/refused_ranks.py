@@ -1,0 +1,135 @@
+"""One of two ranks that are asked for what is refused across ranks, one thing after the other; writes what was said."""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+from rank_processes import leave
+from torch import distributed, nn
+
+import gradfree
+from gradfree.errors import ChainError
+from gradfree.testing.cases.models import Plain
+
+RANK = int(os.environ.get("RANK", "0"))
+# What a rank waits for in vain is refused on the other one.
+TIMEOUT = timedelta(seconds=6)
+
+
+class Net(nn.Module):
+    """Four blocks, two on each rank; what is done with them is the subclass's."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList([Plain() for _ in range(4)])
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.head(self.states(self.stem(x))[-1])
+
+    def states(self, x):
+        found = [x]
+        for block in self.blocks:
+            found.append(block(found[-1]))
+        return found[1:]
+
+
+class Between(Net):
+    def states(self, x):
+        first, second, third, last = self.blocks
+        return [last(third(1.0 * second(first(x))))]
+
+
+class OtherOrder(Net):
+    def states(self, x):
+        first, second, third, last = self.blocks
+        return [last(third(first(second(x))))]
+
+
+class LeftOut(Net):
+    def states(self, x):
+        return [self.blocks[2](self.blocks[1](self.blocks[0](x)))]
+
+
+class Keywords(Net):
+    def states(self, x):
+        return [self.blocks[0](None, x)]
+
+
+class Scaled(Net):
+    def states(self, x):
+        return [self.blocks[0](x, self.scale)]
+
+
+class Two(Plain):
+    def forward(self, x, *_):
+        state = super().forward(x)
+        return state, 2.0 * state
+
+
+class Returning(Net):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Two() for _ in range(4)])
+
+    def states(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        return [x]
+
+
+class Weighed(Net):
+    """Its output has in it what the first block, on another rank, weighs."""
+
+    def forward(self, x):
+        return super().forward(x) + self.blocks[0].linear.weight.sum()
+
+
+class Tapped(Net):
+    """Its output has in it what the last block of the first rank has returned."""
+
+    def forward(self, x):
+        states = self.states(self.stem(x))
+        return self.head(states[-1] + states[1])
+
+
+class NotANumber(Net):
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+PROGRAMS = {
+    "BETWEEN": Between,
+    "OUT_OF_ORDER": OtherOrder,
+    "NOT_RUN": LeftOut,
+    "NO_STATE": Keywords,
+    "SECOND_INPUT": Scaled,
+    "SECOND_OUTPUT": Returning,
+    "ELSEWHERE": Weighed,
+    "LOSS_ELSEWHERE": Tapped,
+    "NAN_FROM_ELSEWHERE": NotANumber,
+}
+
+
+def said(make):
+    torch.manual_seed(0)
+    distributed.barrier()
+    group = distributed.new_group(timeout=TIMEOUT)
+    distributed.barrier()
+    try:
+        model = make()
+        gradfree.layer_parallel(model, "backprop", mesh=group, chains=["blocks"], costs=[1] * 4)
+        model(torch.randn(4, 6)).sum().backward()
+    except ChainError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    found = {name: said(make) for name, make in PROGRAMS.items()}
+    torch.save(found, os.path.join(sys.argv[1], f"{RANK}.pt"))
+    leave()

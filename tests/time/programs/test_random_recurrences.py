@@ -1,0 +1,110 @@
+"""Random recurrent programs: every engine that is exact gives autograd's outputs and gradients, or refuses.
+
+``pytest -m slow -n 0 -s tests/time/test_random_recurrences.py --programs 5000`` counts what came of so many.
+"""
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from pairwise import cover
+from recurrences import ENGINES, PROGRAMS, Program, Recurrence, drawn
+
+import gradfree
+
+PAIRS = cover(drawn(6000))
+
+
+def refused(program):
+    """Tell whether the engine needs a gate that the layer does not have, or numbers that do not fit its states."""
+    gated = program.layer.startswith(("gru", "lstm", "para"))
+    needs = "gate" in program.engine or program.engine.startswith("highway_bp")
+    return (needs and not gated) or (program.engine == "dsf linspace" and program.layer == "two parts")
+
+
+def verdict(program):
+    """Run ``program`` with and without its engine; return what came of it, if that is right."""
+    recurrence = Recurrence(program)
+    expected, failure = attempted(recurrence)
+    name, options = ENGINES[program.engine]
+    single = program.dtype == "float32"
+    if "tolerance" in options and single:
+        options = {**options, "tolerance": 1e-5}
+    recurrence = Recurrence(program)
+    try:
+        with gradfree.create_engine(name, **options).attach(recurrence.layer, lean=program.lean):
+            actual, error = attempted(recurrence)
+    except gradfree.ChainError as refusal:
+        error = refusal
+    assert isinstance(error, gradfree.ChainError) == refused(program), error
+    if refused(program):
+        return "refused"
+    if failure is not None:
+        assert error is not None or program.around == "final in place", f"no error, but without the engine: {failure}"
+        return "torch refuses"
+    # What segments need is learnt in each pass, and torch tells that a checkpoint's second pass saved something else.
+    if program.around == "checkpoint" and "shooting" in program.engine and "Recomputed values" in str(error):
+        return "torch refuses the checkpoint"
+    assert error is None, f"torch's error, which is none without the engine: {error}"
+    within = 1e-3 if single else 10 * options.get("tolerance", 1e-11)
+    assert_same(actual[1], expected[1], within)
+    assert_same(actual[0], expected[0], within if "tolerance" in options else 0.0)
+    return "exact"
+
+
+def attempted(recurrence):
+    """Return the outcome, or the error in its place."""
+    try:
+        return recurrence.outcome(), None
+    except RuntimeError as error:
+        return None, error
+
+
+def assert_same(actual, expected, within):
+    """Assert that all are the same; a gradient of zero may stand where autograd has none."""
+    size = max([0.0, *(e.abs().max().item() for e in expected if e is not None and e.numel())])
+    for a, e in zip(actual, expected, strict=True):
+        if a is None or e is None:
+            assert a is e or (e is None and not a.any())
+        else:
+            torch.testing.assert_close(a, e, rtol=0, atol=within * size)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize(
+    "program",
+    [Program(*row) for row in (*PAIRS, *drawn(100))],
+    ids=lambda program: f"{program.layer}, {program.engine}",
+)
+def test_recurrences_in_which_every_two_settings_meet(program):
+    """And a hundred more; outputs and gradients of everything are autograd's, or the engine refuses."""
+    verdict(program)
+
+
+@pytest.mark.slow
+def test_many_random_recurrences(pytestconfig):
+    """As many as ``--programs`` says, made smaller where one fails; prints what came of them."""
+    verdicts = Counter()
+
+    @given(PROGRAMS)
+    @settings(
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        max_examples=pytestconfig.getoption("--programs"),
+    )
+    def run(program):
+        verdicts[verdict(program)] += 1
+
+    run()
+    print(verdicts.total(), "programs", *(f"{count:6} {what}" for what, count in verdicts.most_common()), sep="\n")
+    assert verdicts["exact"] > verdicts.total() / 2

@@ -1,0 +1,95 @@
+"""What ``shooting`` and ``newton`` have in common: they iterate to a tolerance, in both passes, or run sequentially."""
+
+import pytest
+import torch
+from cell_tasks import refusal
+from oracles import off_by
+from torch import nn
+
+import gradfree
+from gradfree.models import ParaGRU
+from gradfree.testing.cases.models import OwnCell
+
+MANY = {"shooting": {"segments": 4}, "newton": {"max_sweeps": 500}}
+both = pytest.mark.parametrize("name", MANY)
+
+
+def made(name, **options):
+    return gradfree.create_engine(name, **{**MANY[name], **options})
+
+
+@both
+@pytest.mark.parametrize("place", [0, 30, 70])
+def test_numbers_that_are_not_finite_end_the_sweeps(name, place):
+    """And tell nothing of the next pass, which is solved in sweeps."""
+    gru, x = nn.GRU(3, 4), torch.randn(80, 1, 3)
+    bad = x.clone()
+    bad[place] = torch.nan
+    expected = gru(bad)[0]
+    with made(name).attach(gru) as handle, gradfree.engine_figures() as figures:
+        out = gru(bad)[0]
+        out.sum().backward()
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 1
+        assert figures["l0"]["forward sweeps"] <= 3
+        assert not handle.state_dict()
+        gru(x)[0].sum().backward()
+        assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 0
+
+
+@both
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_precisions_that_resolve_less(name, dtype, error):
+    gru, x = nn.GRU(3, 8).to(dtype), torch.randn(200, 2, 3, dtype=dtype)
+    expected = [gru(x)[0], *torch.autograd.grad(gru(x)[0].pow(2).sum(), list(gru.parameters()))]
+    with made(name).attach(gru), gradfree.engine_figures() as figures:
+        out = gru(x)[0]
+        actual = [out, *torch.autograd.grad(out.pow(2).sum(), list(gru.parameters()))]
+    assert off_by(actual, expected) < error
+    assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 0
+
+
+@both
+@pytest.mark.parametrize("make", [nn.GRU, nn.LSTM, ParaGRU, lambda *a: gradfree.CellLayer(OwnCell(3))])
+def test_under_autocast_the_weights_precision_counts(name, make):
+    """Torch's own layers run forward as torch runs them; the backward pass iterates."""
+    layer, x = make(3, 8).float(), torch.randn(200, 2, 3, dtype=torch.float32)
+    found = []
+    for engine in (made(name), gradfree.create_engine("backprop")):
+        with engine.attach(layer), torch.autocast("cpu", torch.bfloat16):
+            out = layer(x)[0]
+            found.append([out, *torch.autograd.grad(out.float().pow(2).sum(), list(layer.parameters()))])
+    assert [t.dtype for t in found[0]] == [t.dtype for t in found[1]]
+    assert off_by(*found) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "make", "message"),
+    [
+        *((name, {"tolerance": 1e-8}, lambda: nn.GRU(2, 3).float(), "resolves 1e-06 at best") for name in MANY),
+        ("shooting", {"corrector": "gate"}, lambda: nn.RNN(2, 3), "no gate"),
+        ("newton", {"jacobian": "gate"}, lambda: nn.RNN(2, 3), "no gate"),
+        *((name, {}, lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "no chain") for name in MANY),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_when_attaching(name, options, make, message):
+    assert message in refusal(lambda: gradfree.create_engine(name, **options).attach(make()))
+
+
+class Noisy(OwnCell):
+    def forward(self, x, h):
+        return super().forward(x, h) + 0.1 * torch.randn_like(h)
+
+
+class Mixing(OwnCell):
+    def forward(self, x, h):
+        return super().forward(x, h - h.mean(0)) + 0.1 * x.mean(0)
+
+
+@pytest.mark.parametrize(("name", "cell"), [("shooting", Noisy), ("newton", Noisy), ("newton", Mixing)])
+def test_a_cell_that_is_no_function_of_its_row_is_refused(name, cell):
+    layer = gradfree.CellLayer(cell(3))
+    with made(name).attach(layer):
+        message = refusal(lambda: layer(torch.randn(40, 2, 3), torch.zeros(2, 3))[0].sum().backward())
+    assert "gives other states" in message
+    assert all(p.grad is None for p in layer.parameters())
