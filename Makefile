@@ -8,14 +8,20 @@ DEVICE ?= cuda
 GPU_MINUTES ?= 9
 OUT ?= results/gpu
 
+# Of `make clients`: an environment of its own, its scripts, and `STEPS=2` to see that everything runs.
+CLIENTS := build/clients
+CLIENT_PINS := benchmarks/clients/constraints.txt
+CLIENT_SCRIPTS := darts_gru neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru
+STEPS ?=
+
 # What `make test-device` runs.
 ON_DEVICE := $(addprefix tests/,front/test_conformance.py front/test_pretend_device.py front/test_waits.py \
-	depth/test_rows.py depth/test_exactness.py depth/programs time/test_recurrent.py torchside/test_residual.py chains/test_bypass.py)
+	depth/test_rows.py depth/test_exactness.py depth/programs time/programs torchside/test_residual.py chains/test_bypass.py)
 
 # A test that hangs fails, by name, instead of all others.
 ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo test test-device docs gpu dist lint types layout wheel-test format clean
+.PHONY: help demo test test-device docs figures gpu dist lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,7 +39,11 @@ test-device: $(READY)  ## What a GPU could break, on a device of the tests' own;
 	if [ -n "$$missing" ]; then echo "skipped: no $$missing here"; exit; fi; set -x; \
 	$(BIN)/pytest --device pretend $(ENDLESS) $(ON_DEVICE)
 
-docs: $(READY)  ## Build the documentation site, build/docs/index.html; a warning is an error
+figures: $(READY)  ## Write all figures of README and docs anew from the committed records
+	$(BIN)/python benchmarks/scripts/figures.py
+
+docs: $(READY)  ## Check all figures, and build the documentation site, build/docs/index.html; a warning is an error
+	$(BIN)/python benchmarks/scripts/figures.py --check
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 dist: $(READY)  ## Build wheel and source distribution into dist/ and check their descriptions
@@ -45,12 +55,24 @@ dist: $(READY)  ## Build wheel and source distribution into dist/ and check thei
 wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
 	$(BIN)/pytest -m slow tests/packaging
 
+clients: $(CLIENTS)/.ready  ## Other people's programs with and without an engine, in an environment of their own
+	@for script in $(CLIENT_SCRIPTS); do \
+		OMP_NUM_THREADS=1 $(CLIENTS)/bin/python benchmarks/clients/$$script.py $(if $(STEPS),--steps $(STEPS)) || exit 1; \
+	done
+
+$(CLIENTS)/.ready: $(CLIENT_PINS) pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet -c $(CLIENT_PINS) torch
+	$(CLIENTS)/bin/pip install --quiet -c $(CLIENT_PINS) 'darts[torch]' neuralforecast pytorch-forecasting sb3-contrib skorch -e '.[lightning]'
+	touch $@
+
 gpu:  ## Tests and suites on a GPU, by the PYTHON that is there, for GPU_MINUTES; called again, it goes on
 	$(PYTHON) .ci/gpu.py --device $(DEVICE) --minutes $(GPU_MINUTES) --out $(OUT)
 
-lint: $(READY) layout  ## Style, and the order of imports between rooms
+lint: $(READY) layout  ## Style of code and prose, and the order of imports between rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/prose.py
 	cd build/layout && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
 
 types: $(READY) layout  ## Types

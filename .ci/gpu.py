@@ -29,26 +29,25 @@ import recorded
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("torch", "numpy", "lightning", "torchmetrics", "pytest")
 EXACTNESS = (
-    "front/test_conformance", "depth/test_exactness", "time/test_recurrent", "depth/test_batching",
+    "front/test_conformance", "depth/test_exactness", "time/programs/test_random_recurrences", "depth/test_rows",
     "torchside/test_residual", "depth/programs/test_random_programs", "algebra/test_time_scan",
     "algebra/test_triton_scan",
 )  # fmt: skip
 OTHERS = (
-    "time/test_recurrent_in_models", "time/test_recurrent_refusals", "time/cells/test_cell_layer",
+    "time/test_recurrent", "time/test_recurrent_refusals", "time/cells/test_cell_layer",
     "time/cells/test_cell_refusals", "depth/attaching/test_attaching", "depth/attaching/test_trained_parameters",
     "depth/attaching/test_traces", "depth/attaching/test_plain_backprop", "front/test_precision", "layers/test_layers",
     "algorithms/test_foton", "algorithms/test_foton_second_pass", "algorithms/test_foton_refusals",
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
     "algorithms/test_orthogonal_backprop", "algorithms/test_layered_engines",
 )  # fmt: skip
-SUITES = {"gpu-time": 8, "gpu-depth": 5, "scan": 3, "lightning": 2, "quick": 2}
+SUITES = {"gpu-time": 10, "gpu-depth": 7, "quick": 3}
 """With the share of the time that each has."""
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")
 """Suites that need the data sets of $GRADFREE_DATA."""
 ALSO_NEEDED = {
     "depth/programs/test_random_programs": "hypothesis",
     "algorithms/test_layered_engines": "sklearn",
-    "lightning": "sklearn",
     "quick": "sklearn",
 }
 """What files of tests and suites are left out without."""
@@ -58,23 +57,29 @@ PRETEND = [str(ROOT / "tests" / "support"), str(ROOT / "build" / "pretend-entry"
 """Where torch finds the device of ``pytest --device pretend``; tests know where themselves."""
 _AT_ONCE = 4
 _TO_END = 30.0
-"""Seconds for a process to end in once it is asked to."""
+"""Seconds left for what runs when the time is over."""
 
 
 class Runner:
-    """Runs processes of this interpreter on the checkout until the time is over.
+    """Runs processes of this interpreter on the checkout until the time of a stage is over.
 
     Args:
         out: folder of logs and results.
-        end: when the time is over.
+        end: when the stage's time is over.
+        last: when all time is over.
     """
 
-    def __init__(self, out: Path, end: float):
-        self.out, self.end = out, end
+    def __init__(self, out: Path, end: float, last: float):
+        self.out, self.end, self.last = out, end, last
 
-    def __call__(self, log: str, *arguments: str, path: Sequence[str] = PATH) -> int | None:
-        """Return the exit code, ``None`` if the time was over before; everything printed goes to the file ``log``."""
-        if monotonic() > self.end:
+    def __call__(
+        self, log: str, *arguments: str, path: Sequence[str] = PATH, advanced: Callable[[], bool] = lambda: True
+    ) -> int | None:
+        """Return the exit code, ``None`` if the time was over before; everything printed goes to the file ``log``.
+
+        Past the stage's time a process goes on until it has ``advanced``: else it could begin anew in every call.
+        """
+        if monotonic() > self.last:
             return None
         # cuBLAS adds in the same order each time, which tests for equal bits need.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -84,19 +89,15 @@ class Runner:
                 cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
             try:
-                return process.wait(self.end - monotonic())
-            except subprocess.TimeoutExpired:
-                return None
+                while process.poll() is None and monotonic() < (self.end if advanced() else self.last):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(0.5)
+                return process.returncode
             finally:
-                _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is still running of ``process`` and its children: by Ctrl-C first, so that it can tidy up."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)
-            process.wait(_TO_END / 2)
+                # Not Ctrl-C, which a test in the midst of an import takes for a failure.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 class Result(NamedTuple):
@@ -138,7 +139,8 @@ def run_suite(suite: str, device: str, run: Runner) -> Result:
     # Not by the command line, whose parser is one more package.
     call = f"run({suite!r}, Path({str(folder)!r}), device={device!r}, jobs={jobs})"
     call = f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}"
-    code = run(log, "-c", call, path=PATH + PRETEND * (device == "pretend"))
+    path = PATH + PRETEND * (device == "pretend")
+    code = run(log, "-c", call, path=path, advanced=lambda: bool(records_in(folder)))
     failed = [record for record in records_in(folder) if "error" in record]
     problems = [f"{record['case']}: {record['error'].splitlines()[-1]}" for record in failed]
     if code and not problems:
@@ -168,9 +170,9 @@ def digest(device: str) -> str:
     sys.path[:0] = PATH + PRETEND * (device == "pretend")
     import torch
 
-    from gradfree.devices.device import description, is_there
+    from gradfree.devices.hardware import description, is_available
 
-    if not is_there(device):
+    if not is_available(device):
         sys.exit(f"torch {torch.__version__} finds no device {device} here.")
     found = hashlib.sha256()
     for folder in ("gradfree", "algorithms", "models", "tests"):
@@ -224,7 +226,7 @@ def run_stages(waiting: list[Stage], out: Path, end: float) -> tuple[list[str], 
         for n, stage in enumerate(waiting):
             begin = monotonic()
             share = stage.share / sum(other.share for other in waiting[n:])
-            problems, unfinished = stage.work(Runner(out, begin + share * (end - begin)))
+            problems, unfinished = stage.work(Runner(out, begin + share * (end - begin), end))
             failed |= bool(problems)
             left += [stage] * unfinished
             state = "not done yet" if unfinished else "done"
