@@ -39,12 +39,15 @@ def lightning_clipping(engine: Engine, case: ModelCase) -> None:
 
 @feature("Lightning, precision bf16-mixed", slow=True)
 def lightning_bf16(engine: Engine, case: ModelCase) -> None:
-    """Likewise, as in a loop with autocast."""
+    """Likewise, as in a loop with autocast, after one step.
+
+    Further steps multiply the rounding: after six of them autograd's own updates in bfloat16 are off by half and more.
+    """
     _check_fit(
         engine,
         case,
-        {"precision": "bf16-mixed", "dtype": torch.float32},
-        {"low": torch.bfloat16, "dtype": torch.float32},
+        {"precision": "bf16-mixed", "dtype": torch.float32, "max_steps": 1},
+        {"low": torch.bfloat16, "dtype": torch.float32, "steps": 1},
         tolerance=0.02,
     )
 

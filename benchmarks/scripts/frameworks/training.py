@@ -56,6 +56,7 @@ def train(
     accumulate: int = 1,
     epochs: int = 1,
     low: Any = None,
+    steps: int = STEPS,
 ) -> Updates:
     """Return how much all steps have changed the weights.
 
@@ -67,11 +68,12 @@ def train(
         accumulate: batches for one step of the optimizer.
         epochs: passes over the batches.
         low: the dtype of autocast, if any.
+        steps: batches of an epoch that are used.
     """
     specimen = Specimen(case, dtype)
     with attached_inside(engine, specimen):
         optimizer = optimizer_of(specimen.model)
-        for number, x in enumerate([*batches(specimen)] * epochs, 1):
+        for number, x in enumerate([*batches(specimen)][:steps] * epochs, 1):
             with torch.autocast(specimen.x.device.type, low) if low else nullcontext():
                 loss = loss_of(specimen.model(x))
             (loss / accumulate).backward()
