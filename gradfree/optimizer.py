@@ -28,8 +28,7 @@ class EngineOptimizer(Optimizer):
         model: the model to attach to.
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`.
-        lean: as in :meth:`gradfree.Engine.attach`.
-        batched: likewise.
+        batched: as in :meth:`gradfree.Engine.attach`.
         watch: looks now and then at how close the engine's gradients are to exact ones, and acts where they are not.
         **options: the engine's options, if it is given by name.
 
@@ -50,7 +49,6 @@ class EngineOptimizer(Optimizer):
         engine: str | Engine = "highway_bp",
         *,
         chains: Chains | None = None,
-        lean: bool = False,
         batched: Literal["auto"] | bool = "auto",
         watch: GradientWatch | None = None,
         **options: Any,
@@ -67,7 +65,7 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ would build groups of its own.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self.handle = self.engine.attach(model, chains, lean=lean, batched=batched)
+        self.handle = self.engine.attach(model, chains, batched=batched)
         self.gradient_watch = watch
         if watch is not None:
             watch.start(self.handle)

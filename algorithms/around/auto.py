@@ -81,12 +81,11 @@ class Auto(Engine):
         model: nn.Module,
         chains: Chains | None = None,
         *,
-        lean: bool = False,
         residual: float | None = None,
         batched: Literal["auto"] | bool = "auto",
     ) -> Handle:
         """Let engines take turns on ``model``, of those that :meth:`Engine.attach` would attach."""
-        options: dict[str, Any] = {"lean": lean, "residual": residual, "batched": batched}
+        options: dict[str, Any] = {"residual": residual, "batched": batched}
         reports = {engine: engine.fitting(model, chains, **options) for engine in self.engines}
         joined = _joined(reports)
         if not joined.ok:

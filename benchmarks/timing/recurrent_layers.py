@@ -102,7 +102,6 @@ class LayerPass:
         self,
         case: Timing,
         row: Row | None = None,
-        lean: bool = False,
         loop: Callable[[nn.RNNBase], nn.Module] | None = None,
     ):
         torch.manual_seed(case.seed)
@@ -115,7 +114,7 @@ class LayerPass:
         plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first).to(case.device, dtype)
         self.module: nn.Module = plain if loop is None else loop(plain)
         if row is not None:
-            row.create_engine().attach(self.module, [""], lean=lean)
+            row.create_engine().attach(self.module, [""])
 
     def run(self) -> Tensor:
         """Return the outputs."""
@@ -141,11 +140,9 @@ class LayerPass:
     fits=lambda row, layer: layer.cell != "RNN" or row.engine != "highway_bp",
 )
 def layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
-    """Return what builds the passes: plain, as a loop over cells, by engine, of a GRU also the first one's lean."""
+    """Return what builds the passes: plain, as a loop over cells, by engine."""
     passes = {PLAIN: partial(LayerPass, case), LOOP: partial(LayerPass, case, loop=CellLoop)}
     passes |= {row.label: partial(LayerPass, case, row) for row in case.rows}
-    if case.item.cell == "GRU":
-        passes[f"{case.rows[0].label}, lean"] = partial(LayerPass, case, case.rows[0], lean=True)
     return passes
 
 

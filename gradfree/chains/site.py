@@ -58,11 +58,6 @@ class Site(ABC):
         return True
 
     @property
-    def can_be_lean(self) -> bool:
-        """Whether the chain can do without keeping more of the forward pass than its states."""
-        return True
-
-    @property
     def can_be_batched(self) -> bool:
         """Whether links that are alike may be pulled through in batches."""
         return False

@@ -30,7 +30,6 @@ class Attachment:
         path: module path of the chain.
         solved: the paths of the blocks that it has computed gradients of: the chain's own set.
         memory: what is kept of the chain from pass to pass.
-        lean: whether nothing of a forward pass is kept but the states.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
         differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
@@ -51,11 +50,10 @@ class Attachment:
         engine: Solver,
         path: str,
         solved: set[str],
-        lean: bool,
         outside: Sequence[Mapping[str, Tensor | None]] = (),
         batched: Literal["auto"] | bool = False,
     ):
-        self.engine, self.path, self.solved, self.lean, self.batched = engine, path, solved, lean, batched
+        self.engine, self.path, self.solved, self.batched = engine, path, solved, batched
         self._outside = outside
         self.memory = Memory()
         self.exactly = False

@@ -77,11 +77,6 @@ class Blocks(Site):
         return {"residual": ()}
 
     @property
-    def can_be_lean(self) -> bool:
-        """Never: the blocks keep what autograd keeps of them."""
-        return False
-
-    @property
     def can_be_batched(self) -> bool:
         """Whether a plain ``nn.Sequential`` runs them: whether they are equal, a pass tells."""
         return SequentialRow.fits(self._container, list(self.blocks.values()))

@@ -231,7 +231,6 @@ class Engine(Solver):
         model: nn.Module,
         chains: Chains | None = None,
         *,
-        lean: bool = False,
         residual: float | None = None,
         batched: Literal["auto"] | bool = "auto",
     ) -> Report:
@@ -244,14 +243,13 @@ class Engine(Solver):
             raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
         report = self.validate(model, chains, residual=residual)
         unfit = () if batched is not True else _batched_problems(report, self)
-        return replace(report, problems=[*report.problems, *_lean_problems(report, lean), *unfit])
+        return replace(report, problems=[*report.problems, *unfit])
 
     def attach(
         self,
         model: nn.Module,
         chains: Chains | None = None,
         *,
-        lean: bool = False,
         residual: float | None = None,
         batched: Literal["auto"] | bool = "auto",
     ) -> Handle:
@@ -262,8 +260,6 @@ class Engine(Solver):
         Args:
             model: as in :meth:`validate`.
             chains: likewise.
-            lean: whether recurrent layers keep nothing of the forward pass but their states, and recompute the rest
-                in the backward pass also where keeping it is faster. The gradients are the same.
             residual: as in :meth:`validate`.
             batched: whether equal blocks of an ``nn.Sequential`` run forward without a graph and are pulled through in
                 one batch: "auto", where they can and a rule of thumb says that it pays; never; or always: the forward
@@ -271,11 +267,10 @@ class Engine(Solver):
                 tells which blocks do.
 
         Raises:
-            ChainError: what :meth:`validate` reports, ``lean`` or ``batched=True`` for another chain; the model is
-                unchanged then.
+            ChainError: what :meth:`validate` reports, ``batched=True`` for another chain; the model is unchanged then.
             ValueError: another ``batched``.
         """
-        report = self.fitting(model, chains, lean=lean, residual=residual, batched=batched)
+        report = self.fitting(model, chains, residual=residual, batched=batched)
         if not report.ok:
             lines = "\n".join(f"- {line}" for line in (*report.problems, *report.notes))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
@@ -288,23 +283,12 @@ class Engine(Solver):
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}
         outside = [module._parameters for module in model.modules() if module not in inside]
-        on = {path: Attachment(self, path, site.solved, lean, outside, batched) for path, site in report.chains.items()}
+        on = {path: Attachment(self, path, site.solved, outside, batched) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
         means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
         return Handle(parts, report.chains, on, means, Watch(model, report.chains))
-
-
-def _lean_problems(report: Report, lean: bool) -> Iterator[str]:
-    if lean and not report.chains:
-        yield "lean=True is for recurrent layers, of which there are none. Leave it out."
-    for path, site in report.chains.items():
-        if lean and not site.can_be_lean:
-            yield (
-                f"{path!r} is a chain in depth, which keeps what autograd keeps: lean=True is for recurrent layers. "
-                "Name those, chains=[...], and attach to the rest by a separate call."
-            )
 
 
 def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:

@@ -45,11 +45,6 @@ class FeedbackLayers(Site):
         """The classes of modules with matrices of their own through which errors go exactly, by path."""
         self._layers: dict[str, _Layer] = {}
 
-    @property
-    def can_be_lean(self) -> bool:
-        """Never: the layers keep what autograd keeps of them."""
-        return False
-
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return nothing."""
         return {}

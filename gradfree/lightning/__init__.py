@@ -33,7 +33,7 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
     Args:
         engine: an engine's name, or an engine.
         base: any strategy class of Lightning or Fabric, or one built on theirs (Ray's ``RayDDPStrategy``).
-        **options: ``chains`` and ``lean``, the engine's options if it is given by name, and those of ``base``.
+        **options: ``chains``, the engine's options if it is given by name, and those of ``base``.
 
     Raises:
         TypeError: ``base`` is no strategy class, or an option that neither has.

@@ -32,7 +32,6 @@ class Carrier:
     Args:
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`, as module paths of the model that the strategy is given.
-        lean: likewise.
         batched: likewise.
         **options: the engine's options, if it is given by name, and the strategy's own.
 
@@ -49,7 +48,6 @@ class Carrier:
         engine: str | Engine = "highway_bp",
         *,
         chains: Chains | None = None,
-        lean: bool = False,
         batched: Literal["auto"] | bool = "auto",
         **options: Any,
     ):
@@ -58,7 +56,7 @@ class Carrier:
         _refuse_unknown(type(self), engine, options, known)
         super().__init__(**options)
         self.engine = resolve_engine(engine, own)
-        self.chains, self.lean, self.batched = chains, lean, batched
+        self.chains, self.batched = chains, batched
         self.handles: list[Handle] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,7 +69,7 @@ class Carrier:
     """Of the strategy: how many ranks train."""
 
     def _attached(self, model: nn.Module) -> Handle:
-        return self.engine.attach(model, self.chains, lean=self.lean, batched=self.batched)
+        return self.engine.attach(model, self.chains, batched=self.batched)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again.

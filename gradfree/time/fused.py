@@ -170,7 +170,7 @@ class RecurrentRecorder:
         """Return what to do in the backward pass of a layer that the engine leaves to torch; ``None``: it does not."""
         at = self.attachment
         # Who asks to see the chain is shown it. What autocast runs a kernel in has not been measured.
-        if at.lean or at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
+        if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
             return None
         directions = 2 if self.module.bidirectional else 1
         layer = FusedLayer(at, number, self.module.mode, directions, None)

@@ -41,7 +41,6 @@ class FusedLayer:
             self.mode,
             directions=self.directions,
             packing=self.packing,
-            lean=self.attachment.lean,
             memory=self.attachment.memory,
             names=[self.chain_name(d) for d in directions],
             paths=[self.chain_path(d) for d in directions],

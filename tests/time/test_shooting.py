@@ -138,17 +138,17 @@ def test_auto_cuts_where_segments_can_win(shape, units, cut, device):
 @pytest.mark.parametrize("options", [{}, {"bias": False}])
 def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
     """cuDNN copies weights, and warns, that do not lie in the module's one buffer: no call may get others."""
-    gru, x, kernel, given = nn.GRU(3, 8, **options), torch.randn(64, 1, 3), torch._VF.gru, []
+    rnn, x, kernel, given = nn.RNN(3, 8, **options), torch.randn(64, 1, 3), torch.rnn_tanh, []
 
     def watched(x, hx, weights, *rest):
         given.append((len(x), [w.data_ptr() for w in weights]))
         return kernel(x, hx, weights, *rest)
 
-    monkeypatch.setitem(_KERNELS, "GRU", watched)
-    with shooting(segments=4, burn=5).attach(gru, lean=True):
-        gru(x)[0].sum().backward()
+    monkeypatch.setitem(_KERNELS, "RNN_TANH", watched)
+    with shooting(segments=4, burn=5).attach(rnn):
+        rnn(x)[0].sum().backward()
     assert {steps for steps, _ in given} == {5, 16}
-    assert all(pointers == [w.data_ptr() for w in gru._flat_weights] for _, pointers in given)
+    assert all(pointers == [w.data_ptr() for w in rnn._flat_weights] for _, pointers in given)
 
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"num_layers": 2, "bidirectional": True}])

@@ -137,15 +137,6 @@ def checkpoint_around(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(actual, reference(engine, case))
 
 
-@feature("lean=True")
-def lean(engine: Engine, case: ModelCase) -> None:
-    """The gradients are the same."""
-    specimen = Specimen(case)
-    with engine.attach(specimen.model, specimen.chains, lean=True):
-        actual = specimen.gradients()
-    assert_equal_gradients(actual, reference(engine, case))
-
-
 @feature("torch.func.functional_call", repeats=True)
 def functional_call(engine: Engine, case: ModelCase) -> None:
     """Parameters from outside, in place of the model's own, get the gradients that they would get inside."""

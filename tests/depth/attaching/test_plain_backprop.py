@@ -76,8 +76,6 @@ def test_backprop_refuses_what_it_would_do_nothing_about():
     model, engine = plain_model(), gradfree.create_engine("backprop")
     with pytest.raises(gradfree.ChainError, match=r"no module 'block'\. Did you mean 'blocks'"):
         engine.attach(model, ["block"])
-    with pytest.raises(gradfree.ChainError, match="lean=True is for recurrent layers, of which there are none"):
-        engine.attach(model, lean=True)
     for chains in (None, ["blocks"]):
         with (
             EXACT["highway_bp"].attach(model),

@@ -66,7 +66,6 @@ AXES: dict[str, tuple[Any, ...]] = {
     "backward": ("backward", "backward", "grad of all", "retained twice", "cotangents"),
     "around": ("nothing", "nothing", "checkpoint", "hooks on parameters", "saved tensors' hooks", "final in place"),
     "dtype": ("float64", "float64", "float64", "float32"),
-    "lean": (False, False, True),
 }
 """What there is of each; what is usual stands there more than once."""
 

@@ -34,7 +34,7 @@ def verdict(program):
         options = {**options, "tolerance": 1e-5}
     recurrence = Recurrence(program)
     try:
-        with gradfree.create_engine(name, **options).attach(recurrence.layer, lean=program.lean):
+        with gradfree.create_engine(name, **options).attach(recurrence.layer):
             actual, error = attempted(recurrence)
     except gradfree.ChainError as refusal:
         error = refusal
