@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
-from gradfree.chains.line import Onward
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
-from gradfree.layers.layer_chain import Compared, LayerChain, normalised, scaled
+from gradfree.layers.layer_chain import LayerChain, normalised, scaled
 from gradfree.orthogonal.isometry import losses
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 from gradfree.torchside.optimizer_steps import AfterStep
@@ -84,15 +82,6 @@ class FOTONRule(LayerEngine):
 
         return forget_if_due
 
-    def onward(self, line: Onward) -> Engine:
-        """Return what goes through one rank's run of layers."""
-        if self.refresh_feedback_every > 1:
-            raise ChainError(
-                f"FOTON: across ranks F is that of the present weights, refresh_feedback_every=1, not "
-                f"{self.refresh_feedback_every}."
-            )
-        return _FOTONRun(streaming=self.streaming, perturbation=self.perturbation, line=line)
-
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes as gradients."""
         tangent = self.perturbation == "tangent"
@@ -131,35 +120,6 @@ class FOTONRule(LayerEngine):
         if keeps:
             kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FOTONRun(FOTONRule):
-    """The same for one rank's run of layers: the second pass comes from the left and goes on to the right.
-
-    It is sent on before the gradients of the run's weights are computed, which keeps a microbatch's differences; with
-    ``streaming``, which keeps nothing, behind them.
-    """
-
-    line: Onward = field(repr=False)
-
-    def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
-        """Return the differences between the two passes as gradients; ``error`` counts on the last rank alone."""
-        shift, norms = self.line.entering()
-        total = chain.zero()
-        if chain.recording.goes_on and self.line.position == 0:
-            total = total._replace(initial=scaled(shift, norms))
-        onward = None if self.line.position == self.line.count - 1 else partial(self.line.leaving, norms=norms)
-        compared = chain.compared(shift, norms, tangent=self.perturbation == "tangent", onward=onward)
-        chain.add_compared(compared if self.streaming else _ahead(compared), error, total)
-        return total
-
-
-def _ahead(compared: Iterator[Compared]) -> Iterator[Compared]:
-    """Yield the same, run to the end first; let go of each."""
-    found = deque(compared)
-    while found:
-        yield found.popleft()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from gradfree.fidelity import Fidelity, gradient_fidelity
 from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
-from gradfree.pipelines.forward_pipeline import ForwardPipeline, forward_pipeline
 from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models, register_engine
 from gradfree.resets.with_resets import run_with_resets
@@ -31,6 +30,8 @@ def __getattr__(name: str) -> ModuleType:
     """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
     if name in ("algorithms", "models", "benchmarks", "huggingface", "lightning"):
         return import_module(f"gradfree.{name}")
+    if name == "forward_pipeline":
+        raise AttributeError("gradfree.forward_pipeline is gone: use DistributedDataParallel, or strategy='foton_ddp'.")
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
@@ -49,7 +50,6 @@ __all__ = [
     "Engine",
     "EngineOptimizer",
     "Fidelity",
-    "ForwardPipeline",
     "GradientWatch",
     "Handle",
     "Port",
@@ -59,7 +59,6 @@ __all__ = [
     "create_engine",
     "create_model",
     "engine_figures",
-    "forward_pipeline",
     "gradient_fidelity",
     "layer_parallel",
     "list_engines",

@@ -84,21 +84,3 @@ class StepTime:
         """Return the seconds of a forward pass."""
         f, _, _, t = self._turns(ranks, microbatches)
         return (ranks - 1) * (f + t) + f + (microbatches - 1) * max(f, t)
-
-
-def forward_only_share(count: int, microbatches: int, more: bool = True) -> float:
-    """Return the time of a forward pipeline's step as a share of one process's, if messages cost nothing.
-
-    A unit each for a run's first pass, second pass, and gradients of its weights; what goes on is sent between the two
-    last. 1F1B takes (1 + (count - 1) / microbatches) / count.
-
-    Args:
-        count: of ranks.
-        microbatches: of a step.
-        more: whether other steps come before and after: a rank goes on to the next one when it has done its part.
-    """
-    if more:
-        units = max(3 * microbatches, 2 * microbatches + count)
-    else:
-        units = max(3 * microbatches + count - 1, 2 * (microbatches + count) - 1)
-    return units / (3 * microbatches * count)

@@ -1,4 +1,4 @@
-"""What an engine may ask of the other ranks that a chain's runs of blocks, or of layers, lie on."""
+"""What an engine may ask of the other ranks that a chain's runs of blocks lie on."""
 
 from __future__ import annotations
 
@@ -32,24 +32,3 @@ class Line(Protocol):
 
     def from_right(self) -> Tensor:
         """Return what the rank on the right has sent: a cotangent of this rank's last state."""
-
-
-class Onward(Protocol):
-    """The ranks of one chain of layers whose two passes both go from left to right, as one of them sees them."""
-
-    @property
-    def position(self) -> int:
-        """The place of this rank, from 0, which has the first layers."""
-
-    @property
-    def count(self) -> int:
-        """How many ranks there are."""
-
-    def entering(self) -> tuple[Tensor, Tensor]:
-        """Return by how much less the second pass enters this rank's run, for errors of norm one, and the norms, (N,).
-
-        On the first rank that is F e, of the error that the last one has sent it.
-        """
-
-    def leaving(self, shift: Tensor, norms: Tensor) -> None:
-        """Send the rank on the right by how much less the second pass leaves this rank's run, and the norms."""

@@ -17,7 +17,7 @@ from gradfree.chains.bypass import Watch
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
-from gradfree.chains.line import Line, Onward
+from gradfree.chains.line import Line
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
@@ -95,7 +95,7 @@ class Engine(Solver):
         """
         yield (
             "the engine solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
-            "'fixed_point'."
+            "'fixed_point'. On several devices use DistributedDataParallel, or Lightning's strategy '<engine>_ddp'."
         )
 
     def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
@@ -110,20 +110,6 @@ class Engine(Solver):
             line: the ranks beside this one.
         """
         raise NotImplementedError
-
-    def onward(self, line: Onward) -> Engine:
-        """Return the engine for this rank's run of layers, if both its passes go forward; see ``forward_pipeline``.
-
-        Args:
-            line: the ranks beside this one.
-
-        Raises:
-            ChainError: the engine, or its options, cannot do without the chain as a whole or a backward pass.
-        """
-        raise ChainError(
-            f"{self} does not train by passes that only go forward: in a pipeline of those there is 'foton'. Engines "
-            "for blocks go to ranks by gradfree.layer_parallel."
-        )
 
     def validate(
         self,

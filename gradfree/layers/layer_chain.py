@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -68,7 +68,7 @@ class Compared(NamedTuple):
     Attributes:
         link: the layer, as in :meth:`LayerChain.replay`, or with the second pass's graph.
         difference: how much less left its activation, the pointwise functions and dropout that follow it, brought
-            back to the error's norm; ``None`` for the chain's last layer with weights, unless the chain goes on.
+            back to the error's norm; ``None`` for the chain's last layer with weights.
     """
 
     link: Link
@@ -193,7 +193,6 @@ class LayerChain(DepthChain):
         *,
         tangent: bool = False,
         second: bool = False,
-        onward: Callable[[Tensor], None] | None = None,
     ) -> Iterator[Compared]:
         """Run a second pass that starts from less by ``shift``; yield every layer with weights, in order.
 
@@ -204,16 +203,15 @@ class LayerChain(DepthChain):
             norms: of the errors, (N,); ``None`` if ``shift`` is for errors as they are.
             tangent: whether differences are those of the Jacobians' products with ``shift``.
             second: whether the layers are to have the second pass's graphs, not the first one's.
-            onward: takes by how much less leaves the last link, where the chain goes on elsewhere.
 
         Raises:
             ChainError: as in :meth:`replay`.
         """
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
         if tangent or low or norms is None:
-            walk = self._shifted(shift, norms, tangent, second, onward)
+            walk = self._shifted(shift, norms, tangent, second)
         else:
-            walk = self._second_pass(shift, norms, second, onward)
+            walk = self._second_pass(shift, norms, second)
         del shift
         passed = 0
         for i, found in walk:
@@ -223,9 +221,7 @@ class LayerChain(DepthChain):
                 self.walked(j)
             passed = max(passed, i)
 
-    def _second_pass(
-        self, shift: Tensor, norms: Tensor, graphs: bool, onward: Callable[[Tensor], None] | None
-    ) -> Iterator[tuple[int, Compared]]:
+    def _second_pass(self, shift: Tensor, norms: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
         """Run the layers on the second pass's own states; yield with each how many links are passed."""
         run_again, waiting = self.recording.run_again, None
         second = self.recording.initial - shift
@@ -236,7 +232,7 @@ class LayerChain(DepthChain):
                 # In place: a difference is as large as a state.
                 yield i - 1, waiting._replace(difference=(x - second).mul_(_broadcast(norms, x)))
                 waiting = None
-            if i == self.last and onward is None:
+            if i == self.last:
                 yield i, Compared(run_again(link, second) if graphs else link)
                 return
             if role is Role.WEIGHTS:
@@ -254,24 +250,9 @@ class LayerChain(DepthChain):
                 second = self.pulled(link, second)
             else:
                 second = link.block.forward(second)
-        assert onward is not None
-        yield from self._end(link.out.detach() - second, norms, waiting, onward)
-
-    def _end(
-        self, shift: Tensor, norms: Tensor | None, waiting: Compared | None, onward: Callable[[Tensor], None]
-    ) -> Iterator[tuple[int, Compared]]:
-        """Hand on by how much less leaves the last link; yield the layer whose activation that is, if any."""
-        onward(shift)
-        if waiting is not None:
-            yield len(self.links) - 1, waiting._replace(difference=scaled(shift, norms))
 
     def _shifted(
-        self,
-        shift: Tensor,
-        norms: Tensor | None,
-        tangent: bool,
-        graphs: bool,
-        onward: Callable[[Tensor], None] | None,
+        self, shift: Tensor, norms: Tensor | None, tangent: bool, graphs: bool
     ) -> Iterator[tuple[int, Compared]]:
         """Carry along how much less the second pass has, in more precision than its states may have."""
         waiting = None
@@ -282,7 +263,7 @@ class LayerChain(DepthChain):
                 waiting = None
             if role is Role.WEIGHTS:
                 waiting = Compared(self.recording.run_again(link, (x - shift).to(x.dtype)) if graphs else link)
-            if i == self.last and onward is None:
+            if i == self.last:
                 assert waiting is not None
                 yield i, waiting
                 return
@@ -295,8 +276,6 @@ class LayerChain(DepthChain):
                 x = (self._entered(i) if x.is_meta else x).to(shift.dtype)
                 run = link.block.forward
                 shift = torch.func.jvp(run, (x,), (shift,))[1] if tangent else run(x) - run(x - shift)
-        assert onward is not None
-        yield from self._end(shift, norms, waiting, onward)
 
     def _entered(self, index: int) -> Tensor:
         """Return what entered link ``index``, of a stored pass, where its values have been let go of, too."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.line import Onward
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
@@ -125,15 +124,6 @@ class OrthogonalEngine(Engine):
 
         return retract
 
-    def onward(self, line: Onward) -> Engine:
-        """Return what keeps the weights of one run orthogonal; the last rank alone has the temperature."""
-        return _OfRun(
-            of_run=self.rule.onward(line),
-            orthogonalize_every=self.orthogonalize_every,
-            orthogonalize_steps=self.orthogonalize_steps,
-            temperature=self.temperature if line.position == line.count - 1 else 1.0,
-        )
-
     def solves(self, kind: type[Site]) -> bool:
         """Return whether ``kind`` is of layers that can be taken apart."""
         return kind.of_layers
@@ -145,15 +135,3 @@ class OrthogonalEngine(Engine):
             return parts
         *_, last = site.blocks.values()
         return [*parts, last.register_forward_hook(Temperature(attachment.memory, self.temperature))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OfRun(OrthogonalEngine):
-    """The same on one rank's run of layers."""
-
-    of_run: Engine
-
-    @property
-    def rule(self) -> Engine:
-        """What goes through the run."""
-        return self.of_run

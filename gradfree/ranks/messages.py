@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradfree.errors import ChainError
 
-STATE, COTANGENT, SHARED, SHIFT, ERROR, ROWS = range(6)
+STATE, COTANGENT, SHARED = range(3)
 """Kinds of messages, so that none is taken for another."""
 _KINDS, _PASSES = 8, 2**27
 
@@ -31,17 +31,6 @@ def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.
         )
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
     return distributed.group.WORLD if group is None else group  # type: ignore[return-value]
-
-
-def check_tags(group: distributed.ProcessGroup, model: nn.Module, what: str) -> None:
-    """Refuse ``what`` where messages between two ranks have no tags: one could be taken for another."""
-    backends = dict(pair.split(":") for pair in str(distributed.get_backend_config(group)).split(","))
-    kind = next(model.parameters()).device.type
-    if backends.get(kind) != "gloo":
-        raise ChainError(
-            f"{what} need the tags of gloo's messages; on {kind} this group has {backends.get(kind)}. Do without, or "
-            "give a group of gloo's as mesh."
-        )
 
 
 class RankLost(ChainError):

@@ -3,7 +3,6 @@
 from mutant import mutant
 
 RANKS = "ranks/test_exact_ranks.py"
-PIPELINE = "pipelines/test_forward_pipeline.py"
 
 MUTANTS = (
     mutant(
@@ -42,20 +41,6 @@ MUTANTS = (
         "weights that modules around the chain share are each rank's own",
         RANKS,
         ("gradfree/ranks/shared_weights.py", "if node is self._node}", "if node is None}"),
-    ),
-    mutant(
-        "a microbatch counts as the whole batch",
-        PIPELINE,
-        ("gradfree/pipelines/forward_pipeline.py", "loss = share * self._loss(", "loss = self._loss("),
-    ),
-    mutant(
-        "a rank sends the transposed weights on without its own",
-        PIPELINE,
-        (
-            "gradfree/pipelines/forward_pipeline.py",
-            "                if role_of(layer) in LINEAR:\n",
-            "                if role_of(layer) in LINEAR and self._line.is_last:\n",
-        ),
     ),
     mutant(
         "the outputs of microbatches are joined in the other order",

@@ -54,7 +54,7 @@ def test_without_a_process_group():
     ("options", "message"),
     [
         ({"engine": "truncated"}, "across ranks there are 'backprop', 'highway_bp' and 'fixed_point'"),
-        ({"engine": "foton"}, "across ranks there are"),
+        ({"engine": "foton"}, r"(?s)ranks with FOTON.* use DistributedDataParallel, or .* '<engine>_ddp'"),
         ({"tolerance": 0.1}, "give iterations in place of tolerance"),
         ({"segments": 3}, "leave segments out"),
         ({"chains": ["heads"]}, "heads"),
@@ -71,3 +71,8 @@ def test_what_is_refused_leaves_the_model_alone(options, message):
         gradfree.layer_parallel(model, **options)
     assert list(model.state_dict()) == before
     assert "forward" not in vars(model)
+
+
+def test_the_forward_pipeline_names_what_to_use():
+    with pytest.raises(AttributeError, match="use DistributedDataParallel, or strategy='foton_ddp'"):
+        gradfree.forward_pipeline  # noqa: B018
