@@ -35,7 +35,7 @@ class Backprop(Engine):
             raise TypeError(f"Backprop: plain must be None, True or False, not {self.plain!r}.")
 
     @classmethod
-    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+    def exact_ones(cls) -> Sequence[Engine]:
         """Return that which batches recurrent layers over time, and plain backpropagation."""
         return (cls(), cls(plain=True))
 

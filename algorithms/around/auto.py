@@ -16,9 +16,9 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.choosing.switching import SwitchingHandle, Way
+from gradfree.choosing.turns import ROUNDS
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
-from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
 from gradfree.torchside.private import is_compiled
@@ -38,28 +38,18 @@ class Auto(Engine):
     checkpoints; a run that is resumed from one times nothing again. Ranks that train together agree in Lightning and
     Fabric; elsewhere by ``average_over_ranks()`` of the handle, or each chooses for itself.
 
-    Of all engines those take part that say so: :meth:`~gradfree.Engine.as_exact_as`. A pass that one of them refuses,
+    Of all engines those take part that say so: :meth:`~gradfree.Engine.exact_ones`. A pass that one of them refuses,
     second derivatives or a cell with random numbers, is refused here, too.
-
-    Args:
-        tolerance: the largest relative error that gradients may have, for engines that sweep until a tolerance. In
-            its first step each engine's gradients are compared with backpropagation's; if they are further off, it is
-            not taken. ``None``: the engines that are exact, to what each takes for that in the states' precision.
     """
 
     worth_trying: ClassVar = ()
-    tolerance: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.tolerance is not None:
-            check_positive(self, "tolerance")
 
     @property
     def engines(self) -> list[Engine]:
         """The engines that take part, wherever they fit; backpropagation is the first."""
         others = (kind for name in list_engines() if (kind := engine_class(name)) is not Backprop)
         kinds: list[type[Engine]] = [Backprop, *others]
-        return [engine for kind in kinds for engine in kind.as_exact_as(self.tolerance)]
+        return [engine for kind in kinds for engine in kind.exact_ones()]
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the most that one of them says."""
@@ -99,15 +89,13 @@ class Auto(Engine):
             for engine in _distinct(reports)
         ]
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
-        once = 1 if any(is_compiled(module) for module in model.modules()) else None
-        return SwitchingHandle(ways, blocks or {"": model}, self._allowed, once)
+        # A change of engines compiles again.
+        rounds = 1 if any(is_compiled(module) for module in model.modules()) else ROUNDS
+        return SwitchingHandle(ways, blocks or {"": model}, rounds)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients of a chain that was recorded for no engine in particular."""
         return chain.backpropagate(direct)
-
-    def _allowed(self, dtype: torch.dtype) -> float:
-        return max(torch.finfo(dtype).eps ** 0.5, self.tolerance or 0.0)
 
 
 def _joined(reports: dict[Engine, Report]) -> Report:

@@ -158,7 +158,7 @@ def rows_to_try(
 
 def _promise(name: str, n: int) -> tuple[int, int]:
     """Return what comes first if it is less: of an engine with its ``n``-th settings."""
-    exact = bool(engine_class(name).as_exact_as(None))
+    exact = bool(engine_class(name).exact_ones())
     return (0 if exact else 1 if len(engine_class(name).worth_trying) > 1 else 2), n
 
 
@@ -200,7 +200,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     threads, why = _choose_threads(every, plain, job, budget, say)
     standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
-        exact = bool(engine_class(candidate.engine).as_exact_as(None))
+        exact = bool(engine_class(candidate.engine).exact_ones())
         # On a busy machine too, somebody has a turn.
         if budget.left <= (0.0 if exact else 0.4 * budget.seconds) and len(standings.contestants) > 1:
             standings.untried.append(candidate.label)

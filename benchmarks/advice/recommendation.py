@@ -121,7 +121,7 @@ def _hints(
 
 def _is_exact(contestant: Contestant) -> bool:
     """Tell whether an engine has autograd's gradient whatever the model."""
-    exact = bool(engine_class(contestant.row.engine).as_exact_as(None))
+    exact = bool(engine_class(contestant.row.engine).exact_ones())
     return exact and not _tolerance(contestant)
 
 

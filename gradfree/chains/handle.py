@@ -49,11 +49,6 @@ class Handle:
         """The modules whose parameters the chains train, by module path."""
         return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
 
-    @property
-    def figures(self) -> dict[str, float]:
-        """Metrics of the handle itself, beside those that the engine reports of each chain."""
-        return {}
-
     def become(self, other: Handle) -> None:
         """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
         self.chains = other.chains
@@ -69,7 +64,7 @@ class Handle:
         """Return what passes have compared since the last call; ``None`` if none has.
 
         Returns:
-            g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖², (2, 4): of the chains' parameters, and of what else leaves the chains.
+            g · g*, ‖g‖² and ‖g*‖² of the chains' parameters, g the engine's gradients and g* the exact ones.
         """
         found: list[Tensor] = []
         for attachment in self._attachments.values():

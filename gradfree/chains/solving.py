@@ -32,11 +32,9 @@ class Attachment:
         memory: what is kept of the chain from pass to pass.
         batched: whether blocks that are alike are pulled through in batches.
         exactly: whether backpropagation solves the chain in the engine's place.
-        differences: takes g · g*, ‖g‖², ‖g*‖² and ‖g - g*‖² of every pass, g the engine's gradients and g* those of
-            backpropagation, which are the ones returned then: a row for the parameters, one for all else. ``None``: no
-            pass is compared.
+        differences: takes g · g*, ‖g‖² and ‖g*‖² of every pass, g the engine's gradients of the parameters and g* those
+            of backpropagation, which are the ones returned then. ``None``: no pass is compared.
         contested: whether other engines take turns with this one.
-        extra_metrics: figures of the chain that are reported with the engine's own.
         deltas: takes the cotangents of the states behind blocks, by path, if they are asked for.
         surveys: takes the findings about each chain that is solved, in a dry run.
 
@@ -59,7 +57,6 @@ class Attachment:
         self.exactly = False
         self.differences: list[Tensor] | None = None
         self.contested = False
-        self.extra_metrics: Mapping[str, Tensor] = {}
         self.deltas: dict[str, Tensor] | None = None
         self.surveys: list[Sequence[LinkFindings]] | None = None
 
@@ -100,33 +97,24 @@ class Attachment:
                 f"chain.backpropagate(direct) returns, not {one(type(gradients).__name__)}."
             )
         for figures in listeners:
-            figures[chain.path] = {**(chain.figures or {}), **self.extra_metrics}
+            figures[chain.path] = dict(chain.figures or {})
         if self.differences is None:
             return gradients
         exact = chain.backpropagate(direct)
-        self.differences.append(_difference(gradients, exact))
+        self.differences.append(_agreement(zip(gradients.parameters, exact.parameters, strict=True)))
         return exact
-
-
-def _difference(gradients: ChainGradients, exact: ChainGradients) -> Tensor:
-    """Return what :attr:`Attachment.differences` takes, on the gradients' device."""
-    ends = [list(end) if isinstance(end, Sequence) else [end] for end in (gradients.initial, exact.initial)]
-    others = [*zip(*ends, strict=True), *zip(gradients.inputs, exact.inputs, strict=True)]
-    rows = _agreement(zip(gradients.parameters, exact.parameters, strict=True)), _agreement(others)
-    # Where there is nothing to compare, it is nothing on the CPU.
-    where = max((row.device for row in rows), key=lambda device: device.type != "cpu")
-    return torch.stack([row.to(where) for row in rows])
 
 
 @torch.no_grad()
 def _agreement(pairs: Iterable[tuple[Cotangent, Cotangent]]) -> Tensor:
-    total = torch.zeros(4)
+    """Return what :attr:`Attachment.differences` takes, on the gradients' device."""
+    total = torch.zeros(3)
     for g, exact in pairs:
         if exact is not None:
             wide = torch.promote_types(exact.dtype, torch.float32)
             b = exact.detach().flatten().to(wide)
             a = torch.zeros_like(b) if g is None else g.detach().flatten().to(wide)
-            total = total.to(b) + torch.stack([a @ b, a @ a, b @ b, (a - b) @ (a - b)])
+            total = total.to(b) + torch.stack([a @ b, a @ a, b @ b])
     return total
 
 
@@ -138,7 +126,6 @@ def engine_figures() -> Iterator[Figures]:
     as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
     would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
     changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal;
-    "way", which of ``handle.ways`` ``engine="auto"`` has taken or is trying;
     "mismatch" at the borders of segments or behind Newton's sweeps, and "sequential", whether they were given up, of
     both passes ("forward mismatch").
 

@@ -11,7 +11,7 @@ from gradfree.devices.hardware import mark, seconds
 
 _WARM_UP, _TIMED = 1, 2
 """Steps of a turn."""
-_ROUNDS = 4
+ROUNDS = 4
 _HOPELESS = 2.0
 """Times what the best takes, behind the first round."""
 
@@ -27,7 +27,7 @@ class Turns:
         rounds: turns of each.
     """
 
-    def __init__(self, count: int, rounds: int = _ROUNDS):
+    def __init__(self, count: int, rounds: int = ROUNDS):
         turn = _WARM_UP + _TIMED
         self._ways = list(chain.from_iterable(repeat(way, turn) for _ in range(rounds) for way in range(count)))
         self._turn, self._round = turn, turn * count
@@ -39,11 +39,6 @@ class Turns:
     def way(self) -> int | None:
         """Whose step it is; ``None``: the last one is over."""
         return self._ways[self._n] if self._n < len(self._ways) else None
-
-    @property
-    def first(self) -> bool:
-        """Whether it is the way's first step."""
-        return self._n < self._round and self._n % self._turn == 0
 
     def begin(self, device: torch.device) -> None:
         """Say that a step begins."""

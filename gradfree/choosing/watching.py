@@ -143,7 +143,7 @@ def falling_to(cosines: list[float]) -> float:
 
 def _cosine(seen: torch.Tensor) -> float:
     """Return the cosine; NaN where the exact gradient is zero or not finite, 0 where only the engine's is."""
-    product, size, exact, _ = seen[0].tolist()
+    product, size, exact = seen.tolist()
     if not isfinite(exact) or exact == 0.0:
         return nan
     return float(product / sqrt(size * exact)) if isfinite(size) and size > 0.0 else 0.0

@@ -25,7 +25,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.engines.alternatives import alternatives
 from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
 from gradfree.errors import ChainError
-from gradfree.torchside.optimizer_steps import AfterStep, OptimizerSteps
+from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.unsaved import unsaved_hooks
 from gradfree.trial.dry_run import Batch, dry_run
 from gradfree.wording import one
@@ -60,12 +60,11 @@ class Engine(Solver):
         return super().__new__(cls)
 
     @classmethod
-    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
+    def exact_ones(cls) -> Sequence[Engine]:
         """Return the engine with the options with which ``engine="auto"`` may take it for backpropagation: here, none.
 
-        Args:
-            tolerance: the largest relative error of a gradient. ``None``: in every pass the gradient must be
-                backpropagation's, to what the engine takes for that in the states' precision; none may be refused.
+        In every pass the gradient must be backpropagation's, to what the engine takes for that in the states'
+        precision; none may be refused.
         """
         return ()
 
@@ -202,7 +201,7 @@ class Engine(Solver):
         after_step = self.after_step(attachment.memory)
         if after_step is None:
             return parts
-        return [*parts, OptimizerSteps(site.blocks, attachment.memory.of("steps"), after_step)]
+        return [*parts, StepCounter(site.blocks, after_step, attachment.memory.of("steps"))]
 
     def after_step(self, memory: Memory) -> AfterStep | None:
         """Return what is to be done on one chain after each step of its optimizer; ``None``: nothing.

@@ -153,11 +153,6 @@ class IteratedEngine(SweepEngine):
             name = type(self).__name__
             raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
 
-    @classmethod
-    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
-        """Return the engine with this tolerance, if there is one."""
-        return () if tolerance is None else (cls(tolerance=tolerance),)
-
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Refuse segments of chains in time."""
         report = super().judge(model, report)

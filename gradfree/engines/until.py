@@ -46,9 +46,9 @@ class SettlingEngine(Engine):
             )
 
     @classmethod
-    def as_exact_as(cls, tolerance: float | None) -> Sequence[Engine]:
-        """Return the engine with this tolerance, or its own for each precision."""
-        return (cls(tolerance=tolerance),)
+    def exact_ones(cls) -> Sequence[Engine]:
+        """Return the engine with its own tolerance for each precision."""
+        return (cls(),)
 
     @property
     def fewest_sweeps(self) -> int:

@@ -138,9 +138,9 @@ class WatchGradient(pl.Callback):
 class EngineFigures(_Observer):
     """Logs now and then how the engine solves its chains; see :func:`gradfree.engine_figures`.
 
-    Logs each figure that the engine has as ``engine/<figure>/<chain>``: ``engine/residual/net.blocks``; of ``auto``
-    which of ``trainer.strategy.handle.ways`` is on the model as ``engine/way``. The run is bit for bit the same as
-    without. Costs one more sweep a chain at the steps that it looks at, and never waits for the device.
+    Logs each figure that the engine has as ``engine/<figure>/<chain>``: ``engine/residual/net.blocks``. The run is bit
+    for bit the same as without. Costs one more sweep a chain at the steps that it looks at, and never waits for the
+    device.
 
     Args:
         every_n_steps: optimizer steps from one look to the next; with accumulation, at the first batch.
@@ -157,8 +157,6 @@ class EngineFigures(_Observer):
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
         self._figures = self._collecting.enter_context(engine_figures())
-        for name, figure in _carrier(self, trainer).handle.figures.items():
-            pl_module.log(f"engine/{name}", figure, on_step=True, on_epoch=False, prog_bar=self.prog_bar)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the figures of the backward pass."""
