@@ -21,7 +21,6 @@ from gradfree.layers.layer_chain import LayerChain, normalised, scaled
 from gradfree.orthogonal.isometry import losses
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 from gradfree.torchside.optimizer_steps import AfterStep
-from gradfree.torchside.phases import phase
 
 _PERTURBATIONS = ("difference", "tangent")
 
@@ -100,7 +99,6 @@ class FOTONRule(LayerEngine):
         chain.add_compared(compared, error, total)
         return total
 
-    @phase("feedback")
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
         """Return F e, shaped like the chain's input."""
         samples, classes = error.shape if error.dim() == 2 else (len(error), len(error))

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from gradfree.algebra.cotangents import relative_change
 from gradfree.algebra.cyclic_reduction import cyclic_reduction
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.refusals import refuse_large_jacobians
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
-from gradfree.torchside.phases import phase
 
 # No rounding makes as much, not that of bfloat16 inside of blocks.
 _WRONG = 0.05
@@ -51,13 +48,8 @@ class DeepPCR(Engine):
         terms = chain.vectors(direct)
         remedy = "the engine 'backprop', which is exact, too"
         refuse_large_jacobians("deeppcr", chain.path, len(chain) - 1, terms[0], self.memory_limit, remedy)
-        solution = _reduce(terms, chain.jacobians())
+        solution = cyclic_reduction(terms, chain.jacobians())
         delta = chain.cotangents(solution, direct)
         residual = relative_change(delta, chain.pull(direct, delta, chain.constant(0.0)))
         chain.offer("residual", lambda: residual)
         return chain.gradients(chain.cotangents(solution.masked_fill(residual > _WRONG, float("nan")), direct))
-
-
-@phase("cyclic reduction")
-def _reduce(terms: Tensor, links: Tensor) -> Tensor:
-    return cyclic_reduction(terms, links)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from itertools import combinations
-from math import inf, isfinite, isnan, nan, sqrt
-from statistics import median
+from math import isfinite, nan, sqrt
 from typing import Any
 
 import torch
@@ -16,11 +14,6 @@ from gradfree.engines.options import check_count, check_number
 
 _log = logging.getLogger("gradfree")
 
-_LOOKS = 8
-"""That are tested for a drift."""
-_SURE = -2.33
-"""The standard score of a falling trend that chance makes in one of a hundred cases."""
-
 
 class GradientWatch:
     """Looks every few steps at how close the engine's gradient is to backpropagation's, and acts where it matters.
@@ -29,11 +22,9 @@ class GradientWatch:
     cotangents: one more backward pass through the chains, no forward pass. The two gradients of the chains' parameters
     are compared, and the step gets the exact one. Of chains in a row, as layers of an ``nn.GRU``, each is judged alone.
 
-    It acts if the cosine is below ``least_cosine``; or if the last eight looks fall, by the test of Mann (1945) and
-    Kendall at 1 %, and the line through them (Theil 1950, Sen 1968) gets there within as many. Then the engine takes
-    its next better options, k for 2k, :attr:`gradfree.Engine.sharper`; after ``rises`` of these, or where there are
-    none, training goes on with exact gradients. The logger ``gradfree`` says so, a warning. It looks again at the next
-    step.
+    It acts if the cosine is below ``least_cosine``: the engine takes its next better options, k for 2k,
+    :attr:`gradfree.Engine.sharper`; after ``rises`` of these, or where there are none, training goes on with exact
+    gradients. The logger ``gradfree`` says so, a warning. It looks again at the next step.
 
     Args:
         every: steps of the optimizer from one look to the next; the first step is one.
@@ -59,7 +50,7 @@ class GradientWatch:
         check_count(self, "rises", least=0)
         self.cosines: dict[int, float] = {}
         self.exact, self.risen = False, 0
-        self._step, self._next, self._since = 0, 0, 0
+        self._step, self._next = 0, 0
         self._handle = Handle()
 
     def start(self, handle: Handle) -> None:
@@ -81,20 +72,20 @@ class GradientWatch:
         if seen is not None:
             cosine = self.cosines[step] = lowest(_cosine(seen))
             self._next = step + self.every
-            if reason := self._reason():
-                self._act(step, reason)
+            if cosine < self.least_cosine:
+                self._act(step, cosine)
         self._arm()
         return cosine
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has seen and done."""
         done = {"risen": self.risen, "exact": self.exact, "cosines": dict(self.cosines)}
-        return done | {"step": self._step, "next": self._next, "since": self._since}
+        return done | {"step": self._step, "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; an engine that is watched already takes the options that it had then."""
         before, self.risen, self.exact = self.risen, state["risen"], state["exact"]
-        self._step, self._next, self._since = state["step"], state["next"], state["since"]
+        self._step, self._next = state["step"], state["next"]
         self.cosines = dict(state["cosines"])
         self._catch_up(self.risen - before)
 
@@ -108,37 +99,21 @@ class GradientWatch:
     def _arm(self) -> None:
         self._handle.compare(not self.exact and self._step >= self._next)
 
-    def _reason(self) -> str | None:
-        """Return what is wrong with the gradients that have been seen since the last change."""
-        looks = [cosine for step, cosine in self.cosines.items() if step >= self._since and not isnan(cosine)]
-        if looks and looks[-1] < self.least_cosine:
-            return f"the gradient's cosine with the exact one is {looks[-1]:.3f}, below {self.least_cosine:g}"
-        if falling_to(looks[-_LOOKS:]) < self.least_cosine:
-            return f"the gradient's cosine with the exact one, {looks[-1]:.3f}, falls towards {self.least_cosine:g}"
-        return None
-
-    def _act(self, step: int, reason: str) -> None:
-        self._next = self._since = step + 1
+    def _act(self, step: int, cosine: float) -> None:
+        self._next = step + 1
         better = self._handle.sharpen() if self.risen < self.rises else None
         if better is None:
             self.exact = True
             self._handle.go_exact()
         else:
             self.risen += 1
-        _log.warning("step %d: %s. Training goes on with %s.", step, reason, better or "exact gradients")
-
-
-def falling_to(cosines: list[float]) -> float:
-    """Return where cosines lead that fall beyond doubt, as many further on; inf if they do not, or are too few."""
-    if (n := len(cosines)) < _LOOKS:
-        return inf
-    pairs = list(combinations(range(n), 2))
-    score = sum((cosines[j] > cosines[i]) - (cosines[j] < cosines[i]) for i, j in pairs)
-    if (score + 1) / sqrt(n * (n - 1) * (2 * n + 5) / 18) > _SURE:
-        return inf
-    slope = median((cosines[j] - cosines[i]) / (j - i) for i, j in pairs)
-    middle = median(cosine - slope * i for i, cosine in enumerate(cosines))
-    return middle + slope * (2 * n - 1)
+        _log.warning(
+            "step %d: the gradient's cosine with the exact one is %.3f, below %g. Training goes on with %s.",
+            step,
+            cosine,
+            self.least_cosine,
+            better or "exact gradients",
+        )
 
 
 def _cosine(seen: torch.Tensor) -> float:

@@ -18,7 +18,6 @@ from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.phases import phase
 
 
 class Trained(NamedTuple):
@@ -140,7 +139,6 @@ class DepthChain(Chain):
         mean = torch.stack(means).mean()
         return self.constant(running_mean(self.memory, "residual", mean, momentum))
 
-    @phase("scan")
     def scan(self, terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
         return reverse_scan(terms, factors)
@@ -149,7 +147,6 @@ class DepthChain(Chain):
         """Return ``factors``, zero for the last ``exact`` links."""
         return [*factors[:-exact], *[0.0] * min(exact, len(self))]
 
-    @phase("pulls")
     def pull(
         self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
     ) -> list[Cotangent]:
@@ -206,13 +203,11 @@ class DepthChain(Chain):
         """Return the cotangents as row vectors, (L, B, H); the first dimension of a state is that of the samples."""
         return vectors(self.links, cotangents)
 
-    @phase("jacobians")
     def jacobians(self) -> Tensor:
         """Return F_2 to F_L of every sample, (L - 1, B, H, H): H products of all links at once."""
         self.mixing.refuse(self.links)
         return jacobians(self.links)
 
-    @phase("tangents")
     def pushed(self, tangents: Tensor) -> Tensor:
         """Return w_i = F_i (w_{i-1} + v_{i-1}) of every sample, (N, L, B, H)."""
         self.mixing.refuse(self.links)
@@ -230,7 +225,6 @@ class DepthChain(Chain):
                 result[i] = samples.reshape(out.shape).to(out.dtype)
         return result
 
-    @phase("backpropagation")
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients, each block's graph walked once and freed on the way."""
         total = self._zero()
@@ -244,7 +238,6 @@ class DepthChain(Chain):
     def walked(self, index: int) -> None:
         """Note that link ``index`` is not needed any more."""
 
-    @phase("parameter gradients")
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
 

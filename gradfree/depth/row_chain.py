@@ -23,7 +23,6 @@ from gradfree.depth.link import Link, walking
 from gradfree.errors import ChainError
 from gradfree.rows.batch import Batch, call, matches
 from gradfree.torchside.graph import may_write, walk
-from gradfree.torchside.phases import phase
 from gradfree.torchside.private import assert_on_device
 
 
@@ -130,7 +129,6 @@ class RowChain(DepthChain):
                 row.copy_(cotangent)
         return stacked
 
-    @phase("scan")
     def scan(self, terms: Tensor | Sequence[Cotangent], factors: Sequence[Factor]) -> Tensor:  # type: ignore[override]
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
         one = factors[-1]
@@ -149,7 +147,6 @@ class RowChain(DepthChain):
         """Return ``factors``: batches round otherwise than single blocks."""
         return factors
 
-    @phase("pulls")
     def pull(  # type: ignore[override]
         self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]
     ) -> Tensor:
@@ -182,7 +179,6 @@ class RowChain(DepthChain):
                 found.update(zip(part, self._pull(n, cotangents).unbind(0), strict=True))
         return [found.get(i) if i in given else None for i in indices]
 
-    @phase("parameter gradients")
     def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta, total, initial = self._stacked(delta), self._zero(), None

@@ -15,7 +15,6 @@ from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
 from gradfree.time.forward import Recurrence
 from gradfree.time.unrolled_chain import UnrolledChain, check_rows
-from gradfree.torchside.phases import phase
 
 Guess = Sequence[Tensor]
 """The states behind all steps, part by part, (T, B, H)."""
@@ -84,7 +83,6 @@ class _Closed(AllSteps):
         """Return h as guessed, and c as solved for."""
         return [guess[0], *after[1:]]
 
-    @phase("local derivatives")
     def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
         """Return h and, of an LSTM, c."""
         (before, *_) = self.before(guess)
@@ -164,7 +162,6 @@ class _UnitByUnit(_ByAutograd):
         self.cell = recurrence.cell
         self.fed = self.cell.fed(self.x)
 
-    @phase("local derivatives")
     def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
         """Return all parts."""
         before = self.before(guess)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks, block_scan, transposed
 from gradfree.algebra.cyclic_reduction import cyclic_reduction
-from gradfree.torchside.phases import phase
 
 
 class LinkSolver(Protocol):
@@ -34,12 +33,10 @@ class UnitLinks:
         """Return them with nothing that grows from step to step, where K is a guess at F."""
         return UnitLinks([[None if k is None else k.clamp(-1, 1) for k in row] for row in self.blocks])
 
-    @phase("scan")
     def forward(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
         """Scan from the first step to the last."""
         return block_scan(terms, self.blocks)
 
-    @phase("scan")
     def backward(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
         """Scan from the last step to the first."""
         return block_scan(terms, transposed(self.blocks), reverse=True)
@@ -51,12 +48,10 @@ class DenseLinks:
 
     matrices: Tensor
 
-    @phase("cyclic reduction")
     def forward(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
         """Reduce from the first step to the last."""
         return self._solve([part.flip(0) for part in terms], self.matrices.flip(0).mT, back=True)
 
-    @phase("cyclic reduction")
     def backward(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
         """Reduce from the last step to the first."""
         return self._solve(terms, self.matrices, back=False)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from gradfree.devices.hardware import fetched
 from gradfree.orthogonal.weights import drift_along, far, matrices, project, retract
-from gradfree.torchside.phases import phase
 
 _LIMIT = 0.1
 """Drift that calls for a retraction."""
@@ -29,7 +28,6 @@ class Retraction:
         self._memory, self._every, self._steps = memory, every, newton_schulz_steps
         self._fetched: tuple[Tensor, Callable[[], Tensor]] | None = None
 
-    @phase("retraction")
     def after_step(self, blocks: Mapping[str, nn.Module], count: int) -> None:
         """Do what is due after the ``count``-th step; weights that are far off the first time are projected."""
         weights = {path: weight for path, weight in matrices(blocks).items() if weight.requires_grad}

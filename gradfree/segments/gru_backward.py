@@ -16,7 +16,6 @@ from gradfree.segments.settling import Run
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
 from gradfree.time.gru_forward import Gates, sequences_first
-from gradfree.torchside.phases import phase
 
 _NEAR = 2**17
 """Numbers that lie near a core: those of as many steps are made at once."""
@@ -68,7 +67,6 @@ class GRUPieces:
         z = self.gates.reset_update[: self.done, :, self.width :]
         return [z.unflatten(0, (self.rows.count, -1)).prod(1)]
 
-    @phase("parameter gradients")
     def gradients(self, initial: Tensor) -> ChainGradients:
         """Return the chain's, given that of the initial state."""
         chain, width = self.chain, self.width
@@ -98,7 +96,6 @@ class GRUPieces:
         rows = self.rows.of_states(entering)
         return self.rows.states(self._steps(lambda x: self.rows.of(x[: self.done])[:steps], self.starts, rows))
 
-    @phase("δ step by step")
     def _steps(self, chosen: Callable[[Tensor], Tensor], start: Tensor, entering: Tensor) -> Tensor:
         """Go back through some steps of some segments.
 

@@ -16,7 +16,6 @@ from gradfree.chains.memory import Memory
 from gradfree.time.closed_forms import Linearised, State, linearise
 from gradfree.time.gru_forward import Gates
 from gradfree.time.time_chain import Links, SplitJacobian, TimeChain, scan_steps, shifted_sum
-from gradfree.torchside.phases import phase
 
 
 class CellChain(TimeChain):
@@ -55,7 +54,6 @@ class CellChain(TimeChain):
         self.states = [out] * len(first)
 
     @cached_property
-    @phase("local derivatives")
     def cell(self) -> Linearised:
         """The Jacobians of all steps."""
         return linearise(self.kind, self.x, self.out, self.first, self.parameters, self.gates)
@@ -65,7 +63,6 @@ class CellChain(TimeChain):
         """The gates."""
         return self.cell.diagonal
 
-    @phase("scan")
     def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}; no part crosses to h, so that δ of h comes first."""
         if factors.crossing:
@@ -82,12 +79,10 @@ class CellChain(TimeChain):
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
 
-    @phase("local derivatives")
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return what the gates carry and, unless that is all, what goes through the diagonals of W_hh."""
         return self.cell.unit_blocks(None if carried else self.parameters[1])
 
-    @phase("jacobians")
     def jacobians(self) -> Tensor:
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H), for LSTM of (h, c) side by side."""
         return self.cell.jacobians(self.parameters[1], _LATER)
@@ -100,7 +95,6 @@ class CellChain(TimeChain):
         """Return the links in another order."""
         return _Regrouped(self.cell.regrouped(change), self.parameters[1])
 
-    @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         self.show_delta(delta)

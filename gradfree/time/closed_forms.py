@@ -22,7 +22,6 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.algebra.time_scan import scan
 from gradfree.time.gru_forward import Gates
-from gradfree.torchside.phases import phase
 
 State = tuple[Any, ...]
 """Cotangents of a state's parts, each a tensor (T, B, H), or ``None`` for zero; that of h is always a tensor."""
@@ -121,7 +120,6 @@ class LinearisedRNN(Linearised):
         """Return diag(φ') W_hh."""
         return _wide(self.slope[steps]).unsqueeze(-1) * weight
 
-    @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta = _entered(direct[0].clone(), entering, 0)
@@ -177,7 +175,6 @@ class LinearisedGRU(Linearised):
         jacobians.diagonal(0, -2, -1).add_(self.carry[steps])
         return jacobians
 
-    @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta = torch.empty_like(direct[0])
@@ -248,7 +245,6 @@ class LinearisedLSTM(Linearised):
         of_c_c.diagonal(0, -2, -1).copy_(f)
         return jacobians
 
-    @phase("δ step by step")
     def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta_h = _entered(direct[0].clone(), entering, 0)

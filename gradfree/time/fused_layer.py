@@ -17,7 +17,6 @@ from gradfree.time.forward import Recurrence, Trajectory, run
 from gradfree.time.gru_forward import Gates, sequences_first
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_batched, refuse_second_derivatives, saved
-from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class FusedLayer:
     directions: int
     packing: Packing | None
 
-    @phase("forward")
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
         """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
         directions = range(self.directions)

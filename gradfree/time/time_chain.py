@@ -18,7 +18,6 @@ from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings, share
 from gradfree.errors import ChainError
 from gradfree.time.closed_forms import State
-from gradfree.torchside.phases import phase
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,10 @@ class TimeChain(Chain):
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
         return SplitJacobian(known, list(map(_minus, self.diagonal, known)))
 
-    @phase("scan")
     def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
         return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
 
-    @phase("pulls")
     def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))

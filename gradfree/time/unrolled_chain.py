@@ -22,7 +22,6 @@ from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 from gradfree.torchside.batched_pulls import pull_many
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.phases import phase
 from gradfree.torchside.private import global_hooks
 
 
@@ -42,7 +41,6 @@ class UnrolledChain(TimeChain):
     keep_graph = False
     """Whether its graph must survive: it is solved twice."""
 
-    @phase("local derivatives")
     def __init__(
         self,
         cell: nn.Module,
@@ -133,7 +131,6 @@ class UnrolledChain(TimeChain):
         whole = (plus(v, times(d, -known)) for v, d, known in zip(pulled, delta, factors.known, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
 
-    @phase("jacobians")
     def jacobians(self) -> Tensor:
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state side by side."""
         widths = [part.shape[2:].numel() for part in self.after]
@@ -155,7 +152,6 @@ class UnrolledChain(TimeChain):
         before = [change(part.detach()) for part in self.before]
         return _Steps(self.cell, change(self.x.detach()), before, self._writes)
 
-    @phase("parameter gradients")
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         self.show_delta(delta)
@@ -193,7 +189,6 @@ class _Steps:
     before: Sequence[Tensor]
     writes: bool
 
-    @phase("δ step by step")
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         delta = tuple(torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True))
         for part, enters in zip(delta, entering or (), strict=False):

@@ -261,11 +261,6 @@ is_one_of_many: Callable[[Tensor], bool] = (
 )
 """Return whether a cotangent stands for many at once, ``is_grads_batched=True``."""
 
-profiler_enabled: Callable[[], bool] = (
-    _private("torch._C._autograd._profiler_enabled", "torch.profiler shows no ranges of gradfree") or _never
-)
-"""Return whether torch's profiler is looking."""
-
 _frame_callback = _private("torch._C._dynamo.eval_frame.get_eval_frame_callback", "each call costs 20 µs more")
 _disable = _private("torch._compile._disable_dynamo", "attaching imports torch's compiler")
 
