@@ -113,14 +113,6 @@ class Chain(ABC):
         """
         return factors
 
-    def in_step(self, ends: Sequence[int]) -> Chain:
-        """Return the chain as it is best pulled through in segments, the links that are as far from their ends at once.
-
-        Args:
-            ends: the indices of the segments' last links.
-        """
-        return self
-
     def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> Sequence[Cotangent]:
         """Return δ_i F_i of some links i, all at once: chains in depth alone have single links.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent
-from gradfree.depth.link import Link, walking
+from gradfree.depth.link import Link, span, walking
 from gradfree.errors import ChainError
 from gradfree.torchside.batched_pulls import pull_many
-from gradfree.torchside.guards import Marks, held_marks, unchanged
 
 
 def samples(state: Tensor) -> int:
@@ -94,22 +93,16 @@ def _push(link: Link, tangents: Tensor) -> Tensor:
 class Mixing:
     """What is known of whether blocks mix the samples of a batch, as batch normalization does in training.
 
-    A block is asked at its first pass, and again once something of it has changed, its mode for one: to look at the
-    answer waits for the device.
+    A block is asked at its first pass with these layers in these modes: to look at the answer waits for the device.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, Marks] = {}
-
-    def __getstate__(self) -> dict[str, dict[str, Marks]]:
-        """Leave out what the blocks held: those of a copy are others."""
-        return {"_asked": {}}
+        self._asked: set[tuple[str, Hashable]] = set()
 
     def refuse(self, links: Sequence[Link]) -> None:
         """Refuse links that mix samples: such Jacobians are not one matrix for each.
 
-        Cotangents of some samples must bring exactly nothing to the others. Which ones tells the binary number of a
-        sample, digit by digit and the other way round, so that any two samples are once on different sides.
+        Cotangents of the first sample must bring exactly nothing to the others, and those of the others nothing to it.
 
         Raises:
             ChainError: the first block that does.
@@ -117,19 +110,14 @@ class Mixing:
         batch = samples(links[-1].out)
         if batch < 2:
             return
-        held = {link.path: held_marks(link.block) for link in links[1:]}
-        asked = [
-            link
-            for link in links[1:]
-            if link.state is not None and not unchanged(held[link.path], self._asked.get(link.path, []))
-        ]
+        modes = {link.path: tuple((type(m), m.training) for m in link.block.modules()) for link in links[1:]}
+        asked = [link for link in links[1:] if link.state and (link.path, modes[link.path]) not in self._asked]
         if not asked:
             return
-        digits = torch.arange((batch - 1).bit_length(), device=links[-1].out.device).unsqueeze(1)
-        chosen = (torch.arange(batch, device=digits.device) >> digits) & 1 == 1
-        chosen = torch.cat([chosen, ~chosen]).unsqueeze(-1)
+        first = torch.arange(batch, device=links[-1].out.device) == 0
+        chosen = torch.stack([first, ~first]).unsqueeze(-1)
         pulled = _pull(asked, [_unlike(link.out) * chosen for link in asked])
-        mixed = [torch.zeros_like(digits).any() if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
+        mixed = [first.new_zeros(()) if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
         for link, mixes in zip(asked, _read(mixed), strict=True):
             if mixes:
                 raise ChainError(
@@ -137,7 +125,7 @@ class Mixing:
                     "Jacobian for each of them. Use another normalization, eval() for that module, a batch in the "
                     "first dimension of the states if there is none, or the engine 'backprop'."
                 )
-        self._asked.update((link.path, held[link.path]) for link in asked)
+        self._asked.update(modes.items())
 
 
 def _read(answers: Sequence[Tensor]) -> list[bool]:
@@ -155,7 +143,7 @@ def _pull(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
     if not links:
         return []
     given = [row.reshape(len(row), *link.out.shape).to(link.out.dtype) for link, row in zip(links, rows, strict=True)]
-    with walking(links, given):
+    with walking(span(links[::-1]), given):
         writes = any(link.writes for link in links)
         pulled = pull_many([link.out for link in links], [link.state for link in links], given, writes)
     return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in pulled]

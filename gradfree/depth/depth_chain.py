@@ -13,7 +13,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, pushed, vectors, width
-from gradfree.depth.link import Link, refuse_converted, walking
+from gradfree.depth.link import Link, refuse_converted, span, walking
 from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
@@ -68,7 +68,7 @@ class DepthChain(Chain):
 
     def __init__(
         self,
-        links: Sequence[Link],
+        links: list[Link],
         parameters: Sequence[Tensor],
         inputs: int,
         keep_graph: bool,
@@ -120,7 +120,7 @@ class DepthChain(Chain):
         return factors if weight == 1.0 else [f * weight for f in factors]
 
     def _residuals(self) -> list[Factor]:
-        with walking(self.links[::-1], ()):
+        with walking(span(self.links[::-1]), ()):
             return [residual_of(before, link, self.declared) for before, link in self._shapes()]
 
     def _shapes(self) -> list[tuple[torch.Size | None, Link]]:
@@ -163,7 +163,7 @@ class DepthChain(Chain):
         result: list[Cotangent] = []
         for group in _groups(range(len(live))):
             links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
-            with walking(links, cotangents):
+            with walking(span(links), cotangents):
                 pulled = torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
@@ -226,17 +226,20 @@ class DepthChain(Chain):
         return result
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
-        """Return the exact gradients, each block's graph walked once and freed on the way."""
+        """Return the exact gradients, each block's graph walked once and let go of."""
         total = self._zero()
         carried: Cotangent = None
         for i in reversed(range(len(self))):
             delta = plus(direct[i], carried)
-            carried = None if delta is None else self._add_local([self.links[i]], [delta], total)
+            # Blocks may share parts of their graphs: each is freed with its link.
+            carried = None if delta is None else self._add_local([self.links[i]], [delta], total, keep=True)
             self.walked(i)
         return total._replace(initial=carried)
 
     def walked(self, index: int) -> None:
-        """Note that link ``index`` is not needed any more."""
+        """Let go of link ``index``, unless its graph must survive."""
+        if not self.keep_graph:
+            del self.links[index]
 
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
@@ -251,14 +254,18 @@ class DepthChain(Chain):
                 dense[i] = torch.zeros_like(self.links[i].out) if d is None else d
         total = self._zero()
         initial: Cotangent = None
-        for group in _groups(list(dense)):
-            initial = self._add_local([self.links[i] for i in group], [dense[i] for i in group], total)
+        groups = _groups(list(dense))
+        for group in groups:
+            links, cotangents = [self.links[i] for i in group], [dense[i] for i in group]
+            initial = self._add_local(links, cotangents, total, keep=self.keep_graph or len(groups) > 1)
         return total._replace(initial=initial)
 
     def _zero(self) -> ChainGradients:
         return ChainGradients(None, [None] * self.inputs, [None] * len(self.parameters))
 
-    def _add_local(self, links: Sequence[Link], delta: Sequence[Tensor], total: ChainGradients) -> Cotangent:
+    def _add_local(
+        self, links: Sequence[Link], delta: Sequence[Tensor], total: ChainGradients, keep: bool
+    ) -> Cotangent:
         """Pull ``delta`` back through the links: add what reaches inputs and parameters to ``total``.
 
         Returns:
@@ -275,13 +282,13 @@ class DepthChain(Chain):
         leaves = [self.parameters[n] for n in numbers]
         if not first and not entries and not leaves:
             return None
-        with walking(links, delta), without_hooks(leaves):
+        with walking(span(links), delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
                     [*first, *(edge for _, edge in entries), *leaves],  # type: ignore[arg-type]
                     [link.writable(d) for link, d in zip(links, delta, strict=True)],
-                    retain_graph=self.keep_graph,
+                    retain_graph=keep,
                     allow_unused=True,
                 )
             )

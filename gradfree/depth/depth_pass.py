@@ -67,7 +67,6 @@ class DepthPass:
         numbers: the places of the parameters, by their ids.
         links: the blocks that have run.
         solving: whether the engine solves the chain at the moment.
-        shares_graphs: whether graphs of some links lead to nodes from before their calls, which others may lead to.
     """
 
     def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
@@ -76,7 +75,7 @@ class DepthPass:
         self.parameters, self.numbers, self.anchor = trained
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
-        self.solving = self.shares_graphs = False
+        self.solving = False
         self.start: weakref.ref[Any]
         self._ref = weakref.ref(self)
         self._backward, self._freed, self._solved = -1, False, False
@@ -213,7 +212,7 @@ class DepthPass:
             links, attachment = self.links[: last + 1], self.chain.attachment
             paths = [link.path for link in links]
             refuse_batched(direct, paths[0])
-            chain = self.linearise(links, keep or self.shares_graphs or attachment.compares)
+            chain = self.linearise(links, keep or attachment.compares)
             if not keep:
                 self._free()  # The chain that is solved lets go of each graph as soon as it has walked it.
             solved = attachment.solve(chain, direct[: last + 1])

@@ -86,7 +86,7 @@ class Blocks(Site):
         chain = RecordedChain(attachment, self)
         parts = chain.record()
         if attachment.batched and attachment.engine.pulls_at_once and self.can_be_batched:
-            parts += [SequentialRow(chain, self._container), Unsaved(self._container, {*SequentialRow.KEYS})]
+            parts += [SequentialRow(chain, self._container), Unsaved(self._container, {"forward"})]
         return parts
 
     def __str__(self) -> str:

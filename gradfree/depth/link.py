@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,18 +106,14 @@ class Link:
         return delta.clone() if self.writes else delta
 
 
-class Pathed(Protocol):
-    """Whatever has the path of a block."""
-
-    @property
-    def path(self) -> str:
-        """The block's module path."""
+def span(links: Sequence[Link]) -> str:
+    """Return what to call links that are walked through from the end."""
+    return links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
 
 
 @contextmanager
-def walking(links: Sequence[Pathed], delta: Sequence[Cotangent]) -> Iterator[None]:
-    """Say which links a failing local backward pass belongs to; refuse one that has changed its cotangents."""
-    where = links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
+def walking(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
+    """Say that a failing local backward pass belongs to ``where``; refuse one that has changed its cotangents."""
     versions = [None if d is None else version(d) for d in delta]
     try:
         yield
@@ -204,7 +200,7 @@ def pull_extra(
     leaves = [parameters[n] for n in numbers]
     if not entries and not leaves:
         return total
-    with walking(reached, list(given.values())), without_hooks(leaves):
+    with walking(span(reached[::-1]), list(given.values())), without_hooks(leaves):
         grads = iter(
             torch.autograd.grad(
                 [links[i].extra[n] for i, n in given],

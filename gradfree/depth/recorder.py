@@ -29,7 +29,7 @@ from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk
 from gradfree.torchside.guards import refuse_transforms
-from gradfree.torchside.private import checkpointed, next_sequence_number, recomputed, uncompiled, version
+from gradfree.torchside.private import checkpointed, recomputed, uncompiled, version
 from gradfree.torchside.sharding import is_spread, sharded
 from gradfree.torchside.unsaved import unsaved_hooks
 
@@ -44,7 +44,6 @@ class _Call(NamedTuple):
     entered: Sequence[Tensor]
     entry: Node | None
     versions: list[int]
-    sequence: int
 
     @property
     def given(self) -> Tensor | None:
@@ -116,14 +115,8 @@ class RecordedChain:
         for problem in (*sharded(self.inside), *(hooked(self.inside) if any(self._hooks) else ())):
             raise ChainError(problem)
 
-    def split(self, path: str, reason: str, remedy: str) -> None:
-        """Note that the block at ``path`` does not go on in the pass of the block before it.
-
-        Args:
-            path: of the block.
-            reason: why.
-            remedy: what to do about it, for engines that take none but whole chains.
-        """
+    def split(self, path: str, reason: str) -> None:
+        """Note why the block at ``path`` does not go on in the pass of the block before it."""
         self.splits[path] = reason
 
 
@@ -158,7 +151,7 @@ class BlockRecorder:
         if not needed and not inputs and not any(p.requires_grad for p in block.parameters()):
             return None
         if state is None:
-            self.chain.split(self.path, *NO_STATE)
+            self.chain.split(self.path, NO_STATE)
             return None
         others = [t for t in inputs if t is not state]
         recording, before = self._join(block, state, others)
@@ -167,9 +160,7 @@ class BlockRecorder:
         numbers = [*[None] * needed, *map(recording.number, others)]
         entered = recording.enter(self.path, numbers, tensors)
         entry, versions = entered[0].grad_fn if entered else None, [*map(version, entered)]
-        self._calls[get_ident()] = _Call(
-            recording, before, tensors, numbers, entered, entry, versions, next_sequence_number()
-        )
+        self._calls[get_ident()] = _Call(recording, before, tensors, numbers, entered, entry, versions)
         local = dict(zip(map(id, tensors), entered, strict=True))
         return put(local.get(id(state), state), [local[id(t)] for t in inputs])
 
@@ -208,7 +199,6 @@ class BlockRecorder:
         graph = walk([state, *extra], ends=(ENTRY,))
         parameters = [call.recording.numbers.get(id(leaf), -1) for leaf in graph.leaves]
         self._refuse_strange(graph, parameters, call)
-        call.recording.shares_graphs |= graph.oldest < call.sequence
         entries = [(call.numbers[n], GradientEdge(node, n)) for node, n in sorted(graph.stops, key=itemgetter(1))]
         reached = entries
         if extra:
@@ -264,30 +254,27 @@ class BlockRecorder:
             problem = self._cannot_go_on(recording, node, state, others)
             if problem is None:
                 return recording, state
-            self.chain.split(self.path, *problem)
+            self.chain.split(self.path, problem)
         else:
             self.chain.check(block)
             if state.requires_grad and self.path != next(iter(self.chain.blocks)):
-                self.chain.split(self.path, *BETWEEN)
+                self.chain.split(self.path, BETWEEN)
         recording = self.chain.begin(state, others)
         return recording, recording.begin(state)
 
-    def _cannot_go_on(
-        self, recording: DepthPass, node: Any, state: Tensor, others: Sequence[Tensor]
-    ) -> tuple[str, str] | None:
-        """Return why the block cannot be the next link of ``recording``, and what to do; ``None`` if it can."""
+    def _cannot_go_on(self, recording: DepthPass, node: Any, state: Tensor, others: Sequence[Tensor]) -> str | None:
+        """Return why the block cannot be the next link of ``recording``; ``None`` if it can."""
         if node.extra:
             return NOT_THE_STATE
         if node.index != len(recording.links) - 1:
-            return "the output of the block before it has been used by another block: the blocks branch", BRANCHING
+            return BRANCHING
         if has_hooks(state):
-            return "the state before it has a gradient hook or retain_grad(), which sees its whole gradient", HOOKED
+            return HOOKED
         for tensor in others:
             if recording.number(tensor) is None:
                 return (
                     f"it was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that no block "
-                    "before it was",
-                    INPUT,
+                    "before it was"
                 )
         return None
 
@@ -308,20 +295,9 @@ class BlockRecorder:
 _REENTRANT: type = CheckpointFunction._backward_cls
 
 
-# Why a block does not go on in the pass of the block before it, and what to do about it.
-BETWEEN = (
-    "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output",
-    "it was not given the output of the block before it. Move what is computed between the blocks into one, or leave "
-    "the layers from there on out of the chain: chains=[...].",
-)
-NOT_THE_STATE = (
-    "its first argument is what a block returned beside its state; gradfree.register_port says which is the state",
-    "its first argument is what a block returned beside its state. Say which is the state by gradfree.register_port.",
-)
-NO_STATE = (
-    "its first argument is no tensor (gradfree.register_port says which one is the state): autograd goes through it",
-    "its first argument is no tensor. If another one is the state, say so with gradfree.register_port.",
-)
-BRANCHING = "the blocks branch. Leave the branching ones out of the chain: chains=[...] names those to use."
-HOOKED = "the state before it has a gradient hook or retain_grad(). Remove that while the engine is attached."
-INPUT = "inputs that need a gradient must be the same for every block. Detach this one, or leave the block out."
+# Why a block does not go on in the pass of the block before it.
+BETWEEN = "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output"
+NOT_THE_STATE = "its first argument is what a block returned beside its state; gradfree.register_port says which is it"
+NO_STATE = "its first argument is no tensor; gradfree.register_port says which one is the state"
+BRANCHING = "the output of the block before it has been used by another block: the blocks branch"
+HOOKED = "the state before it has a gradient hook or retain_grad(), which sees its whole gradient"

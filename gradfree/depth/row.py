@@ -118,19 +118,18 @@ class SequentialRow:
         container: holds them.
     """
 
-    KEYS = frozenset({"forward", "_replicate_for_data_parallel"})
-    """What is put on the container."""
-
     _plans: dict[Hashable, _Plan | str]
     _modules: list[nn.Module]
-    _hooks: list[tuple[Mapping[int, Any], int]]
+    _watched: list[Mapping[str, Any]]
     _known: list[Any]
+    _hooks: list[tuple[Mapping[int, Any], int]]
 
     def __init__(self, chain: RecordedChain, container: nn.Module):
         self._chain, self._container, self._own = chain, container, container.forward
         self.blocks = list(chain.blocks.items())
+        self._plans = {}
         self._look()
-        vars(container).update({key: getattr(self, key) for key in self.KEYS})
+        vars(container)["forward"] = self.forward
 
     @classmethod
     def fits(cls, container: nn.Module, blocks: Sequence[nn.Module]) -> bool:
@@ -147,10 +146,8 @@ class SequentialRow:
 
     def remove(self) -> None:
         """Give the container its own forward back, unless somebody has put another one in its place."""
-        held = vars(self._container)
-        for key in self.KEYS:
-            if held.get(key) == getattr(self, key):
-                del held[key]
+        if vars(self._container).get("forward") == self.forward:
+            del self._container.forward
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is planned: a copy has modules of its own."""
@@ -208,7 +205,8 @@ class SequentialRow:
 
     def _plan(self, state: Tensor) -> _Plan | str:
         """Return what is known of passes like this one; a string says why they go block by block."""
-        if self._held() != self._layers:
+        seen = self._seen()
+        if len(seen) != len(self._known) or not all(map(is_, seen, self._known)):
             self._look()
         hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
@@ -222,10 +220,6 @@ class SequentialRow:
             tuple([m.training for m in self._modules]),
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
         )
-        attributes = self._attributes()
-        if len(attributes) != len(self._known) or not all(map(is_, attributes, self._known)):
-            self._known = attributes
-            self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         if key not in self._plans:
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._made_plan(state)}
         return self._plans[key]
@@ -263,14 +257,13 @@ class SequentialRow:
         return _Plan(structures, 0.0 if isinstance(factor, Tensor) else factor)
 
     def _look(self) -> None:
-        """Note which modules the blocks consist of, and forget what was known of others."""
-        self._plans = {}
+        """Note which modules the blocks consist of, and forget which others were a row."""
+        self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         self._modules = [m for _, block in self.blocks for m in block.modules()]
-        self._children = [m._modules for m in self._modules if m._modules]
-        self._layers = self._held()
         # Torch's own layers have but numbers, which show in their outputs.
-        self._users = [m for m in self._modules if not type(m).__module__.startswith("torch.nn.")]
-        self._known = self._attributes()
+        users = [vars(m) for m in self._modules if not type(m).__module__.startswith("torch.nn.")]
+        self._watched = [*users, *(m._modules for m in self._modules if m._modules)]
+        self._known = self._seen()
         blocks = {block for _, block in self.blocks}
         # The recorder has one hook of each kind on a block.
         self._hooks = [
@@ -279,14 +272,5 @@ class SequentialRow:
             for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
 
-    def _held(self) -> list[Any]:
-        return [child for children in self._children for child in children.values()]
-
-    def _attributes(self) -> list[Any]:
-        return [value for module in self._users for value in vars(module).values()]
-
-    def _replicate_for_data_parallel(self) -> nn.Module:
-        raise ChainError(
-            f"{self.blocks[0][0]} runs as one of several replicas of nn.DataParallel, which share the engine. Use "
-            "DistributedDataParallel."
-        )
+    def _seen(self) -> list[Any]:
+        return [value for held in self._watched for value in held.values()]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +66,7 @@ class RowChain(DepthChain):
         )
         self.inputs, self.like = 0, row.states[-1]
         self._numbers = {id(p): n for n, p in enumerate(row.parameters)}
-        # The places of links that are pulled through together.
-        self._parts: list[Sequence[int]] = [range(len(row.blocks))]
-        self._batches: dict[int, Batch] = {}
+        self._span = f"{row.blocks[-1][0]} to {row.blocks[0][0]}"
 
     def __len__(self) -> int:
         """L, the number of links."""
@@ -151,7 +146,8 @@ class RowChain(DepthChain):
         self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]
     ) -> Tensor:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one call for all links."""
-        pulled = self._pull_all(delta)
+        with walking(self._span, ()):
+            pulled = self._batch.pull(delta)
         if not is_number(factors[-1], 0.0):
             pulled = pulled - delta * factors[-1]
         terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
@@ -160,85 +156,38 @@ class RowChain(DepthChain):
                 terms[i] += e
         return terms
 
-    def in_step(self, ends: Sequence[int]) -> RowChain:
-        """Return the chain with its links in parts by how far they are from the ends of their segments."""
-        parts: dict[int, list[int]] = {}
-        for i in range(len(self)):
-            parts.setdefault(min(end - i for end in ends if end >= i), []).append(i)
-        chain = copy.copy(self)
-        chain._parts, chain._batches = list(parts.values()), {}
-        return chain
-
-    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
-        """Return δ_i F_i of the links ``indices``: one call for each part of :meth:`in_step`."""
-        given = {i: d for i, d in zip(indices, delta, strict=True) if d is not None}
-        found: dict[int, Tensor] = {}
-        for n, part in enumerate(self._parts):
-            if not given.keys().isdisjoint(part):
-                cotangents = torch.stack([given.get(i, torch.zeros_like(self.like)) for i in part])
-                found.update(zip(part, self._pull(n, cotangents).unbind(0), strict=True))
-        return [found.get(i) if i in given else None for i in indices]
-
     def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta, total, initial = self._stacked(delta), self._zero(), None
         if self.deltas is not None:
             self.deltas.update(zip((path for path, _ in self.row.blocks), delta.detach(), strict=True))
-        for n, part in enumerate(self._parts):
-            batch = self._batch(n)
-            with walking(self._where(n), ()):
-                weights, entered = batch.gradients(_rows(delta, part), self.keep_graph)
-            if not self.keep_graph:
-                del self._batches[n]
-            if self.row.initial and 0 in part:
-                # A view would keep the gradients of all links' inputs.
-                initial = entered[list(part).index(0)].clone()
-            for name, stacked in weights.items():
-                if stacked is None:  # As in backpropagation, where nothing leads to it.
-                    continue
-                # Autograd would copy a gradient whose strides are not the parameter's, each by itself.
-                for i, gradient in zip(part, stacked.contiguous().unbind(0), strict=True):
-                    number = self._numbers[id(self.row.tensors[name][i])]
-                    total.parameters[number] = plus(total.parameters[number], gradient)
+        with walking(self._span, ()):
+            weights, entered = self._batch.gradients(delta, self.keep_graph)
+        if not self.keep_graph:
+            del self._batch
+        if self.row.initial:
+            initial = entered[0].clone()  # A view would keep the gradients of all links' inputs.
+        for name, stacked in weights.items():
+            if stacked is None:  # As in backpropagation, where nothing leads to it.
+                continue
+            # Autograd would copy a gradient whose strides are not the parameter's, each by itself.
+            for p, gradient in zip(self.row.tensors[name], stacked.contiguous().unbind(0), strict=True):
+                number = self._numbers[id(p)]
+                total.parameters[number] = plus(total.parameters[number], gradient)
         return total._replace(initial=initial)
 
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
         """Return what each link carries, run again by itself."""
         return [replace(link, batched=True) for link in super().survey(direct)]
 
-    def _pull_all(self, delta: Tensor) -> Tensor:
-        """Return δ_i F_i of all links."""
-        pulled = [self._pull(n, _rows(delta, part)) for n, part in enumerate(self._parts)]
-        if len(pulled) == 1:
-            return pulled[0]
-        rows = {i: row for part, own in zip(self._parts, pulled, strict=True) for i, row in zip(part, own, strict=True)}
-        return torch.stack([rows[i] for i in range(len(self))])
-
-    def _pull(self, part: int, cotangents: Tensor) -> Tensor:
-        batch = self._batch(part)
-        with walking(self._where(part), ()):
-            return batch.pull(cotangents)
-
-    def _batch(self, number: int) -> Batch:
-        """Return the linearisation of a part, made when it is first asked for."""
-        if number not in self._batches:
-            row, part, where = self.row, self._parts[number], self._where(number)
-            tensors = {name: [own[i] for i in part] for name, own in row.tensors.items()}
-            with walking(where, ()):
-                trained = [name for name, own in tensors.items() if id(own[0]) in self._numbers]
-                batch = Batch(row.structure, tensors, trained, [row.states[i] for i in part])
-            at, out = f"the blocks from {where[-1].path} to {where[0].path}", batch.out.detach()
-            self._check(out[-1], row.states[part[-1] + 1], at)
-            if isinstance(part, range):  # Other parts have none but the states that they end at.
-                self._check(out[:-1], batch.inputs.detach()[1:], at)
-            self._batches[number] = batch
-        return self._batches[number]
-
-    def _where(self, part: int) -> list[Any]:
-        """Return what stands for the links of a part in messages."""
-        return [SimpleNamespace(path=self.row.blocks[i][0]) for i in (self._parts[part][-1], self._parts[part][0])]
-
-
-def _rows(stacked: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the rows at ``places``, in order; a list for an index would be copied to the device, and waited for."""
-    return stacked if len(places) == len(stacked) else torch.stack([stacked[i] for i in places])
+    @cached_property
+    def _batch(self) -> Batch:
+        """The linearisation, made when it is first asked for."""
+        row = self.row
+        trained = [name for name, own in row.tensors.items() if id(own[0]) in self._numbers]
+        with walking(self._span, ()):
+            batch = Batch(row.structure, row.tensors, trained, row.states[:-1])
+        out, where = batch.out.detach(), f"the blocks from {row.blocks[0][0]} to {row.blocks[-1][0]}"
+        self._check(out[-1], row.states[-1], where)
+        self._check(out[:-1], batch.inputs.detach()[1:], where)
+        return batch

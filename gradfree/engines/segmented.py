@@ -40,7 +40,7 @@ class Segments:
         sizes = [length // count + (c < length % count) for c in range(count)]
         self.ends = [sum(sizes[: c + 1]) - 1 for c in range(count)]
         self.sizes = sizes
-        self.chain, self.direct, self.factors = chain.in_step(self.ends), direct, factors
+        self.chain, self.direct, self.factors = chain, direct, factors
 
     def __len__(self) -> int:
         """C, the number of segments."""

@@ -32,8 +32,8 @@ class SweepEngine(Engine):
 
     @property
     def pulls_at_once(self) -> bool:
-        """Always."""
-        return True
+        """Whether there are no segments: inside these, pulls follow each other."""
+        return self.segments is None
 
     @property
     @abstractmethod

@@ -309,7 +309,7 @@ class LayerChain(DepthChain):
             cotangent: shaped like its output.
             total: is changed.
         """
-        self._add_local([link.changed(state=None)], [cotangent.to(link.out.dtype)], total)
+        self._add_local([link.changed(state=None)], [cotangent.to(link.out.dtype)], total, self.keep_graph)
 
 
 def valueless(link: Link) -> Link:

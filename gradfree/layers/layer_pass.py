@@ -37,9 +37,11 @@ class RecordedLayers(RecordedChain):
         for parameters in self._parameters:
             yield from (p for p in parameters.values() if p is not None and p.requires_grad)
 
-    def split(self, path: str, reason: str, remedy: str) -> None:
+    def split(self, path: str, reason: str) -> None:
         """Refuse it: an engine that takes layers apart takes the error at the end of the whole chain."""
-        raise ChainError(f"{path} does not go on the chain: {remedy}")
+        raise ChainError(
+            f"{path} does not go on the chain: {reason}. Leave the layers from there on out of it, chains=[...]."
+        )
 
 
 class LayeredPass(DepthPass):

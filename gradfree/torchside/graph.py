@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
-from gradfree.torchside.private import LEAF, sequence_number
+from gradfree.torchside.private import LEAF
 
 
 class Reached(NamedTuple):
@@ -28,11 +27,6 @@ class Reached(NamedTuple):
     leaves: list[Tensor]
     nodes: list[Node]
     kinds: set[type]
-
-    @property
-    def oldest(self) -> int:
-        """The smallest of the sequence numbers that autograd gave the nodes."""
-        return min(map(sequence_number, self.nodes), default=sys.maxsize)
 
 
 def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[type, ...] = ()) -> Reached:

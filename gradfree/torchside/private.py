@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from pkgutil import resolve_name
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
@@ -133,16 +133,6 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 # The graph, and what is on tensors.
-
-next_sequence_number: Callable[[], int] = _needed(
-    "torch._C._autograd._get_sequence_nr", "distinguishes what a block has computed from what was there before it"
-)
-"""Return the number that autograd gives the next node that it makes in this thread."""
-
-
-sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
-"""Return the number that autograd gave a node: larger than those of the nodes made before it in its thread."""
-
 
 _backward_class = _private("torch.autograd.Function._backward_cls", "classes of nodes are found by their names")
 

@@ -17,18 +17,17 @@ class Other(Plain):
         return x + torch.sigmoid(self.linear(x))
 
 
-def attach(model, name="highway_bp", batched="auto", **options):
-    return gradfree.create_engine(name, **options).attach(model, ["blocks"], batched=batched)
+def attach(model, name="highway_bp", **options):
+    return gradfree.create_engine(name, **options).attach(model, ["blocks"])
 
 
 @pairwise(
     name=["highway_bp", "fixed_point"],
     kind=[*BLOCKS, "mixed"],
     segments=range(1, LENGTH + 1),
-    batched=["auto", False],
     taps=[(LENGTH - 1,), tuple(range(LENGTH)), (0, 3), (2,)],
 )
-def test_exact_after_one_sweep_less_than_segments(name, kind, segments, batched, taps):
+def test_exact_after_one_sweep_less_than_segments(name, kind, segments, taps):
     """Also where their number does not divide that of the blocks, and where the loss reaches some only."""
     if segments > taps[-1] + 1:
         pytest.skip("more segments than links that the loss reaches")
@@ -36,7 +35,7 @@ def test_exact_after_one_sweep_less_than_segments(name, kind, segments, batched,
     blocks = [make() for _ in range(LENGTH)] if kind in BLOCKS else [(Plain, Other)[i % 2]() for i in range(LENGTH)]
     model, x = Model(blocks, shape[-1]).eval(), torch.randn(shape)
     expected = gradients(model, lambda: model(x, taps=taps))
-    with attach(model, name, batched, segments=segments, iterations=segments - 1):
+    with attach(model, name, segments=segments, iterations=segments - 1):
         for _ in range(2):
             assert_equal_gradients(gradients(model, lambda: model(x, taps=taps)), expected)
 

@@ -113,10 +113,9 @@ MUTANTS = (
         UNUSUAL,
         (
             DEPTH,
-            "[link.writable(d) for link, d in zip(links, delta, strict=True)],\n"
-            "                    retain_graph=self.keep_graph",
+            "[link.writable(d) for link, d in zip(links, delta, strict=True)],\n                    retain_graph=keep",
             "[link.writable(d) for link, d in zip(links, reversed(delta), strict=True)],\n"
-            "                    retain_graph=self.keep_graph",
+            "                    retain_graph=keep",
         ),
     ),
     mutant(

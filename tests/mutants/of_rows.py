@@ -11,7 +11,11 @@ MUTANTS = (
     mutant(
         "the stacked parameters belong to other blocks",
         ROWS,
-        (DEPTH, "{name: [own[i] for i in part] for name", "{name: [own[-1 - i] for i in part] for name"),
+        (
+            DEPTH,
+            "Batch(row.structure, row.tensors,",
+            "Batch(row.structure, {n: own[::-1] for n, own in row.tensors.items()},",
+        ),
     ),
     mutant(
         "a batch forgets direct cotangents in its iterations",
@@ -40,7 +44,7 @@ MUTANTS = (
     mutant(
         "the initial state gets the gradient of a state inside the batch",
         ROWS,
-        (DEPTH, "entered[list(part).index(0)].clone()", "entered[list(part).index(0) - 1].clone()"),
+        (DEPTH, "initial = entered[0].clone()", "initial = entered[-1].clone()"),
     ),
     mutant(
         "blocks under autocast are a row",
@@ -71,14 +75,14 @@ MUTANTS = (
         ROWS,
         (
             DEPTH,
-            "if len(attributes) != len(self._known) or not all(map(is_, attributes, self._known)):",
-            "if False:",
+            "[*users, *(m._modules for m in self._modules if m._modules)]",
+            "[m._modules for m in self._modules if m._modules]",
         ),
     ),
     mutant(
         "other layers in blocks are not noticed",
         ROWS,
-        (DEPTH, "        if self._held() != self._layers:\n", "        if False:\n"),
+        (DEPTH, "[*users, *(m._modules for m in self._modules if m._modules)]", "users"),
     ),
     mutant(
         "a state that a block of a row changes in place is not noticed",
@@ -93,7 +97,7 @@ MUTANTS = (
     mutant(
         "of a row only the last block's output is checked",
         ROWS,
-        (DEPTH, "            if isinstance(part, range):", "            if False:"),
+        (DEPTH, "        self._check(out[:-1], batch.inputs.detach()[1:], where)\n", ""),
     ),
     mutant(
         "a row has no residual path",

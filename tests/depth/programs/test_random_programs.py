@@ -81,9 +81,9 @@ def attempted(network, program):
 
 def batched(program):
     """Return the option as the engine takes it."""
-    return (
-        program.batched if ENGINES[program.engine][0] in ("highway_bp", "fixed_point", "dsf", "truncated") else "auto"
-    )
+    name, options = ENGINES[program.engine]
+    at_once = name in ("highway_bp", "fixed_point", "dsf", "truncated") and "segments" not in options
+    return program.batched if at_once else "auto"
 
 
 def single(program):

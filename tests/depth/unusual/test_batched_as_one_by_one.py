@@ -14,7 +14,6 @@ ENGINES = {
     "highway_bp, 1": ("highway_bp", {"iterations": 1}),
     "highway_bp, 2, gamma 0.3": ("highway_bp", {"iterations": 2, "gamma": 0.3}),
     "highway_bp, 4": ("highway_bp", {"iterations": 4}),
-    "highway_bp, segments": ("highway_bp", {"iterations": 1, "segments": 3}),
     "fixed_point, 1": ("fixed_point", {"iterations": 1}),
     "truncated, 2": ("truncated", {"window": 2}),
     "dsf, 1": ("dsf", {"feedback": 0.7, "iterations": 1}),
