@@ -101,11 +101,6 @@ def test_chains_that_are_found(name):
     assert_exact(make())
 
 
-def test_nothing_is_said_to_go_past_the_engine_where_a_block_has_several_places(recwarn):
-    assert_exact(repeated())
-    assert not recwarn.list
-
-
 def test_a_compiled_block_is_one_of_its_row():
     """By the class that it had; its residual path is another matter."""
     model = Rows(blocks=nn.ModuleList([torch.compile(Plain(), backend="eager"), Plain(), Plain()]))
@@ -131,12 +126,6 @@ def test_a_row_of_rows_of_layers_is_a_chain_where_they_are_alike():
         assert "" not in engine.validate(other).chains
 
 
-def test_a_layer_of_recurrent_layers_that_has_two_names_is_found_once():
-    model = nn.ModuleDict({"a": nn.GRU(3, 3)})
-    model["b"] = model["a"]
-    assert list(ENGINE.validate(model).chains) == ["a"]
-
-
 def test_blocks_that_are_attributes_are_named_in_a_list():
     model = Rows(b1=Plain(), b2=Plain(), b3=Plain(), others=nn.Sequential(*row()))
     handle = assert_exact(model, [["b1", "b2", "b3"], "others"])
@@ -150,23 +139,11 @@ def test_blocks_that_are_attributes_are_named_in_a_list():
         ENGINE.attach(model, [[]])
 
 
-def test_a_dictionary_is_named():
-    """It may as well hold networks that have nothing to do with each other."""
-    model = Rows(blocks=nn.ModuleDict({"a": Plain(), "b": Plain()}))
-    assert not assert_exact(model, ["blocks"]).chains["blocks"].splits
-
-
 def test_a_list_for_engines_that_take_layers_and_for_one_that_leaves_chains_alone():
     model = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Tanh(), "c": nn.Linear(6, 6)})
     report = gradfree.create_engine("foton").validate(model, [["a", "b", "c"]])
     assert str(report).startswith("chain 'a, b, c': 3 layers, 2 of them with weights")
     assert gradfree.create_engine("backprop").validate(model, [["a", "b", "c"]]).chains == {}
-
-
-def test_what_can_be_named_is_told_where_nothing_is_found():
-    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6))
-    assert "What can be named, chains=[...]: ['', '0']" in str(ENGINE.validate(model))
-    assert "or name them, in their order: chains=[['block1', 'block2']]" in str(ENGINE.validate(nn.Linear(2, 2)))
 
 
 def test_of_several_chains_some_may_have_no_residual_path():
