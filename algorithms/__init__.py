@@ -1,8 +1,7 @@
 """The engines, one file each."""
 
 from gradfree.algorithms.around.auto import Auto
-from gradfree.algorithms.around.orthogonal_backprop import OrthogonalBackprop
-from gradfree.algorithms.around.orthogonal_training import Orthogonal
+from gradfree.algorithms.around.orthogonal_training import Orthogonal, OrthogonalBackprop
 from gradfree.algorithms.backprop import Backprop
 from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF

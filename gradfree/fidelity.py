@@ -118,7 +118,7 @@ def gradient_fidelity(
     with engine.attach(model, chains) as handle:
         with handle.collecting() as deltas:
             approximate = gradients()
-        _refuse_bypassed(model, handle, trained, approximate)
+        _refuse_bypassed(handle, trained, approximate)
         with handle.exactly(), handle.collecting() as exact_deltas:
             exact = gradients()
     return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
@@ -151,7 +151,7 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
     try:
         with handle.uncompared(), handle.collecting() as deltas:
             approximate = gradients()
-        _refuse_bypassed(model, handle, trained, approximate)
+        _refuse_bypassed(handle, trained, approximate)
         with handle.exactly(), handle.collecting() as exact_deltas:
             exact = gradients()
         return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
@@ -183,13 +183,11 @@ def _loss_of(
     return lambda: loss_fn(model(*inputs), target), inputs
 
 
-def _refuse_bypassed(
-    model: nn.Module, handle: Handle, trained: Mapping[str, Tensor], gradients: Sequence[Tensor | None]
-) -> None:
+def _refuse_bypassed(handle: Handle, trained: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Refuse to judge an engine on a chain that it never runs on; warn where it runs on a part."""
     given = {id(p) for p, g in zip(trained.values(), gradients, strict=True) if g is not None}
     for site in handle.chains.values():
-        if paths := bypassed(model, site, lambda p: id(p) in given):
+        if paths := bypassed(site, lambda p: id(p) in given):
             if not site.solved:
                 raise ChainError(bypass_message(site, paths))
             warnings.warn(bypass_message(site, paths), stacklevel=3)

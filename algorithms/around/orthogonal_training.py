@@ -1,9 +1,11 @@
-"""Any engine of layers, with weights that are kept orthogonal."""
+"""Any engine of layers, and backpropagation, with weights that are kept orthogonal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from gradfree.algorithms.backprop import Backprop
 from gradfree.engines.engine import Engine
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
@@ -26,3 +28,20 @@ class Orthogonal(OrthogonalEngine):
     def rule(self) -> Engine:
         """Return ``engine``."""
         return self.engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrthogonalBackprop(OrthogonalEngine):
+    """Exact backpropagation on the chains of ``foton``, whose weights are kept orthogonal the same way.
+
+    The baseline that tells FOTON's gradients (arXiv 2512.20668) from its constraint on the weights: what it reaches
+    short of ``backprop``, the constraint costs; what ``foton`` reaches short of it, the missing backward pass.
+
+    Its options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`; as in ``foton``, the
+    error is taken without the factor ``temperature``.
+    """
+
+    @cached_property
+    def rule(self) -> Engine:
+        """Exact backpropagation."""
+        return Backprop()

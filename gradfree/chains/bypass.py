@@ -11,27 +11,20 @@ from torch import Tensor, nn
 from gradfree.chains.site import Site
 
 
-def bypassed(model: nn.Module, site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> list[str]:
+def bypassed(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> list[str]:
     """Return the paths of the blocks of ``site`` that the engine has not solved, but that have got gradients.
 
     Args:
-        model: has the chain; parameters that it also uses elsewhere do not count.
         site: the chain.
         has_gradient: returns whether a parameter has got one.
     """
-    unsolved = _unsolved(site)
-    found = {}
-    for path, block in unsolved.items():
+    found = []
+    for path, block in _unsolved(site).items():
         own = [p for p in block.parameters() if p.requires_grad]
-        given = [p for p in own if has_gradient(p)]
-        # Where the engine runs, a block that is skipped (LayerDrop) may still share a weight or two with the loss.
-        if given and (len(given) == len(own) or not site.solved):
-            found[path] = given
-    if not found:
-        return []
-    inside = {module for block in unsolved.values() for module in block.modules()}
-    elsewhere = {id(p) for module in model.modules() if module not in inside for p in module._parameters.values()}
-    return [path for path, given in found.items() if any(id(p) not in elsewhere for p in given)]
+        # A block that is skipped (LayerDrop), or not run at all, may still share a weight or two with the loss.
+        if own and all(map(has_gradient, own)):
+            found.append(path)
+    return found
 
 
 def _unsolved(site: Site) -> dict[str, nn.Module]:
@@ -56,15 +49,14 @@ def bypass_message(site: Site, paths: Sequence[str]) -> str:
 
 
 class Watch:
-    """Warns of gradients that bypass the engine after it has been attached to a model, once.
+    """Warns of gradients that bypass the engine after it has been attached to chains, once.
 
     Args:
-        model: the model.
-        chains: its chains, by path.
+        chains: by path.
     """
 
-    def __init__(self, model: nn.Module, chains: Mapping[str, Site]):
-        self._model, self._chains = model, list(chains.values())
+    def __init__(self, chains: Mapping[str, Site]):
+        self._chains = list(chains.values())
         blocks = (block for site in self._chains for block in site.blocks.values())
         grads = ((p, p.grad) for block in blocks for p in block.parameters())
         self._before = {id(p): weakref.ref(grad) for p, grad in grads if grad is not None}
@@ -73,7 +65,7 @@ class Watch:
         """Warn if a chain has got gradients that bypass the engine; chains that it has solved are not checked again."""
         self._chains = [site for site in self._chains if _unsolved(site)]
         for site in self._chains:
-            if paths := bypassed(self._model, site, self._has_new):
+            if paths := bypassed(site, self._has_new):
                 self._chains = []
                 warnings.warn(bypass_message(site, paths), stacklevel=3)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,8 +32,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
-    if given := _not_paths(model, chains):
-        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {given}."])
+    if given := _not_paths(chains):
+        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not of {given}."])
     if isinstance(model, torch.jit.ScriptModule):
         return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -70,22 +71,12 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
     return None
 
 
-def _not_paths(model: nn.Module, chains: object) -> str:
-    """Return, for messages, what ``chains`` has in place of paths; "" if nothing."""
-    rows = [] if chains is None else chains
-    items = [item for row in rows for item in _items(row)] if isinstance(rows, Sequence) else [rows]
-    paths = {module: path for path, module in model.named_modules()}
-    for item in items:
-        if isinstance(item, nn.Module):
-            where = repr(paths[item]) if item in paths else "not the model's"
-            return f"modules: this {type(item).__name__} is {where}"
-        if not isinstance(item, str):
-            return repr(chains)
-    return ""
-
-
-def _items(row: object) -> Sequence[object]:
-    return row if isinstance(row, Sequence) and not isinstance(row, str) else [row]
+def _not_paths(chains: Any) -> str:
+    """Return, for messages, of what kind ``chains`` has anything in place of paths; "" if nothing."""
+    if chains is not None and not isinstance(chains, Sequence):
+        return type(chains).__name__
+    rows = [[row] if isinstance(row, str) or not isinstance(row, Sequence) else row for row in chains or ()]
+    return next((type(path).__name__ for row in rows for path in row if not isinstance(path, str)), "")
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:

@@ -125,8 +125,8 @@ class Engine(Solver):
         With a batch the model runs forward and backward once, with the engine on it: then the report also has, of
         every block, what its residual path is read as and how much of the gradient that carries, the pieces of a chain,
         what is done in batches, and what the first training step would be refused for. Weights, gradients,
-        buffers, attributes, random states and what other engines remember are afterwards as before; what hooks of yours
-        do, they do once more.
+        buffers, attributes and random states are afterwards as before; what hooks of yours and engines on other chains
+        do, they do once more. Reentrant checkpoints cannot be in the model then.
 
         Args:
             model: any module.
@@ -273,7 +273,7 @@ class Engine(Solver):
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
         means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, on, means, Watch(model, report.chains))
+        return Handle(parts, report.chains, on, means, Watch(report.chains))
 
 
 def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:

@@ -51,7 +51,7 @@ class RandomEngine(Engine):
             like: on whose device B is wanted, and in whose precision, but single at least.
             fan_in: how many inputs each output sums; the product of ``inputs`` if left out.
         """
-        kept, key = memory.of("feedback"), matrix_key(path, shape)
+        kept, key = memory.of("feedback"), f"{path} {tuple(shape)}"
         matrix = kept.get(key)
         if matrix is None:
             bound = sqrt(3.0 / (fan_in or prod(shape[1:])))
@@ -88,8 +88,3 @@ class FeedbackEngine(RandomEngine, LayerEngine):
         shape = (error.shape[1], *chain.shape(index)[1:])
         matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)
         return torch.einsum("nc,c...->n...", error.to(matrix.dtype), matrix)
-
-
-def matrix_key(path: str, shape: Sequence[int]) -> str:
-    """Return the name that B is kept by."""
-    return f"{path} {tuple(shape)}"

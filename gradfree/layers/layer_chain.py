@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -159,12 +159,11 @@ class LayerChain(DepthChain):
             yield live, x
             x = live.out.detach()
 
-    def transposed(self, error: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    def transposed(self, error: Tensor) -> Tensor:
         """Return ``error``, at the output of link :attr:`last`, times the linear parts of it and all links before.
 
         Args:
             error: (N, ...); N is free.
-            weights: to use instead of the layers' own, by path.
 
         Returns:
             (N, ...), shaped like the chain's input.
@@ -172,7 +171,7 @@ class LayerChain(DepthChain):
         for i in range(self.last, -1, -1):
             link = self.links[i]
             if self.roles[i] in LINEAR:
-                error = adjoint(link.block, error, self.shape(i), weights.get(link.path) if weights else None)
+                error = adjoint(link.block, error, self.shape(i))
         return error
 
     def pulled(self, link: Link, cotangent: Tensor) -> Tensor:

@@ -173,11 +173,11 @@ def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, k
         return 0.0
     key = (node, slot, layout.key)
     if key not in known:
-        known[key] = _through(node, slot, layout, state, known)
+        known[key] = _through(node, layout, state, known)
     return known[key]
 
 
-def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
+def _through(node: Node, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
     total: Factor = 0.0
     # Quicker than node.name(), which is the same.
     name = type(node).__name__
@@ -192,7 +192,7 @@ def _through(node: Node, slot: int, layout: Layout, state: GradientEdge, known: 
             if not is_number(local, 0.0) and not is_number(factor, 0.0):
                 total = _sum(total, _product_of(layout.lift(local), factor))
         return total
-    parts: Sequence[Layout | None] = _moved(node, slot, layout)
+    parts: Sequence[Layout | None] = _moved(node, layout)
     for part, (before, n) in zip(parts, node.next_functions, strict=False):
         if part is not None:
             total = _sum(total, _factor(before, n, part, state, known))
@@ -215,7 +215,7 @@ def _product_of(a: Factor, b: Factor) -> Factor:
 _RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1")
 
 
-def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
+def _moved(node: Any, layout: Layout) -> Sequence[Layout | None]:
     """Return the layouts of the inputs of an operation that only moves elements; nothing for any other."""
     name = type(node).__name__
     if name in _RESHAPING:
@@ -231,20 +231,7 @@ def _moved(node: Any, slot: int, layout: Layout) -> Sequence[Layout | None]:
         order = [_dim(d, layout.places.dim()) for d in node._saved_dims]
         undone = [order.index(d) for d in range(len(order))]
         return [layout.viewed(lambda t: t.permute(undone), lambda t: t.permute(order))]
-    if name == "CatBackward0":
-        return _parts(node, layout)
-    if name == "SplitBackward0" and layout.chosen is None:
-        dim, size = _dim(node._saved_dim, layout.places.dim()), node._saved_split_size
-        chosen = (dim, slot * size, layout.places.shape[dim])
-        return [layout._replace(chosen=chosen)]
     return []
-
-
-def _parts(node: Any, layout: Layout) -> Sequence[Layout | None]:
-    """Return the layouts of what was put together, if all of it has a size that is known: parts of one size."""
-    dim, count = _dim(node._saved_dim, layout.places.dim()), len(node.next_functions)
-    length, rest = divmod(layout.places.shape[dim], count)
-    return [] if rest else [layout.part(dim, n * length, length) for n in range(count)]
 
 
 def _dim(number: int, dims: int) -> int:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.chains.bypass import bypass_message, bypassed
 from gradfree.chains.handle import Handle
-from gradfree.chains.kinds import known_kinds
-from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.survey import ChainFindings
 from gradfree.depth.ports import tensors_in
 from gradfree.devices.hardware import widest
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
 from gradfree.trial.intact import left_intact
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a model's ``forward``: the only one, those by position, or those by keyword."""
-
-_REENTRANT = f"{CheckpointFunction.__name__}Backward"
-"""The class of nodes of reentrant checkpoints."""
 
 
 def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes: Sequence[str] = ()) -> Report:
@@ -46,9 +37,7 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
     trained = [p for p in model.parameters() if p.requires_grad]
     problems: list[str] = []
     given: set[int] = set()
-    pairs = product(model.modules(), known_kinds())
-    memories = [on.memory for module, kind in pairs if (on := kind.attachment_on(module)) is not None]
-    with left_intact(model, [*args, *kwargs.values()]), _remembered(memories), attach() as handle:
+    with left_intact(model, [*args, *kwargs.values()]), attach() as handle:
         with handle.surveying() as surveys, torch.enable_grad(), without_hooks(trained):
             try:
                 given = _reached(trained, model(*args, **kwargs))
@@ -60,7 +49,7 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
             *(
                 bypass_message(site, paths)
                 for site in chains.values()
-                if not problems and (paths := bypassed(model, site, lambda p: id(p) in given))
+                if not problems and (paths := bypassed(site, lambda p: id(p) in given))
             ),
         ]
     findings = {
@@ -84,11 +73,6 @@ def _reached(trained: Sequence[Tensor], out: Any) -> set[int]:
     if not roots:
         raise ChainError("the model returned no tensor that needs a gradient: there is nothing to go backward from.")
     probes = [_probe(root) for root in roots]
-    if any(kind.__name__ == _REENTRANT for kind in walk(roots).kinds):
-        raise ChainError(
-            "a dry run cannot go backward through reentrant checkpoints: use checkpoint(..., use_reentrant=False), or "
-            "leave the batch out."
-        )
     grads = torch.autograd.grad(roots, trained, probes, allow_unused=True)
     return {id(p) for p, grad in zip(trained, grads, strict=True) if grad is not None}
 
@@ -109,14 +93,3 @@ def _probe(root: Tensor) -> Tensor:
         return torch.ones_like(root)
     count = torch.arange(1.0, root.numel() + 1, dtype=widest(root.device), device=root.device)
     return (count * count).sin().div(root.numel()).reshape(root.shape).to(root.dtype)
-
-
-@contextmanager
-def _remembered(memories: Sequence[Memory]) -> Iterator[None]:
-    """Restore what engines remember that are on the model already, on other chains."""
-    kept = [memory.state_dict() for memory in memories]
-    try:
-        yield
-    finally:
-        for memory, state in zip(memories, kept, strict=True):
-            memory.load_state_dict(state)

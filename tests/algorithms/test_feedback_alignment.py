@@ -182,10 +182,3 @@ def test_dfa_in_depth_wants_states_of_one_shape():
     net = nn.Sequential(Residual(6), Narrow(), Residual(5), Narrow())
     with DFA().attach(net, [""]), pytest.raises(ChainError, match=r"2 returns \(3, 5\), the last block of '' \(3, 4\)"):
         net(torch.randn(3, 6)).sum().backward()
-
-
-def test_dfa_takes_known_layers_apart_and_others_as_they_are():
-    layers, blocks = dense(6, 6, 6, bend=nn.Tanh), nn.Sequential(*dense(6, 6, 6), nn.LayerNorm(6), nn.Linear(6, 6))
-    assert "of them with weights" in str(DFA().validate(layers))
-    assert "of them with weights" in str(DFA().validate(nn.Sequential(layers), [["0.0", "0.2"]]))
-    assert str(DFA().validate(blocks, [""])) == "chain '' (the model itself): 4 blocks"

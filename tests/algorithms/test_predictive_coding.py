@@ -16,14 +16,6 @@ def test_without_damping_it_is_exact_after_as_many_iterations_as_there_are_links
         assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-10)
 
 
-def test_without_damping_it_is_the_fixed_point_iteration():
-    model, x = plain_model(), torch.randn(4, 6)
-    with gradfree.create_engine("fixed_point", iterations=2).attach(model):
-        expected = gradients(model, lambda: model(x))
-    with gradfree.create_engine("predictive_coding", iterations=2, rate=1.0).attach(model):
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-12)
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_an_error_counts_by_the_chance_of_as_many_successes_as_links(rate):
     """Identities carry it as it is: what comes to the first bias of four, by three links, is P(successes >= 3)."""

@@ -13,7 +13,6 @@ SAVED = {
     "dsf in time": ("dsf", {"feedback": "gate"}, "", {"mean of 0.0.1": (2,), "mean of 0.1.1": (2,)}),
     "dsf in depth": ("dsf", {"feedback": "gate"}, "blocks", {"mean of residual": ()}),
     "dfa": ("dfa", {}, "blocks", dict.fromkeys(MATRICES, (6, 6))),
-    "pepita": ("pepita", {"mirror_every": 2}, "blocks", dict.fromkeys(MATRICES, (6, 6)) | {"steps": ()}),
     "foton": (
         "foton",
         {"refresh_feedback_every": 5, "temperature": 1.0},

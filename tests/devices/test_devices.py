@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 import gradfree
 from gradfree.devices.hardware import mark, seconds
-from gradfree.trial.intact import left_intact
 
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
 
@@ -41,13 +40,6 @@ def test_a_device_without_float64_can_be_tried_and_judged():
         report, found = engine.validate(model, batch=x), cosine()
     assert report.ok
     assert found == pytest.approx(cosine(), abs=1e-5)
-
-
-def test_trying_on_a_device_without_random_numbers_draws_none_on_the_cpu():
-    before = torch.get_rng_state()
-    with left_intact(nn.Linear(2, 2, device="meta"), []):
-        torch.rand(3, device="cpu")
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_time_on_a_device_without_events_is_taken_behind_its_work(monkeypatch):
@@ -90,23 +82,3 @@ def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, pyteste
     (line,) = filter(None, done.errlines)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert line.startswith(f"ERROR: --device {given} is not there: {message}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("options", "device"), [(["--device", "meta"], "meta"), ([], "cpu")])
-def test_models_and_batches_of_other_peoples_engines_go_to_the_device(options, device, pytester):
-    """A conformance test that tells where its model is, in a package of its own."""
-    pytester.makeconftest('pytest_plugins = ["gradfree.testing.device"]\n')
-    pytester.makepyfile(
-        "import gradfree\n"
-        "from gradfree.testing import EngineConformance, Feature\n"
-        "from gradfree.testing.cases.cases import Specimen\n\n\n"
-        "def tell(engine, case):\n"
-        "    specimen = Specimen(case)\n"
-        "    print(f'on {case.device}: {specimen.x.device} {next(specimen.model.parameters()).device}')\n\n\n"
-        "class TestMine(EngineConformance):\n"
-        "    engines = (gradfree.create_engine('backprop'),)\n"
-        "    features = (Feature('tell', tell),)\n"
-    )
-    done = pytester.runpytest_inprocess("-q", "-s", "-k", "tell", *options)
-    assert f"on {device}: {device} {device}" in done.outlines

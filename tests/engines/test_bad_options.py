@@ -40,7 +40,7 @@ BAD = {
         "memory_limit": MEMORY,
     },
     "orthogonal_backprop": {"orthogonalize_every": EVERY},
-    "pepita": {"mirror_every": ([-1], []), "mirror_rate": ([0, nan], [True])},
+    "pepita": {"seed": SEED},
     "predictive_coding": {"rate": ([0.0, 1.5], ["1"]), "iterations": ([-1], [1.0])},
     "shooting": {
         "segments": ([0], [2.0, "many"]),

@@ -52,6 +52,7 @@ CASES = {
     "no container": (plain_model, ["stem"], "'stem' " + NO_CHAIN.format("Linear")),
     "no path at all": (plain_model, [], "chains=[] names no chain"),
     "no list": (plain_model, "blocks", "chains must be a list of module paths: chains=['blocks']"),
+    "modules": (plain_model, [[Plain()]], "chains must be a list of module paths, chains=['blocks'], not of Plain"),
     "a path twice": (plain_model, ["blocks", "blocks"], "chains names 'blocks' 2 times"),
     "an empty container": (with_an_empty_container, ["extra"], "'extra' has no blocks"),
     "no chain": (lambda: nn.Linear(3, 3), None, "or name them, in their order: chains=[['block1', 'block2']]"),
@@ -71,13 +72,3 @@ def test_what_can_be_no_chain_is_refused_with_path_and_remedy(case):
     make, chains, message = (CASES | OF_LAYERS)[case]
     engine = HIGHWAY if case in CASES else gradfree.create_engine("foton")
     assert message in refused(engine, make(), chains)
-
-
-def test_modules_in_place_of_paths_are_called_by_their_paths():
-    model = plain_model()
-    for chains, told in (
-        ([model.blocks], "this ModuleList is 'blocks'."),
-        ([list(model.blocks)], "this Plain is 'blocks.0'."),
-        ([Plain()], "this Plain is not the model's."),
-    ):
-        assert f"module paths, chains=['blocks'], not modules: {told}" in refused(HIGHWAY, model, chains)

@@ -114,7 +114,6 @@ class TestOptions(Covering):
         gradfree.create_engine("dsf", feedback=0.7, iterations=1),
         gradfree.create_engine("truncated", window=3),
         gradfree.create_engine("foton", streaming=True, perturbation="tangent"),
-        gradfree.create_engine("pepita", mirror_every=1),
         gradfree.create_engine("shooting", segments=2, burn=1),
         gradfree.create_engine("newton", jacobian="dense", max_sweeps=9),
     )

@@ -204,7 +204,7 @@ def test_a_batch_that_is_a_tensor_is_refused(batch):
         (
             {"chains": [3]},
             gradfree.ChainError,
-            r"chains must be a list of module paths, chains=\['blocks'\], not \[3\]",
+            r"chains must be a list of module paths, chains=\['blocks'\], not of int",
         ),
         ({"chains": 3}, gradfree.ChainError, "chains must be a list of module paths"),
     ],

@@ -167,11 +167,6 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "mirroring leads feedback away from the weights",
-        "algorithms/test_pepita.py",
-        ("algorithms/pepita.py", "moved = matrix + self.mirror_rate", "moved = matrix - self.mirror_rate"),
-    ),
-    mutant(
         "PEPITA takes the first pass's inputs",
         "algorithms/test_pepita.py",
         ("algorithms/pepita.py", "norms, second=True)", "norms, second=False)"),

@@ -83,13 +83,6 @@ def test_another_number_of_samples_is_refused():
         model(torch.randn(4, 5, 6)).sum().backward()
 
 
-def test_a_state_of_one_dimension_is_one_sample():
-    model, x = nn.Sequential(Plain(), Plain(), Plain()), torch.randn(6)
-    expected = exact(model, x)
-    with ENGINE.attach(model):
-        assert_equal_gradients(exact(model, x), expected)
-
-
 @pytest.mark.parametrize("kind", ["depth", "time"])
 def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
     """4 links, 3 samples, 6 x 6 numbers of 8 bytes, three times; an LSTM's state has h and c."""
