@@ -31,21 +31,16 @@ class HighwayBP(IteratedEngine):
         gamma: γ in [0, 1], the share of the residual path that is left to the sweeps. 0 is the plain split, 1 the
             fixed-point iteration; the authors use 0.2 for pre-LN and 0.8 for post-LN transformers, without
             which theirs diverged.
-        block: whether K is each unit's 2×2 block of an LSTM's (h, c) rather than its diagonal. The paper's table
-            has the diagonal, which sends nothing from h to c: at k = 0 a loss on h then trains no memory.
     """
 
     worth_trying: ClassVar = ({"iterations": 0}, {"iterations": 1}, {"iterations": 2}, {"iterations": 4})
     gamma: float = 0.0
-    block: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "gamma", "a number from 0 to 1")
         if not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"HighwayBP: gamma must be from 0 to 1, not {self.gamma}.")
-        if not isinstance(self.block, bool):
-            raise TypeError(f"HighwayBP: block must be True or False, not {self.block!r}.")
 
     @property
     def needs_residual(self) -> bool:
@@ -54,4 +49,4 @@ class HighwayBP(IteratedEngine):
 
     def split(self, chain: Chain) -> Any:
         """Return K = (1 - γ) times the residual path's diagonal."""
-        return chain.residual(1.0 - self.gamma, self.block)
+        return chain.residual(1.0 - self.gamma)

@@ -74,13 +74,11 @@ class Chain(ABC):
         """Return the factors K_i = diag(``factor``), a number or one number a unit, for every link."""
 
     @abstractmethod
-    def residual(self, weight: float = 1.0, block: bool = False) -> Any:
+    def residual(self, weight: float = 1.0) -> Any:
         """Return the diagonal part of each F_i that the residual path carries, times ``weight``.
 
         Args:
             weight: from 0 to 1.
-            block: whether to take, of states with several parts, also what the path carries from part to part of
-                the same unit.
 
         Raises:
             ChainError: no link has a residual path.

@@ -108,7 +108,7 @@ class DepthChain(Chain):
                     )
         return [0.0 if link.state is None else factor for link in self.links]
 
-    def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
+    def residual(self, weight: float = 1.0) -> list[Factor]:
         """Return ``weight`` · K_i, read off each block's graph; see :attr:`~.link.Link.residual`."""
         if weight == 0.0:
             return self.constant(0.0)

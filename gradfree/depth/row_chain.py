@@ -108,7 +108,7 @@ class RowChain(DepthChain):
         """Return the factors K_i = diag(``factor``)."""
         return [factor] * len(self)
 
-    def residual(self, weight: float = 1.0, block: bool = False) -> list[Factor]:
+    def residual(self, weight: float = 1.0) -> list[Factor]:
         """Return ``weight`` · K_i: one number for all blocks."""
         factor = self.row.residual if self.declared is None else self.declared
         if self.requires_residual and factor == 0.0 and weight != 0.0 and self.declared is None:

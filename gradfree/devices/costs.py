@@ -21,7 +21,7 @@ _MARGIN = 1.5
 _LEFT_OVER = 1.2
 
 # What a sweep of Newton's method takes for a row, in multiples of what a step takes for it, and to start, in starts of
-# a step: measured for torch's own cells and for those with separate units. Dense Jacobians take a product a unit.
+# a step: measured for torch's own cells and for those with separate units.
 _ROW, _START = 3.0, 50.0
 # Layers have not been seen to take fewer sweeps, with K a part of F, and with all of it.
 _FEWEST, _FEWEST_OF_ALL = 8, 3
@@ -159,20 +159,18 @@ def _steps(length: int, batch: int, cost: StepCost, count: int, burn: int) -> fl
     return (length // count + burn) * cost.segments(count * batch) + length % count * cost.sequential(batch)
 
 
-def sweeps_worth(length: int, like: Tensor, kind: str, jacobian: str) -> int:
+def sweeps_worth(length: int, like: Tensor, kind: str) -> int:
     """Return how many of Newton's sweeps take as long as the sequential call, 0 if too few.
 
     Args:
         length: T.
         like: a state, (B, H), on the device in question; not read.
         kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
-        jacobian: the option.
     """
-    (batch, units), separate = like.shape, kind == "separate units"
+    batch, units = like.shape
     cost = ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_known(kind))
-    row = _ROW if separate or (jacobian != "dense" and kind != "any") else _ROW * units
-    worth = int(length * cost.sequential(batch) / (_START + row * length * batch / cost.free))
-    return worth if worth >= (_FEWEST_OF_ALL if separate or jacobian == "dense" else _FEWEST) else 0
+    worth = int(length * cost.sequential(batch) / (_START + _ROW * length * batch / cost.free))
+    return worth if worth >= (_FEWEST_OF_ALL if kind == "separate units" else _FEWEST) else 0
 
 
 # In seconds, roughly those of one core and of any GPU of today.

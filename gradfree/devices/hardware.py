@@ -28,12 +28,6 @@ def runs_cudnn(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
 
 
-def longest_call(device: torch.device) -> int | None:
-    """Return how many steps of a recurrence torch's kernel takes at once on ``device``; ``None``: any number."""
-    # cuDNN refuses more (pytorch issue 133751).
-    return 65_535 if runs_cudnn(device) else None
-
-
 def keeps_pinned(device: torch.device) -> bool:
     """Return whether torch keeps pinned host memory alive until ``device`` has read what is copied from it."""
     return device.type in ("cuda", "xpu")

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
-from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
+from gradfree.newton.links import UnitLinks
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
 from gradfree.time.forward import Recurrence
-from gradfree.time.unrolled_chain import UnrolledChain, check_rows
+from gradfree.time.unrolled_chain import check_rows
 
 Guess = Sequence[Tensor]
 """The states behind all steps, part by part, (T, B, H)."""
@@ -28,7 +28,7 @@ class AllSteps(ABC):
 
     Args:
         recurrence: which.
-        jacobian: "gate", "diagonal" or "dense".
+        jacobian: "gate" or "diagonal".
     """
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -38,9 +38,7 @@ class AllSteps(ABC):
     @staticmethod
     def of(recurrence: Recurrence, jacobian: str) -> AllSteps:
         """Return it in the form that fits the cell."""
-        if recurrence.mode is not None:
-            return _Closed(recurrence, jacobian)
-        return (_UnitByUnit if isinstance(recurrence.cell, ElementwiseCell) else _ByAutograd)(recurrence, jacobian)
+        return (_UnitByUnit if recurrence.mode is None else _Closed)(recurrence, jacobian)
 
     def start(self) -> Guess:
         """Return f(0, x_t) for all steps t but the first, which comes from the initial state."""
@@ -61,7 +59,7 @@ class AllSteps(ABC):
         return guess
 
     @abstractmethod
-    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+    def step(self, guess: Guess) -> tuple[Guess, UnitLinks | None]:
         """Return f(h) for the guess h, and K at all steps; ``None``: zero."""
 
     def before(self, guess: Guess) -> list[Tensor]:
@@ -83,17 +81,17 @@ class _Closed(AllSteps):
         """Return h as guessed, and c as solved for."""
         return [guess[0], *after[1:]]
 
-    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+    def step(self, guess: Guess) -> tuple[Guess, UnitLinks | None]:
         """Return h and, of an LSTM, c."""
         (before, *_) = self.before(guess)
         if self.recurrence.mode == "LSTM":
             lstm = lstm_gates(self.p + F.linear(before, self.weight, self.bias), self.first[1])
-            links = None if self.jacobian == "gate" else self._links(LinearisedLSTM(lstm, self.first[1]))
-            # The gates carry what c is off by alone, which is nothing.
-            return (lstm.output * lstm.tanh_c, lstm.c), links
-        if self.jacobian == "dense":
-            h, cell = self._linearised(self.p, before)
-            return (h,), self._links(cell)
+            h = lstm.output * lstm.tanh_c
+            if self.jacobian == "gate":
+                # The gates carry what c is off by alone, which is nothing.
+                return (h, lstm.c), None
+            blocks = LinearisedLSTM(lstm, self.first[1]).unit_blocks(self.weight)
+            return (h, lstm.c), UnitLinks(blocks).clamped()
 
         def run(steps: slice) -> tuple[Guess, Blocks]:
             h, cell = self._linearised(self.p[steps], before[steps])
@@ -113,47 +111,8 @@ class _Closed(AllSteps):
         h = torch.relu(p + q) if relu else torch.tanh(p + q)
         return h, LinearisedRNN(h, relu)
 
-    def _links(self, cell: LinearisedRNN | LinearisedGRU | LinearisedLSTM) -> LinkSolver:
-        if self.jacobian == "dense":
-            return DenseLinks(cell.jacobians(self.weight, slice(1, None)))
-        return UnitLinks(cell.unit_blocks(self.weight)).clamped()
 
-
-class _ByAutograd(AllSteps):
-    """A cell that is not known."""
-
-    def start(self) -> Guess:
-        """Return the first guess.
-
-        Raises:
-            ChainError: the cell gives other states when it runs on all steps as one batch.
-        """
-        guess = super().start()
-        cell = self.recurrence.cell
-        assert cell is not None
-        with torch.no_grad():
-            alone = apply_cell(cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
-        if len(self.x) > 1:
-            check_rows(alone, [part[-1] for part in guess], self.recurrence.paths[0])
-        return guess
-
-    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
-        """Return all parts."""
-        cell, before = self.recurrence.cell, self.before(guess)
-        assert cell is not None
-        parameters = list(cell.parameters())
-        path, memory = self.recurrence.paths[0], self.recurrence.memory
-        chain = UnrolledChain(cell, self.x, before, parameters, [False] * len(parameters), memory, path)
-        links = self._links(chain)
-        return [part.detach() for part in chain.after], links
-
-    def _links(self, chain: UnrolledChain) -> LinkSolver:
-        if self.jacobian == "dense":
-            return DenseLinks(chain.jacobians())
-        return UnitLinks(chain.unit_blocks(self.jacobian == "gate")).clamped()
-
-
-class _UnitByUnit(_ByAutograd):
+class _UnitByUnit(AllSteps):
     """A cell whose units see each other through the input alone, which is gone through once."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -162,7 +121,20 @@ class _UnitByUnit(_ByAutograd):
         self.cell = recurrence.cell
         self.fed = self.cell.fed(self.x)
 
-    def step(self, guess: Guess) -> tuple[Guess, LinkSolver | None]:
+    def start(self) -> Guess:
+        """Return the first guess.
+
+        Raises:
+            ChainError: the cell gives other states when it runs on all steps as one batch.
+        """
+        guess = super().start()
+        with torch.no_grad():
+            alone = apply_cell(self.cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
+        if len(self.x) > 1:
+            check_rows(alone, [part[-1] for part in guess], self.recurrence.paths[0])
+        return guess
+
+    def step(self, guess: Guess) -> tuple[Guess, UnitLinks | None]:
         """Return all parts."""
         before = self.before(guess)
 

@@ -11,7 +11,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 from gradfree.convergence.passes import Pass
 from gradfree.newton.iteration import iterate
-from gradfree.newton.links import DenseLinks, LinkSolver, UnitLinks
+from gradfree.newton.links import UnitLinks
 from gradfree.newton.newton_options import NewtonOptions, Solved
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
@@ -24,9 +24,6 @@ def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainG
         chain: any chain in time.
         direct: the direct cotangents of its states.
         options: the engine's.
-
-    Raises:
-        ChainError: dense Jacobians that are too large.
     """
     delta, backward = _settled(chain, direct, options)
     for solved in (chain.forward_pass, backward):
@@ -43,15 +40,15 @@ def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[S
     this = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
     if this.waits:
         return None, Solved(this)
-    options.refuse_large(chain.path, len(chain), [state[0] for state in chain.states], chain.kind)
     delta, outcome = _solve(chain, direct, options, stopping)
     return delta if outcome.settled else None, Solved(this, outcome)
 
 
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:
     terms = [torch.zeros_like(s) if e is None else e for e, s in zip(direct, chain.states, strict=True)]
-    whole = options.takes_all(chain.kind)
-    links = _links(chain, options.jacobian, whole)
+    whole = chain.kind == "separate units"
+    links = UnitLinks(chain.unit_blocks(options.jacobian == "gate"))
+    links = links if whole else links.clamped()
     nothing = chain.constant(0.0)
 
     def off(delta: Sequence[Tensor]) -> list[Tensor]:
@@ -68,10 +65,3 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: St
             return tuple(delta), Outcome(0, [mismatch], settled=True)
     delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states], whole=False)
     return tuple(delta), outcome
-
-
-def _links(chain: TimeChain, jacobian: str, whole: bool) -> LinkSolver:
-    if jacobian == "dense":
-        return DenseLinks(chain.jacobians())
-    links = UnitLinks(chain.unit_blocks(jacobian == "gate"))
-    return links if whole else links.clamped()

@@ -36,7 +36,7 @@ class AllAtOnce(Forward):
         """Return outputs to the tolerance, or where they do not settle in time the sequential ones.
 
         Raises:
-            ChainError: dense Jacobians that are too large, or a cell that does not run on many steps as one batch.
+            ChainError: a cell that does not run on many steps as one batch.
         """
         return by_direction(recurrence, self._run)
 
@@ -49,11 +49,9 @@ class AllAtOnce(Forward):
         assert stopping is not None
         if this.waits:
             return run_plainly(recurrence)._replace(passes=[Solved(this)])
-        self.options.refuse_large(path, len(x), recurrence.first, recurrence.kind)
         steps = AllSteps.of(recurrence, self.options.jacobian)
         start = steps.start()
-        whole = self.options.takes_all(recurrence.kind)
-        states, outcome = iterate(steps.sweep, start, stopping, start, whole)
+        states, outcome = iterate(steps.sweep, start, stopping, start, recurrence.kind == "separate units")
         passes = [Solved(this, outcome)]
         if not outcome.settled:
             return run_plainly(recurrence)._replace(passes=passes)

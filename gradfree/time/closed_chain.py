@@ -15,7 +15,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.time.closed_forms import Linearised, State, linearise
 from gradfree.time.gru_forward import Gates
-from gradfree.time.time_chain import Links, SplitJacobian, TimeChain, scan_steps, shifted_sum
+from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 
 
 class CellChain(TimeChain):
@@ -63,17 +63,9 @@ class CellChain(TimeChain):
         """The gates."""
         return self.cell.diagonal
 
-    def scan(self, terms: State, factors: SplitJacobian) -> State:
-        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}; no part crosses to h, so that δ of h comes first."""
-        if factors.crossing:
-            h = scan_steps(terms[0], factors.known[0])
-            crossing = self.cell.crossing((h, *terms[1:]), _LATER)
-            terms = tuple(shifted_sum(e, times(c, factors.crossing)) for e, c in zip(terms, crossing, strict=True))
-        return super().scan(terms, factors)
-
     def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
-        parts = [times(part, 1.0 - factors.crossing) for part in self.cell.crossing(delta, _LATER)]
+        parts = list(self.cell.crossing(delta, _LATER))
         for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
         parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
 from gradfree.devices.costs import kept_gates_pay
-from gradfree.devices.hardware import longest_call
 from gradfree.time.cell_layer import ElementwiseCell, steps_of
 from gradfree.time.gru_forward import gru_with_gates
 from gradfree.time.packing import Packing
@@ -145,21 +144,6 @@ class Forward(ABC):
         """Run it; changes none of its tensors."""
 
 
-class GatesKept(Forward):
-    """A GRU on a CPU, step by step, with the gates for the backward pass."""
-
-    def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether it is a GRU in one direction, and wide enough."""
-        whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.lean
-        known = recurrence.cell is None and recurrence.mode == "GRU"
-        return known and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
-
-    def run(self, recurrence: Recurrence) -> Trajectory:
-        """Return torch's outputs to the last bit, and the gates."""
-        out, gates = gru_with_gates(recurrence.x, recurrence.first[0][0], recurrence.weights)
-        return Trajectory(out, [out[-1:].clone()], gates)
-
-
 _KERNELS: dict[str | None, Any] = {
     "RNN_TANH": torch.rnn_tanh,
     "RNN_RELU": torch.rnn_relu,
@@ -168,38 +152,9 @@ _KERNELS: dict[str | None, Any] = {
 }
 
 
-class Fused(Forward):
-    """A layer of a recurrent module in torch's own kernel."""
-
-    def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether it is one."""
-        return recurrence.cell is None
-
-    def run(self, recurrence: Recurrence) -> Trajectory:
-        """Return the module's own outputs to the last bit."""
-        x, first, weights = recurrence.x, recurrence.first, recurrence.weights
-        if recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
-            # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
-            given = [[part.detach() for part in parts] for parts in ([x], first, weights)]
-            with torch.enable_grad():
-                out, *finals = run_kernel(replace(recurrence, x=given[0][0], first=given[1], weights=given[2]))
-        else:
-            out, *finals = run_kernel(recurrence)
-        return Trajectory(out, finals)
-
-
 def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
-    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states.
-
-    Of more steps than the kernel takes, in several calls; packed sequences that long are left to the kernel.
-    """
-    most = longest_call(recurrence.x.device)
-    if recurrence.packing is not None:
-        return _call(recurrence, recurrence.packing.batch_sizes)
-    if most is None or len(recurrence.x) <= most:
-        return _call(recurrence)
-    whole = by_direction(recurrence, lambda one: _in_calls(one, most))
-    return whole.out, *whole.finals
+    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states."""
+    return _call(recurrence, None if recurrence.packing is None else recurrence.packing.batch_sizes)
 
 
 def run_packed(recurrence: Recurrence) -> Trajectory:
@@ -223,41 +178,36 @@ def _call(recurrence: Recurrence, batch_sizes: Tensor | None = None) -> Sequence
     return found
 
 
-def _in_calls(recurrence: Recurrence, most: int) -> Trajectory:
-    outs, finals = list[Tensor](), recurrence.first
-    for x in recurrence.x.split(most):
-        out, *finals = _call(replace(recurrence, x=x, first=finals))
-        outs.append(out)
-    return Trajectory(torch.cat(outs), finals)
-
-
-class StepByStep(Forward):
-    """Any cell, called once a step."""
-
-    def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether there is a cell."""
-        return recurrence.cell is not None
-
-    def run(self, recurrence: Recurrence) -> Trajectory:
-        """Return what the loop of a :class:`~gradfree.CellLayer` returns, and all parts of all states."""
-        assert recurrence.cell is not None
-        steps = steps_of(recurrence.cell, recurrence.x, recurrence.first)
-        out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
-        return Trajectory(out, steps[-1], tuple(others))
-
-
-_OURS = (GatesKept(), Fused(), StepByStep())
-
-
 def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
-    """Run ``recurrence`` in the first of the engine's ways that allows it, or else plainly."""
+    """Run ``recurrence`` in the first of the engine's ways that allows it, or else step behind step."""
     way = next((way for way in engine.forwards if way.allows(recurrence)), None)
     return run_plainly(recurrence) if way is None else way.run(recurrence)
 
 
 def run_plainly(recurrence: Recurrence) -> Trajectory:
-    """Run ``recurrence`` in the first of our ways that allows it: torch's outputs, step behind step."""
-    return next(way for way in _OURS if way.allows(recurrence)).run(recurrence)
+    """Run ``recurrence`` step behind step: torch's outputs, or those of a cell's own loop, to the last bit."""
+    x, first, weights = recurrence.x, recurrence.first, recurrence.weights
+    if recurrence.cell is not None:
+        steps = steps_of(recurrence.cell, x, first)
+        out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
+        return Trajectory(out, steps[-1], tuple(others))
+    if _keeps_gates(recurrence):
+        out, gates = gru_with_gates(x, first[0][0], weights)
+        return Trajectory(out, [out[-1:].clone()], gates)
+    if recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
+        # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
+        given = [[part.detach() for part in parts] for parts in ([x], first, weights)]
+        with torch.enable_grad():
+            out, *finals = run_kernel(replace(recurrence, x=given[0][0], first=given[1], weights=given[2]))
+    else:
+        out, *finals = run_kernel(recurrence)
+    return Trajectory(out, finals)
+
+
+def _keeps_gates(recurrence: Recurrence) -> bool:
+    """Return whether it is a GRU in one direction, and wide enough."""
+    whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.lean
+    return recurrence.mode == "GRU" and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
 
 
 def by_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]) -> Trajectory:

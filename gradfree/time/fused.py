@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.devices.hardware import longest_call
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, OneStepCalls, Recurrence, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction
@@ -131,10 +130,10 @@ class RecurrentRecorder:
         # Packed sequences of one length are a batch, row by row.
         ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
         self.short.count(length)
-        like, most = x.new_empty(batch, module.hidden_size), longest_call(x.device)
+        like = x.new_empty(batch, module.hidden_size)
         left = [self._left(number, length, like, ragged) for number in range(module.num_layers)]
         learn = [call for call in left if call is not None]
-        if len(learn) == len(left) and (most is None or length <= most):
+        if len(learn) == len(left):
             out, final = self._own(input, hx)
             when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), learn)
             return out, final
@@ -172,11 +171,9 @@ class RecurrentRecorder:
         # Who asks to see the chain is shown it. What autocast runs a kernel in has not been measured.
         if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
             return None
-        directions = 2 if self.module.bidirectional else 1
-        layer = FusedLayer(at, number, self.module.mode, directions, None)
-        names, paths = zip(*((layer.chain_name(d), layer.chain_path(d)) for d in range(directions)), strict=True)
+        layer = self._layer(number)
         learn = at.engine.leaves(
-            LayerCall(self.module.mode, length, like, ragged, at.memory, names, paths, self._warn_once)
+            LayerCall(layer.mode, length, like, ragged, at.memory, layer.names, layer.paths, self._warn_once)
         )
         if learn is None:
             return None
@@ -213,16 +210,18 @@ class RecurrentRecorder:
         self, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], packing: Packing | None = None
     ) -> Sequence[Tensor]:
         """Return the outputs and the final states of a layer, (directions, B, H) each: the engine's, or torch's own."""
-        module, directions = self.module, 2 if self.module.bidirectional else 1
         length = len(x) if packing is None else packing.shape[0]
         learn = self._left(number, length, first[0][0], packing is not None)
+        layer = self._layer(number, packing)
         if learn is None:
-            layer = FusedLayer(self.attachment, number, module.mode, directions, packing)
             applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
             return applied
-        found = run_kernel(Recurrence(x, first, weights, module.mode, directions=directions, packing=packing))
+        found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=layer.directions, packing=packing))
         when_backward(found, [learn])
         return found
+
+    def _layer(self, number: int, packing: Packing | None = None) -> FusedLayer:
+        return FusedLayer(self.attachment, number, self.module.mode, 1 + self.module.bidirectional, packing)
 
     def _layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
         """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""

@@ -31,7 +31,6 @@ class FusedLayer:
 
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
         """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
-        directions = range(self.directions)
         recurrence = Recurrence(
             x,
             states,
@@ -40,8 +39,8 @@ class FusedLayer:
             directions=self.directions,
             packing=self.packing,
             memory=self.attachment.memory,
-            names=[self.chain_name(d) for d in directions],
-            paths=[self.chain_path(d) for d in directions],
+            names=self.names,
+            paths=self.paths,
         )
         return run(self.attachment.engine, recurrence)
 
@@ -51,13 +50,16 @@ class FusedLayer:
         path = self.attachment.path
         return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
-    def chain_name(self, direction: int) -> str:
-        """Return the name in :attr:`memory` of one of its chains."""
-        return f"{self.number}.{direction}"
+    @property
+    def names(self) -> Sequence[str]:
+        """The name in the attachment's memory of the chain of each direction."""
+        return [f"{self.number}.{d}" for d in range(self.directions)]
 
-    def chain_path(self, direction: int) -> str:
-        """Name one of its chains as torch names its weights."""
-        return f"{self.attachment.path}.l{self.number}{'_reverse' if direction else ''}".removeprefix(".")
+    @property
+    def paths(self) -> Sequence[str]:
+        """What the chain of each direction is called: as torch calls its weights."""
+        ends = ("", "_reverse")[: self.directions]
+        return [f"{self.attachment.path}.l{self.number}{end}".removeprefix(".") for end in ends]
 
     def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
@@ -139,12 +141,12 @@ class LayerFunction(torch.autograd.Function):
             first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d, lies), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             inside = layer.packing.inside if layer.packing else None
-            name, memory = layer.chain_name(d), layer.attachment.memory
+            name, memory = layer.names[d], layer.attachment.memory
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, fed, outs, first, own, needs, memory, name, gates, inside)
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None
-                initial, inputs, parameters = layer.attachment.solve(chain, direct, layer.chain_path(d))
+                initial, inputs, parameters = layer.attachment.solve(chain, direct, layer.paths[d])
             of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
             of_states.append(initial)
             of_weights += parameters

@@ -27,12 +27,10 @@ class SplitJacobian:
     Attributes:
         known: K, a number, (H,) or (T, B, H).
         rest: what of the cell's own diagonal K leaves to J; 0.0 if nothing.
-        crossing: how much of what one part of the state sends to another K takes, from 0 to 1.
     """
 
     known: Sequence[Factor]
     rest: Sequence[Factor]
-    crossing: float = 0.0
 
 
 class Links(Protocol):
@@ -87,8 +85,8 @@ class TimeChain(Chain):
         """Return K_t = ``factor`` for every part."""
         return self._split([factor] * len(self.states))
 
-    def residual(self, weight: float = 1.0, block: bool = False) -> SplitJacobian:
-        """Return ``weight`` times the gates' diagonal, or with ``block`` each unit's whole block."""
+    def residual(self, weight: float = 1.0) -> SplitJacobian:
+        """Return ``weight`` times the gates' diagonal."""
         if weight == 0.0:
             return self.constant(0.0)
         if all(is_number(d, 0.0) for d in self.diagonal):
@@ -96,10 +94,9 @@ class TimeChain(Chain):
                 "the cell has no gate that carries its state from step to step. Use the engine 'fixed_point', "
                 "'truncated' or 'dsf', which need none."
             )
-        crossing = weight if block else 0.0
         if weight == 1.0:
-            return SplitJacobian(self.diagonal, [0.0] * len(self.diagonal), crossing)
-        return SplitJacobian([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal], crossing)
+            return SplitJacobian(self.diagonal, [0.0] * len(self.diagonal))
+        return SplitJacobian([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal])
 
     def mean_residual(self, momentum: float) -> SplitJacobian:
         """Return the running mean of the gates over steps and sequences, unit by unit."""

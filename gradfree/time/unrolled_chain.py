@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradfree.algebra.block_scan import Blocks
@@ -108,22 +107,14 @@ class UnrolledChain(TimeChain):
         return SplitJacobian(known, [0.0] * len(known))
 
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return all of each F_t, if the cell has no links between its units; or the diagonals of its dense Jacobians.
+        """Return all of each F_t, of a cell that has no links between its units.
 
         Raises:
-            ChainError: what the cell carries is not known.
+            ChainError: it has.
         """
-        if self._blocks is not None:
-            return self._blocks
-        if carried:
+        if self._blocks is None:
             raise ChainError("the cell has no gate that is known.")
-        widths = [part.shape[2:].numel() for part in self.after]
-        rows = F.pad(self.jacobians(), (0, 0, 0, 0, 0, 0, 1, 0)).split(widths, -2)
-        # Only parts of the same width have units in common. Of row vectors, so that the part before is the column.
-        return [
-            [b.diagonal(0, -2, -1) if b.shape[-1] == b.shape[-2] else None for b in row.split(widths, -1)]
-            for row in rows
-        ]
+        return self._blocks
 
     def crossed(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from gradfree.algebra.cotangents import Factor, is_number
-from gradfree.algebra.layouts import Layout
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import LEAF
 
@@ -123,9 +122,9 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
     """Return the diagonal K with ∂out/∂state = K + J that the skip connections from ``state`` to ``out`` carry.
 
     Follows every path of sums, products, quotients, mixtures, masks, ReLUs, the scales α/σ of norms, and changes of
-    shape and order that undo each other, from ``out`` back to ``state``; paths through anything else belong to J. So K
-    is 1 for x + g(x), the ReLU mask for
-    ReLU(x + g(x)), α/σ for LN(x + g(x)) (Highway-BP, arXiv 2501.17086, Table 1), the gate for t⊙g(x) + (1-t)⊙x.
+    shape that undo each other, from ``out`` back to ``state``; paths through anything else belong to J. So K is 1 for
+    x + g(x), the ReLU mask for ReLU(x + g(x)), α/σ for LN(x + g(x)) (Highway-BP, arXiv 2501.17086, Table 1), the gate
+    for t⊙g(x) + (1-t)⊙x.
 
     Args:
         out: a block's output, attached to the graph of its forward pass.
@@ -137,7 +136,7 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
     known: _Known = {}
-    factor = _factor(out.grad_fn, out.output_nr, Layout.of(out), state, known)
+    factor = _factor(out.grad_fn, out.output_nr, _Shape(out.shape, out.shape), state, known)
     if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
         _take_the_rest(out)
     return factor
@@ -155,47 +154,63 @@ def _take_the_rest(out: Tensor) -> None:
 _Known = dict[tuple[Any, ...], Any]
 
 
-def _factor(node: Node | None, slot: int, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
+class _Shape(NamedTuple):
+    """The shape of a tensor inside a block whose elements, one behind the other, are those of the block's output.
+
+    Attributes:
+        own: the tensor's.
+        whole: the output's.
+    """
+
+    own: torch.Size
+    whole: torch.Size
+
+    def lift(self, factor: Factor) -> Factor:
+        """Return a factor of the tensor's elements as one of the output's."""
+        if self.own == self.whole or not isinstance(factor, Tensor) or not factor.dim():
+            return factor
+        return factor.expand(self.own).reshape(self.whole)
+
+
+def _factor(node: Node | None, slot: int, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
     """Return the diagonal from ``state`` to output ``slot`` of ``node``, by the elements of the block's output.
 
     Args:
         node: an operation of the block.
         slot: which of its outputs.
-        layout: where its elements are in the block's output.
+        shape: of that output.
         state: where to stop.
         known: what has been found before: the diagonals, and of nodes by themselves what they are made of.
     """
     if node is None:
         return 0.0
     if node is state.node:
-        return layout.end() if slot == state.output_nr else 0.0
+        return float(slot == state.output_nr and shape.own == shape.whole)
     if type(node) is LEAF:
         return 0.0
-    key = (node, slot, layout.key)
+    key = (node, slot, shape.own)
     if key not in known:
-        known[key] = _through(node, layout, state, known)
+        known[key] = _through(node, shape, state, known)
     return known[key]
 
 
-def _through(node: Node, layout: Layout, state: GradientEdge, known: _Known) -> Factor:
+def _through(node: Node, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
     total: Factor = 0.0
     # Quicker than node.name(), which is the same.
     name = type(node).__name__
     if name in _DIAGONAL:
         count, read = _DIAGONAL[name]
-        factors = [_factor(before, n, layout, state, known) for before, n in node.next_functions[:count]]
+        factors = [_factor(before, n, shape, state, known) for before, n in node.next_functions[:count]]
         if not any(isinstance(factor, Tensor) or factor for factor in factors):
             return total  # To read what a checkpoint has not kept makes it run again.
         if (node,) not in known:
             known[node,] = read(node)
         for local, factor in zip(known[node,], factors, strict=False):
             if not is_number(local, 0.0) and not is_number(factor, 0.0):
-                total = _sum(total, _product_of(layout.lift(local), factor))
-        return total
-    parts: Sequence[Layout | None] = _moved(node, layout)
-    for part, (before, n) in zip(parts, node.next_functions, strict=False):
-        if part is not None:
-            total = _sum(total, _factor(before, n, part, state, known))
+                total = _sum(total, _product_of(shape.lift(local), factor))
+    elif name in _RESHAPING:
+        ((before, n), *_) = node.next_functions
+        total = _factor(before, n, shape._replace(own=_RESHAPING[name](node, shape.own)), state, known)
     return total
 
 
@@ -212,29 +227,22 @@ def _product_of(a: Factor, b: Factor) -> Factor:
     return a * b
 
 
-_RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1")
+def _shape_before(node: Any, shape: torch.Size) -> torch.Size:
+    return torch.Size(node._saved_self_sym_sizes)
 
 
-def _moved(node: Any, layout: Layout) -> Sequence[Layout | None]:
-    """Return the layouts of the inputs of an operation that only moves elements; nothing for any other."""
-    name = type(node).__name__
-    if name in _RESHAPING:
-        before, after = list(node._saved_self_sym_sizes), layout.places.shape
-        return [layout.viewed(lambda t: t.view(before), lambda t: t.reshape(after))]
-    if name == "UnsqueezeBackward0":
-        dim = _dim(node._saved_dim, layout.places.dim())
-        return [layout.viewed(lambda t: t.squeeze(dim), lambda t: t.unsqueeze(dim))]
-    if name == "TransposeBackward0":
-        dims = [_dim(d, layout.places.dim()) for d in (node._saved_dim0, node._saved_dim1)]
-        return [layout.viewed(lambda t: t.transpose(*dims), lambda t: t.transpose(*dims))]
-    if name == "PermuteBackward0":
-        order = [_dim(d, layout.places.dim()) for d in node._saved_dims]
-        undone = [order.index(d) for d in range(len(order))]
-        return [layout.viewed(lambda t: t.permute(undone), lambda t: t.permute(order))]
-    return []
-
-
-def _dim(number: int, dims: int) -> int:
+def _without_dim(node: Any, shape: torch.Size) -> torch.Size:
     # Autograd keeps what is counted from the end as an unsigned number.
-    number = number if number < 2**63 else number - 2**64
-    return number % dims
+    dim = (node._saved_dim if node._saved_dim < 2**63 else node._saved_dim - 2**64) % len(shape)
+    return torch.Size([*shape[:dim], *shape[dim + 1 :]])
+
+
+_RESHAPING: dict[str, Callable[[Any, torch.Size], torch.Size]] = {
+    "ViewBackward0": _shape_before,
+    "UnsafeViewBackward0": _shape_before,
+    "ReshapeAliasBackward0": _shape_before,
+    "SqueezeBackward0": _shape_before,
+    "SqueezeBackward1": _shape_before,
+    "UnsqueezeBackward0": _without_dim,
+}
+"""The shape of what operations that change nothing else were given, by that of what they gave."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradfree.algebra.block_scan import block_scan, transposed
+from gradfree.algebra.block_scan import block_scan
 
 COUPLINGS = {
     "one part": [[1]],
@@ -47,8 +47,3 @@ def test_numbers_of_16_bits_are_added_up_in_32():
     found = block_scan(terms, blocks)[0]
     assert found.dtype is torch.bfloat16
     assert found[-1].item() == pytest.approx(4.0, rel=0.05)
-
-
-def test_transposed_is_what_row_vectors_are_multiplied_by():
-    a, b, c = torch.randn(3, 2, 1, 1)
-    assert transposed([[a, b], [None, c]]) == [(a, None), (b, c)]

@@ -33,11 +33,6 @@ def test_wide_steps(width, reverse):
         torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_factors_that_are_expanded_over_the_steps_are_those_of_each_step():
-    terms, factors = torch.randn(100, 3, WIDTH), torch.rand(WIDTH)
-    assert torch.equal(scan(terms, factors.expand_as(terms)), scan(terms, factors))
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", ["linspace", "of each step"])
 def test_infinity_reaches_the_steps_behind_it_and_no_others(kind, reverse):
@@ -50,13 +45,6 @@ def test_infinity_reaches_the_steps_behind_it_and_no_others(kind, reverse):
 @pytest.mark.parametrize("shape", [(0, 3, WIDTH), (5, 0, WIDTH)])
 def test_empty_sequences_and_batches(shape):
     assert scan(torch.randn(shape), torch.rand(WIDTH)).shape == shape
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtype_is_kept(dtype):
-    terms = torch.randn(33, 3, WIDTH, dtype=dtype)
-    y = scan(terms, torch.rand(WIDTH, dtype=dtype), True)
-    assert y.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

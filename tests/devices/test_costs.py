@@ -52,26 +52,3 @@ def test_segments_are_packed_where_a_larger_batch_would_slow_cudnn_down(units, p
         out.sum().backward()
     assert off_by([out], [expected]) < 1e-4
     assert set(given) == {packed}
-
-
-@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_sequences_longer_than_the_kernel_takes_run_in_several_calls(layer, bidirectional, monkeypatch):
-    module, x = layer(3, 5, num_layers=2, bidirectional=bidirectional), torch.randn(23, 2, 3, requires_grad=True)
-    lengths = []
-
-    def found():
-        out, final = module(x)
-        parts = [out, *(final if isinstance(final, tuple) else [final])]
-        return [*parts, *torch.autograd.grad(sum(part.pow(2).sum() for part in parts), [x, *module.parameters()])]
-
-    expected = found()
-    monkeypatch.setattr(forward, "longest_call", lambda device: 7)
-    for name, kernel in forward._KERNELS.items():
-        monkeypatch.setitem(
-            forward._KERNELS, name, lambda x, *rest, _k=kernel: (lengths.append(len(x)), _k(x, *rest))[1]
-        )
-    with gradfree.create_engine("backprop").attach(module):
-        assert off_by(found(), expected) < 1e-12
-    assert lengths
-    assert max(lengths) <= 7

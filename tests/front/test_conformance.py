@@ -108,14 +108,14 @@ class TestOptions(Covering):
     features = tuple(feature for feature in FEATURES.values() if feature.everywhere)
     engines = (
         gradfree.create_engine("backprop", plain=False),
-        gradfree.create_engine("highway_bp", iterations=9, gamma=0.3, block=True),
+        gradfree.create_engine("highway_bp", iterations=9, gamma=0.3),
         gradfree.create_engine("highway_bp", tolerance=1e-3),
         gradfree.create_engine("fixed_point", tolerance=1e-6),
         gradfree.create_engine("dsf", feedback=0.7, iterations=1),
         gradfree.create_engine("truncated", window=3),
         gradfree.create_engine("foton", streaming=True, perturbation="tangent"),
         gradfree.create_engine("shooting", segments=2, burn=1),
-        gradfree.create_engine("newton", jacobian="dense", max_sweeps=9),
+        gradfree.create_engine("newton", jacobian="gate", max_sweeps=9),
     )
 
 

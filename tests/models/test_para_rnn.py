@@ -91,13 +91,6 @@ def test_bad_sizes_are_refused(options, message):
             layer(*options)
 
 
-def test_inputs_that_are_no_sequences_are_refused():
-    for layer in LAYERS.values():
-        for shape in ((7, 3), (0, 2, 3)):
-            with pytest.raises(ValueError, match="a sequence must be"):
-                layer(3, 4)(torch.randn(shape))
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_highway_bp_needs_no_sweep_where_the_jacobian_is_diagonal(name):
     """Exact at k = 0 for ParaGRU; an LSTM's (h, c) is a block of two, which its diagonal is not."""

@@ -35,7 +35,7 @@ MUTANTS = (
     mutant(
         "γ is the share of K, not that of the iterations",
         EXACT,
-        ("algorithms/highway_bp.py", "chain.residual(1.0 - self.gamma, self.block)", "chain.residual(self.gamma)"),
+        ("algorithms/highway_bp.py", "chain.residual(1.0 - self.gamma)", "chain.residual(self.gamma)"),
     ),
     mutant(
         "the ramp of feedback runs from one to zero",

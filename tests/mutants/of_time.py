@@ -223,13 +223,8 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "dense links run forward by their own transposes",
-        NEWTON,
-        ("gradfree/newton/links.py", "self.matrices.flip(0).mT, back=True", "self.matrices.flip(0), back=True"),
-    ),
-    mutant(
         "a layer's input that was changed in place is read again",
-        "time/test_recurrent_refusals.py",
+        "engines/test_refusal_tables.py time/test_recurrent_input.py",
         (
             "gradfree/torchside/guards.py",
             "        raise errors.CHANGED_IN_PLACE.error(where=where) from error\n",

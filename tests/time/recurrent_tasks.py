@@ -29,16 +29,3 @@ class Task:
         generator = torch.Generator(self.x.device).manual_seed(1)
         loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
         return torch.autograd.grad(loss, [self.x, *self.module.parameters()])
-
-
-class LanguageModel(nn.Module):
-    """A user's model: embedding, recurrent module with dropout between its layers, head."""
-
-    def __init__(self, cell="gru", dropout=0.0):
-        super().__init__()
-        self.embedding = nn.Embedding(11, INPUT)
-        self.rnn = CELLS[cell](INPUT, HIDDEN, num_layers=2, dropout=dropout, batch_first=True)
-        self.head = nn.Linear(HIDDEN, 11)
-
-    def forward(self, tokens):
-        return self.head(self.rnn(self.embedding(tokens))[0])

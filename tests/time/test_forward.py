@@ -64,23 +64,3 @@ def test_an_engines_way_runs_what_it_allows(make, width, runs):
         torch.testing.assert_close(model(x).detach(), out, rtol=1e-12, atol=1e-12)
         assert engine.way.runs == runs
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-
-
-def test_the_first_way_that_allows_the_layer_runs():
-    class Never(FromTheStart):
-        def allows(self, recurrence):
-            return False
-
-    @dataclass(frozen=True, kw_only=True)
-    class Two(Ours):
-        never: Forward = field(default_factory=Never)
-        second: Forward = field(default_factory=FromTheStart)
-
-        @property
-        def forwards(self):
-            return self.never, self.way, self.second
-
-    engine, model = Two(), RecurrentModel(nn.GRU(6, 4, batch_first=True))
-    with engine.attach(model):
-        model(torch.randn(2, 5, 6))
-    assert (engine.never.runs, engine.way.runs, engine.second.runs) == (0, 1, 0)

@@ -4,15 +4,12 @@ Outputs and gradients are torch's own to the tolerance, whatever the layout and 
 diagonal take three sweeps. What does not settle runs sequentially, which is said once.
 """
 
-import warnings
-
 import pytest
 import torch
 from oracles import off_by
 from torch import nn
 
 import gradfree
-from gradfree import ChainError
 from gradfree.models import ParaGRU, ParaLSTM
 from gradfree.newton.all_steps import AllSteps
 from gradfree.testing.cases.models import OwnCell
@@ -24,14 +21,6 @@ PARA = {"para_gru": ParaGRU, "para_lstm": ParaLSTM}
 
 def newton(**options):
     return gradfree.create_engine("newton", **{"max_sweeps": MANY, **options})
-
-
-def remembering(width=8, bias=8.0):
-    """A GRU that keeps nearly all of its state in every step, and changes it by a chaotic map."""
-    gru = nn.GRU(3, width)
-    with torch.no_grad():
-        gru.bias_ih_l0[width : 2 * width] = bias
-    return gru
 
 
 def chaotic(width=8):
@@ -79,38 +68,6 @@ def test_long_sequences_are_stepped_in_pieces(make, monkeypatch):
     assert all(chain["forward sequential"] == 0 for chain in figures.values())
 
 
-def test_dense_jacobians_take_fewer_sweeps_and_none_backward():
-    gru, x, needed = remembering(bias=2.0), torch.randn(300, 2, 3), {}
-    for jacobian in ("gate", "diagonal", "dense"):
-        with newton(jacobian=jacobian).attach(gru), gradfree.engine_figures() as figures:
-            gru(x)[0].sum().backward()
-        needed[jacobian] = figures["l0"]
-    for slow in ("gate", "diagonal"):
-        assert needed["dense"]["forward sweeps"] < needed[slow]["forward sweeps"]
-        assert needed[slow]["sweeps"] > 3
-    assert needed["dense"]["sweeps"] == 0
-
-
-def test_a_layer_that_does_not_settle_runs_sequentially():
-    """To the last bit as ``backprop`` does, said once for each pass; sweeps are tried again later."""
-    rnn, x = chaotic(), torch.randn(400, 1, 3, requires_grad=True)
-    with gradfree.create_engine("backprop").attach(rnn):
-        expected = everything(rnn, x)
-    with newton(max_sweeps=12).attach(rnn), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        tried = []
-        for _ in range(60):
-            with gradfree.engine_figures() as figures:
-                assert all(map(torch.equal, everything(rnn, x), expected))
-            tried.append("sweeps" in figures["l0"])
-            if tried[-1]:
-                assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 1
-                assert figures["l0"]["forward sweeps"] == 12
-    assert [n for n, t in enumerate(tried) if t] == [0, 51]
-    assert ["the forward pass" in str(w.message) for w in said] == [True, False]
-    assert all(str(w.message).startswith("l0 does not settle") for w in said)
-
-
 def test_as_many_sweeps_as_steps_are_exact():
     """Also where nothing settles before: each sweep carries one step more."""
     rnn, x, h0 = chaotic(), torch.randn(40, 2, 3, requires_grad=True), torch.randn(1, 2, 8, requires_grad=True)
@@ -119,30 +76,6 @@ def test_as_many_sweeps_as_steps_are_exact():
         assert off_by(everything(rnn, x, h0), expected) < 1e-10
     assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 0
     assert figures["l0"]["forward sweeps"] > 20
-
-
-def test_jacobians_that_overflow_are_no_bad_input():
-    """They are remembered, as any other layer is that does not settle."""
-    rnn, x = chaotic().float(), torch.randn(400, 1, 3)
-    rnn = rnn.to(torch.float32)
-    with torch.no_grad():
-        rnn.weight_hh_l0 *= 4
-    x = x.float()
-    expected = rnn(x)[0]
-    with newton(jacobian="dense").attach(rnn):
-        out = rnn(x)[0]
-        with pytest.warns(UserWarning, match="does not settle"):
-            out.sum().backward()
-    assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("layer", [lambda: nn.LSTM(3, 30), lambda: gradfree.CellLayer(OwnCell(60))])
-def test_jacobians_that_are_too_large_are_refused_with_their_size(layer):
-    layer = layer()
-    engine = newton(jacobian="dense", memory_limit=0.001)
-    given = (torch.randn(100, 2, 60), torch.zeros(2, 60)) if hasattr(layer, "cell") else (torch.randn(100, 2, 3),)
-    with engine.attach(layer), pytest.raises(ChainError, match=r"would need 0.0159 GiB .* 60 x 60"):
-        layer(*given)
 
 
 class Liar(gradfree.ElementwiseCell):
@@ -169,7 +102,14 @@ def test_a_cell_that_claims_to_be_elementwise_and_is_not_still_has_right_gradien
     assert figures[""]["sweeps"] > 1
 
 
-@pytest.mark.parametrize(("make", "tried"), [(lambda: nn.GRU(3, 64), False), (lambda: ParaGRU(3, 64), True)])
+@pytest.mark.parametrize(
+    ("make", "tried"),
+    [
+        (lambda: nn.GRU(3, 64), False),
+        (lambda: ParaGRU(3, 64), True),
+        (lambda: gradfree.CellLayer(OwnCell(3)), False),
+    ],
+)
 def test_by_itself_it_sweeps_where_that_can_win(make, tried, device):
     if device != "cpu":
         pytest.skip("on a GPU more rows are for free")

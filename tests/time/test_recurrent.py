@@ -108,30 +108,6 @@ def test_highway_bp_uses_the_update_gate_and_dsf_gate_its_mean():
         assert_close(actual, expected)
 
 
-def test_the_block_of_an_lstm_carries_memory_at_k_0():
-    """Against a loop: δ of c gets δ of h times o(1 - tanh²c) f from the step behind, and f δ of c."""
-    task = Task("lstm", 9)
-    cell, x, e = nn.LSTMCell(INPUT, HIDDEN), task.x.detach(), torch.randn(9, 5, HIDDEN)
-    cell.load_state_dict({k.removesuffix("_l0"): v for k, v in task.module.state_dict().items()})
-    h, c, states = torch.zeros(5, HIDDEN), torch.zeros(5, HIDDEN), []
-    for step in x:
-        before = (h, c)
-        h, c = cell(step, before)
-        states.append((before, (h.detach(), c.detach())))
-        h, c = h.detach(), c.detach()
-    delta_c, total = torch.zeros(5, HIDDEN), [torch.zeros_like(p) for p in cell.parameters()]
-    for t in reversed(range(9)):
-        before = [part.detach().requires_grad_() for part in states[t][0]]
-        h, c = cell(x[t], before)
-        for n, g in enumerate(torch.autograd.grad((h, c), list(cell.parameters()), (e[t], delta_c), retain_graph=True)):
-            total[n] += g
-        # The gates depend on h before alone: what reaches c before is the elementwise path.
-        delta_c = torch.autograd.grad((h, c), before[1], (e[t], delta_c))[0]
-    with gradfree.create_engine("highway_bp", iterations=0, block=True).attach(task.module):
-        actual = torch.autograd.grad((task.run()[0] * e).sum(), list(task.module.parameters()))
-    assert_close(actual, total)
-
-
 def test_of_a_stack_of_blocks_with_recurrent_layers_the_layers_are_the_chains():
     class Block(nn.Module):
         def __init__(self):
@@ -148,3 +124,12 @@ def test_of_a_stack_of_blocks_with_recurrent_layers_the_layers_are_the_chains():
     for chains in (None, [""]):
         with engine.attach(model, chains):
             assert_close(torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters())), expected)
+
+
+def test_dsf_refuses_a_feedback_of_another_width():
+    task = Task("gru", 5)
+    with (
+        gradfree.create_engine("dsf", feedback=torch.rand(3)).attach(task.module),
+        pytest.raises(gradfree.ChainError, match="feedback has 3 numbers, but the states have 4 units"),
+    ):
+        task.gradients()

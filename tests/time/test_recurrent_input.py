@@ -29,17 +29,12 @@ def states(module, *shape):
 
 BAD = {
     "no steps": lambda m: (torch.randn(0, BATCH, INPUT),),
-    "no steps, alone": lambda m: (torch.randn(0, INPUT),),
     "too few dimensions": lambda m: (torch.randn(INPUT),),
     "too many dimensions": lambda m: (torch.randn(2, LENGTH, BATCH, INPUT),),
     "other features": lambda m: (torch.randn(LENGTH, BATCH, INPUT + 1),),
     "other dtype": lambda m: (torch.randn(LENGTH, BATCH, INPUT).float(),),
-    "integers": lambda m: (torch.ones(LENGTH, BATCH, INPUT, dtype=torch.long),),
     "states of another batch": lambda m: (torch.randn(LENGTH, BATCH, INPUT), states(m, 1, BATCH + 1, HIDDEN)),
-    "states of more layers": lambda m: (torch.randn(LENGTH, BATCH, INPUT), states(m, 2, BATCH, HIDDEN)),
-    "states of another width": lambda m: (torch.randn(LENGTH, BATCH, INPUT), states(m, 1, BATCH, HIDDEN + 1)),
     "states without batch": lambda m: (torch.randn(LENGTH, BATCH, INPUT), states(m, 1, HIDDEN)),
-    "states of a batch for one alone": lambda m: (torch.randn(LENGTH, INPUT), states(m, 1, 1, HIDDEN)),
 }
 
 

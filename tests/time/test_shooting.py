@@ -5,7 +5,6 @@ runs sequentially, which is said once.
 """
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -50,40 +49,6 @@ def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
         assert off_by(everything(gru, x, h0), expected) < 1e-10
     assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 0
     assert segments < 5 or corrector or figures["l0"]["sweeps"] > segments / 3
-
-
-def test_a_layer_that_does_not_forget_runs_sequentially():
-    """To the last bit as ``backprop`` does, said once for each pass; segments are tried again later."""
-    gru, x = remembering(), torch.randn(400, 1, 3, requires_grad=True)
-    with gradfree.create_engine("backprop").attach(gru):
-        expected = everything(gru, x)
-    with shooting(segments=8, burn=8).attach(gru), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        tried = []
-        for _ in range(60):
-            with gradfree.engine_figures() as figures:
-                assert all(map(torch.equal, everything(gru, x), expected))
-            tried.append("sweeps" in figures["l0"])
-            if tried[-1]:
-                assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 1
-                assert 0 < figures["l0"]["forward sweeps"] < 7
-    assert [n for n, t in enumerate(tried) if t] == [0, 51]
-    assert ["the forward pass" in str(w.message) for w in said] == [True, False]
-    assert all(str(w.message).startswith("l0 does not forget") for w in said)
-
-
-def test_a_layer_that_forgets_again_is_solved_in_segments_again():
-    gru, x = remembering(), torch.randn(400, 1, 3)
-    with shooting(segments=8).attach(gru):
-        gru(x)[0].sum().backward()
-        with torch.no_grad():
-            gru.bias_ih_l0.zero_()
-        found = []
-        for _ in range(52):
-            with gradfree.engine_figures() as figures:
-                gru(x)[0].sum().backward()
-            found.append(figures["l0"].get("forward sequential"))
-    assert found == [None] * 50 + [0, 0]
 
 
 def test_what_passes_need_is_learnt_and_kept_in_checkpoints():

@@ -80,11 +80,6 @@ def _swin(block, x):
     return (flat + block(flat)).reshape(x.shape)
 
 
-def _turned(block, x):
-    y = x.permute(2, 0, 1)
-    return (y + torch.sin(y)).permute(1, 2, 0)
-
-
 NORMS = {
     "batch": lambda: nn.BatchNorm1d(4),
     "group": lambda: nn.GroupNorm(4, 4),
@@ -99,13 +94,9 @@ def mask():
 # The block, and the diagonal of its Jacobian where g, the branch, counts for nothing.
 READ = {
     "reshaped and back": (_swin, lambda x: 1.0),
-    "permuted and back": (_turned, lambda x: 1.0),
-    "transposed and back": (
-        lambda g, x: (x.transpose(0, 1) + g(x).transpose(0, 1)).mT.mT.transpose(0, 1),
-        lambda x: 1.0,
-    ),
     "squeezed and back": (lambda g, x: (x.unsqueeze(1) * 0.5 + g(x).unsqueeze(1)).squeeze(1), lambda x: 0.5),
-    "transposed, not back": (lambda g, x: x.transpose(0, 2)[:4].transpose(0, 1), lambda x: 0.0),
+    "transposed and back": (lambda g, x: (x.mT + g(x).mT).mT, lambda x: 0.0),
+    "halves put together": (lambda g, x: torch.cat([x[..., :3], x[..., 3:]], -1), lambda x: 0.0),
     "lerp": (lambda g, x: torch.lerp(x, g(x), 0.3), lambda x: 0.7),
     "lerp by a tensor": (lambda g, x: torch.lerp(g(x), x, mask() * 0.3), lambda x: mask() * 0.3),
     "addcmul": (lambda g, x: torch.addcmul(x, g(x), g(x), value=3), lambda x: 1.0),

@@ -2,29 +2,13 @@
 
 import pytest
 import torch
-from cell_tasks import HIDDEN, INPUT, Task, refusal
-from oracles import assert_close
+from cell_tasks import HIDDEN, INPUT, Projecting, Reading, Task, refusal
+from oracles import assert_close, off_by
 from torch import nn
 from torch.nn.utils import prune
 
 import gradfree
 from gradfree import CellLayer
-
-
-@pytest.mark.parametrize("cell", ["leaky", "two parts"])
-def test_window_1_trains_each_step_on_its_own_loss_alone(cell):
-    task = Task(cell, 7)
-    parts = task.state if isinstance(task.state, tuple) else (task.state,)
-    weight, total = torch.randn(7, 5, HIDDEN), 0.0
-    for t in range(7):
-        after = task.layer.cell(task.x[t].detach(), parts if len(parts) > 1 else parts[0])
-        parts = after if isinstance(after, tuple) else (after,)
-        total = total + (parts[0] * weight[t]).sum()
-        parts = tuple(part.detach() for part in parts)
-    expected = torch.autograd.grad(total, list(task.layer.parameters()), allow_unused=True)
-    with gradfree.create_engine("truncated").attach(task.layer):
-        actual = torch.autograd.grad((task.run()[0] * weight).sum(), list(task.layer.parameters()))
-    assert_close(actual, expected)
 
 
 def test_it_equals_torchs_fused_layer_with_zeros_to_start_from():
@@ -89,3 +73,27 @@ def test_a_hook_before_a_known_cell_that_comes_later_is_part_of_it():
         actual = task.gradients()
     assert_close(actual, task.gradients())
     hook.remove()
+
+
+def test_an_approximate_engine_approximates_the_state_alone_not_an_output_beside_it():
+    """Without links from step to step each step's own gradient is left, whatever K."""
+    layer, x = CellLayer(Reading()), torch.randn(20, 2, 3)
+    with torch.no_grad():
+        layer.cell.network.weight[:, 3:] = 0.0
+    grads = []
+    for feedback in (0.0, 0.9):
+        with gradfree.create_engine("dsf", feedback=feedback).attach(layer):
+            out, _ = layer(x)
+            grads.append(torch.autograd.grad(out.sum(), layer.cell.network.weight)[0])
+    assert torch.equal(*grads)
+
+
+def test_a_cell_with_an_output_runs_with_resets():
+    layer, x = CellLayer(Projecting()), torch.randn(20, 2, 3)
+    resets = torch.rand(20, 2) < 0.2
+    out, (h, c) = gradfree.run_with_resets(layer, x, None, resets)
+    state, outs = (torch.zeros(2, 4), torch.zeros(2, 4)), []
+    for step, reset in zip(x, resets, strict=True):
+        y, state = layer.cell(step, tuple(part * ~reset[:, None] for part in state))
+        outs.append(y)
+    assert off_by([out, h, c], [torch.stack(outs), *state]) < 1e-12

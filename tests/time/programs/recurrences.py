@@ -27,13 +27,12 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "dsf 0.7": ("dsf", {"iterations": 40, "feedback": 0.7}),
     "dsf gate": ("dsf", {"iterations": 40, "feedback": "gate"}),
     "highway_bp": ("highway_bp", {"iterations": 40}),
-    "highway_bp, γ, block": ("highway_bp", {"iterations": 40, "gamma": 0.3, "block": True}),
+    "highway_bp, γ": ("highway_bp", {"iterations": 40, "gamma": 0.3}),
     "shooting 2": ("shooting", {"segments": 2, "tolerance": 1e-12}),
     "shooting 5": ("shooting", {"segments": 5, "tolerance": 1e-5, "burn": 0}),
     "shooting 64": ("shooting", {"segments": 64, "tolerance": 1e-12, "burn": 3, "corrector": None}),
     "newton gate": ("newton", {"jacobian": "gate", "tolerance": 1e-12, "max_sweeps": 99}),
     "newton diagonal": ("newton", {"jacobian": "diagonal", "tolerance": 1e-5, "max_sweeps": 99}),
-    "newton dense": ("newton", {"jacobian": "dense", "tolerance": 1e-12, "max_sweeps": 99}),
 }
 AXES: dict[str, tuple[Any, ...]] = {
     "layer": (*FUSED, *FUSED, *OWN),
