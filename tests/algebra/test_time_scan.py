@@ -1,10 +1,8 @@
 import pytest
 import torch
 from oracles import FACTORS, WIDTH, loop
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.algebra.time_scan import scan
-from gradfree.time.time_chain import scan_steps
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -55,24 +53,3 @@ def test_low_precision_is_rounded_once(dtype):
     found = scan(terms, factor, reverse=True)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=0.0)
-
-
-class _Seen(TorchDispatchMode):
-    """Collects the operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.overloadpacket)
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_factor_that_is_a_number_is_filled_in_on_the_device():
-    """A copy from the host would wait for the device: ``torch.tensor`` makes one, seen as ``lift_fresh``."""
-    terms = torch.randn(5, 3, WIDTH)
-    with _Seen() as seen:
-        found = scan_steps(terms, 0.5)
-    assert torch.ops.aten.lift_fresh not in seen.names
-    torch.testing.assert_close(found, loop(terms, torch.tensor(0.5), reverse=True))

@@ -138,27 +138,12 @@ def test_backprop_says_once_where_torch_is_faster():
         handle.blocks[""](torch.randn(64, 2, 3))
 
 
-def test_auto_says_nothing_and_takes_torchs():
-    layer, x = nn.LSTM(3, 8).float(), torch.randn(20, 2, 3, dtype=torch.float32)
-    with warnings.catch_warnings(), gradfree.create_engine("auto").attach(layer):
-        warnings.simplefilter("error")
-        layer(x)
-
-
+@pytest.mark.parametrize("first", [1, 5])
 @pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
-def test_a_layer_that_only_sees_single_steps_is_told_of_resets_once(make):
+def test_a_layer_that_only_sees_single_steps_is_told_of_resets_once(make, first):
     layer = make()
     with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for _ in range(50):
-            layer(torch.randn(1, 2, 3))
-    assert ["run_with_resets" in str(each.message) for each in said] == [True]
-
-
-def test_a_layer_that_also_sees_sequences_is_told_nothing():
-    layer = nn.GRU(3, 4)
-    with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer(torch.randn(5, 2, 3))
-        for _ in range(50):
-            layer(torch.randn(1, 2, 3))
+        for length in [first] + [1] * 50:
+            layer(torch.randn(length, 2, 3))
+    assert ["run_with_resets" in str(each.message) for each in said] == [True] * (first == 1)

@@ -108,24 +108,6 @@ def test_highway_bp_uses_the_update_gate_and_dsf_gate_its_mean():
         assert_close(actual, expected)
 
 
-def test_of_a_stack_of_blocks_with_recurrent_layers_the_layers_are_the_chains():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn, self.out = nn.GRU(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-
-        def forward(self, x):
-            return x + self.out(self.rnn(x)[0])
-
-    model, x = nn.Sequential(Block(), Block(), Block()), torch.randn(7, 5, HIDDEN)
-    engine = gradfree.create_engine("highway_bp", iterations=7)
-    assert list(engine.validate(model).chains) == ["0.rnn", "1.rnn", "2.rnn"]
-    expected = torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters()))
-    for chains in (None, [""]):
-        with engine.attach(model, chains):
-            assert_close(torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters())), expected)
-
-
 def test_dsf_refuses_a_feedback_of_another_width():
     task = Task("gru", 5)
     with (

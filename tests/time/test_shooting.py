@@ -84,22 +84,6 @@ def test_the_gates_correct_borders():
         assert needed["gate"][name] < needed[None][name]
 
 
-@pytest.mark.parametrize(
-    ("shape", "units", "cut"),
-    [((4096, 1), 8, True), ((40, 1), 8, False), ((256, 64), 64, False), ((1024, 8), 256, False)],
-)
-def test_auto_cuts_where_segments_can_win(shape, units, cut, device):
-    if device != "cpu":
-        pytest.skip("on a GPU more rows are for free")
-    gru, x = nn.GRU(2, units, device=device), torch.randn(*shape, 2, device=device)
-    expected = gru(x)[0]
-    with shooting().attach(gru), gradfree.engine_figures() as figures:
-        out = gru(x)[0]
-        out.sum().backward()
-    assert ("sweeps" in figures["l0"]) == cut
-    assert cut or torch.equal(out, expected)
-
-
 @pytest.mark.parametrize("options", [{}, {"bias": False}])
 def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
     """cuDNN copies weights, and warns, that do not lie in the module's one buffer: no call may get others."""
