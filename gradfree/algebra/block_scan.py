@@ -21,6 +21,11 @@ def transposed(blocks: Blocks) -> Blocks:
     return list(zip(*blocks, strict=True))
 
 
+def clamped(blocks: Blocks) -> Blocks:
+    """Return the blocks with nothing that grows from step to step, where they are a guess at F."""
+    return [[None if k is None else k.clamp(-1, 1) for k in row] for row in blocks]
+
+
 def block_scan(terms: Sequence[Tensor], blocks: Blocks, reverse: bool = False) -> list[Tensor]:
     """Solve y_t,i = terms_t,i + Σ_j blocks_t,ij ⊙ y_{t-1},j; with ``reverse`` of blocks_{t+1} and y_{t+1}.
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradfree.algebra.block_scan import Blocks
-from gradfree.newton.links import UnitLinks
+from gradfree.algebra.block_scan import Blocks, block_scan, clamped
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
 from gradfree.time.forward import Recurrence
@@ -47,19 +46,19 @@ class AllSteps(ABC):
 
     def sweep(self, guess: Guess) -> Guess:
         """Return h + (I - K)⁻¹ (f(h) - h) for the guess h."""
-        after, links = self.step(guess)
-        if links is None:
+        after, blocks = self.step(guess)
+        if blocks is None:
             return after
         base = self.base(guess, after)
-        changes = links.forward([new - old for new, old in zip(after, base, strict=True)])
+        changes = block_scan([new - old for new, old in zip(after, base, strict=True)], blocks)
         return [old + change for old, change in zip(base, changes, strict=True)]
 
     def base(self, guess: Guess, after: Guess) -> Guess:
-        """Return what the links of :meth:`step` are a linearisation at."""
+        """Return what the blocks of :meth:`step` are a linearisation at."""
         return guess
 
     @abstractmethod
-    def step(self, guess: Guess) -> tuple[Guess, UnitLinks | None]:
+    def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
         """Return f(h) for the guess h, and K at all steps; ``None``: zero."""
 
     def before(self, guess: Guess) -> list[Tensor]:
@@ -81,7 +80,7 @@ class _Closed(AllSteps):
         """Return h as guessed, and c as solved for."""
         return [guess[0], *after[1:]]
 
-    def step(self, guess: Guess) -> tuple[Guess, UnitLinks | None]:
+    def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
         """Return h and, of an LSTM, c."""
         (before, *_) = self.before(guess)
         if self.recurrence.mode == "LSTM":
@@ -91,14 +90,14 @@ class _Closed(AllSteps):
                 # The gates carry what c is off by alone, which is nothing.
                 return (h, lstm.c), None
             blocks = LinearisedLSTM(lstm, self.first[1]).unit_blocks(self.weight)
-            return (h, lstm.c), UnitLinks(blocks).clamped()
+            return (h, lstm.c), clamped(blocks)
 
         def run(steps: slice) -> tuple[Guess, Blocks]:
             h, cell = self._linearised(self.p[steps], before[steps])
             return (h,), cell.unit_blocks(None if self.jacobian == "gate" else self.weight)
 
         after, blocks = _in_pieces(run, before)
-        return after, UnitLinks(blocks).clamped()
+        return after, clamped(blocks)
 
     def _linearised(self, p: Tensor, before: Tensor) -> tuple[Tensor, LinearisedRNN | LinearisedGRU]:
         """Return h' and the Jacobians of some steps of an RNN or a GRU."""
@@ -134,7 +133,7 @@ class _UnitByUnit(AllSteps):
             check_rows(alone, [part[-1] for part in guess], self.recurrence.paths[0])
         return guess
 
-    def step(self, guess: Guess) -> tuple[Guess, UnitLinks | None]:
+    def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
         """Return all parts."""
         before = self.before(guess)
 
@@ -145,7 +144,7 @@ class _UnitByUnit(AllSteps):
             return [part.detach() for part in after], unit_blocks(after, given)
 
         found, blocks = _in_pieces(run, before[0])
-        return found, UnitLinks(blocks).clamped()
+        return found, clamped(blocks)
 
 
 def _in_pieces(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:

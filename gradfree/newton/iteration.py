@@ -39,18 +39,14 @@ def iterate(
         outcome.sweeps += 1
         jumps = [new - part for new, part in zip(state, old, strict=True)]
         changes.append(relative(jumps, [largest(new) for new in state]))
-        outcome.mismatches.append(
-            changes[-1] * _left(changes, whole) if isfinite(changes[-1]) else unknown_error(given)
-        )
+        if isfinite(changes[-1]):
+            outcome.mismatches.append(changes[-1] * _left(changes, whole))
+        else:
+            outcome.mismatches.append(inf if all(isfinite(largest(part).item()) for part in given) else nan)
         exact = outcome.sweeps >= len(state[0]) and isfinite(changes[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance
         if outcome.settled or stopping.should_stop(outcome):
             return state, outcome
-
-
-def unknown_error(given: Sequence[Tensor]) -> float:
-    """Return the mismatch of numbers that are not finite: infinity if those that were given are, or else NaN."""
-    return inf if all(isfinite(largest(part).item()) for part in given) else nan
 
 
 def _left(changes: Sequence[float], whole: bool) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradfree.algebra.block_scan import block_scan, clamped, transposed
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 from gradfree.convergence.passes import Pass
 from gradfree.newton.iteration import iterate
-from gradfree.newton.links import UnitLinks
 from gradfree.newton.newton_options import NewtonOptions, Solved
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
@@ -47,8 +47,8 @@ def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[S
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:
     terms = [torch.zeros_like(s) if e is None else e for e, s in zip(direct, chain.states, strict=True)]
     whole = chain.kind == "separate units"
-    links = UnitLinks(chain.unit_blocks(options.jacobian == "gate"))
-    links = links if whole else links.clamped()
+    blocks = chain.unit_blocks(options.jacobian == "gate")
+    blocks = transposed(blocks if whole else clamped(blocks))
     nothing = chain.constant(0.0)
 
     def off(delta: Sequence[Tensor]) -> list[Tensor]:
@@ -56,9 +56,9 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: St
         return [new - part for new, part in zip(pulled, delta, strict=True)]
 
     def sweep(delta: Sequence[Tensor]) -> list[Tensor]:
-        return [part + change for part, change in zip(delta, links.backward(off(delta)), strict=True)]
+        return [part + change for part, change in zip(delta, block_scan(off(delta), blocks, reverse=True), strict=True)]
 
-    delta = links.backward(terms)
+    delta: Sequence[Tensor] = block_scan(terms, blocks, reverse=True)
     if whole:
         mismatch = relative(off(delta), [largest(part) for part in delta])
         if mismatch <= stopping.tolerance:
