@@ -89,17 +89,6 @@ def test_the_last_k_plus_1_blocks_are_exact_after_k_sweeps(name, kind):
             assert any((actual[n] - expected[n]).norm() > 1e-6 for n in actual if n.startswith(below))
 
 
-@pytest.mark.parametrize("k", [0, 1, 3])
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_gamma_1_is_the_fixed_point_iteration(kind, k):
-    make, shape = BLOCKS[kind]
-    model, x = Model([make() for _ in range(5)], shape[-1]), torch.randn(shape)
-    with gradfree.create_engine("fixed_point", iterations=k).attach(model):
-        expected = gradients(model, lambda: model(x))
-    with gradfree.create_engine("highway_bp", iterations=k, gamma=1).attach(model):
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=0.0)
-
-
 @pytest.mark.parametrize("gamma", [0.0, 0.2])
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_highway_bp_follows_the_papers_recurrence(k, gamma):
@@ -177,25 +166,6 @@ def test_several_chains_in_one_model(engine):
     expected = gradients(model, lambda: model(x))
     with EXACT[engine](3).attach(model, ["1", "3"]):
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-
-
-@pytest.mark.parametrize("engine", EXACT)
-def test_a_chain_that_feeds_the_next_one_directly(engine):
-    model = nn.Sequential(nn.Sequential(Plain(), Plain()), nn.Sequential(Plain(), Plain(), Plain()))
-    x = torch.randn(5, 6)
-    expected = gradients(model, lambda: model(x))
-    with EXACT[engine](3).attach(model, ["0", "1"]):
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-
-
-@pytest.mark.parametrize("engine", EXACT)
-def test_the_gradient_of_the_models_input(engine):
-    model = nn.Sequential(Plain(), Plain(), Plain())
-    x = torch.randn(5, 6, requires_grad=True)
-    (expected,) = torch.autograd.grad(model(x).pow(2).sum(), x)
-    with EXACT[engine](3).attach(model):
-        (actual,) = torch.autograd.grad(model(x).pow(2).sum(), x)
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -249,15 +249,6 @@ def test_a_port_of_ones_own(engine, keyword, monkeypatch):
         gradfree.register_port(MaskFirst, MaskFirstPort)
 
 
-def test_hooks_of_the_users_own_see_what_the_model_sees():
-    model, x, seen = Network("named tuple"), torch.randn(4, 6), []
-    model.blocks[1].register_forward_hook(lambda module, args, out: seen.append(out))
-    with EXACT["highway_bp"].attach(model):
-        model(x)
-    assert seen[0] is model.outputs[1]
-    assert isinstance(seen[0], Named)
-
-
 @pytest.mark.parametrize("output", ["tuple", "ModelOutput"])
 def test_a_copy_of_an_attached_model_has_the_engine_and_validate_changes_nothing(output):
     model, x = Network(output), torch.randn(4, 6)

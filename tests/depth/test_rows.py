@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
 import pytest
@@ -67,15 +66,6 @@ def test_exact_and_bitwise_the_same_outputs(name, kind, passes, batched):
             assert_equal_gradients(gradients(model, loss), expected)
         rows = [model(x) for x in xs]
     assert all(is_row(row) and torch.equal(row, out) for row, out in zip(rows, outs, strict=True))
-
-
-@pytest.mark.parametrize("name", ["highway_bp", "fixed_point", "dsf"])
-def test_inexact_gradients_are_those_of_block_by_block(name):
-    model, x = net(), torch.randn(4, 6)
-    with attach(model, name, False, iterations=2):
-        expected = gradients(model, lambda: model(x))
-    with attach(model, name, iterations=2):
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
 def test_graphs_that_are_kept_and_numbers_that_are_not_finite():
@@ -287,18 +277,3 @@ def test_refused_and_exact_again_in_the_next_pass(why):
         seen.clear()
         actual = gradients(model, lambda: model(x))
     assert_equal_gradients(actual, gradients(model, lambda: model(x)))
-
-
-def test_threads_run_rows_at_the_same_time():
-    models, x = [net()] * 4 + [net() for _ in range(4)], torch.randn(4, 6)
-
-    def run(model):
-        return torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
-
-    expected = [*map(run, models)]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(5):
-            handles = [attach(model, batched="auto") for model in models[3:]]
-            for found, exact in zip(pool.map(run, models), expected, strict=True):
-                assert all(map(torch.allclose, found, exact))
-            [handle.detach() for handle in handles]

@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     mutant(
         "a state with a hook does not end its chain",
-        f"{UNUSUAL} depth/attaching/test_splits.py depth/attaching/test_borders.py",
+        f"{UNUSUAL} depth/attaching/test_splits.py",
         (DEPTH, "        if has_hooks(state):\n", "        if False:\n"),
     ),
     mutant(
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     mutant(
         "what is computed from an older state and comes by a closure is not noticed",
-        f"{UNUSUAL} depth/attaching/test_splits.py depth/attaching/test_borders.py",
+        f"{UNUSUAL} depth/attaching/test_splits.py",
         (
             DEPTH,
             "elif any(node is not call.entry for node, _ in graph.stops) or not graph.kinds.isdisjoint(BORDERS):",
@@ -130,12 +130,12 @@ MUTANTS = (
     ),
     mutant(
         "what a loss inside a block sends to the state before it is lost",
-        "depth/attaching/test_borders.py depth/attaching/test_inside.py",
+        "depth/attaching/test_inside.py",
         (DEPTH, "direct[index - 1] = plus(direct[index - 1], cotangent)", "pass"),
     ),
     mutant(
         "what a loss on extra outputs sends to parameters is lost",
-        "depth/test_ports.py depth/attaching/test_borders.py",
+        "depth/test_ports.py",
         ("gradfree/depth/link.py", "total.parameters[n] = plus(total.parameters[n], next(grads))", "next(grads)"),
     ),
     mutant(
@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     mutant(
         "a state that a block changes in place may be used elsewhere",
-        f"{UNUSUAL} depth/attaching/test_borders.py depth/test_refusals.py",
+        f"{UNUSUAL} depth/test_refusals.py",
         (DEPTH, "if link.in_place and i and (", "if False and ("),
     ),
     mutant(

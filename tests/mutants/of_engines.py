@@ -221,7 +221,7 @@ MUTANTS = (
     ),
     mutant(
         "second derivatives are taken for zero",
-        "depth/test_refusals.py",
+        "engines/test_refusal_tables.py",
         (
             "gradfree/torchside/guards.py",
             "    if torch.is_grad_enabled():\n        raise",

@@ -14,7 +14,7 @@ from torch import nn
 
 import gradfree
 from gradfree import ChainError
-from gradfree.testing.cases.models import Model, Plain, assert_equal_gradients, plain_model
+from gradfree.testing.cases.models import Model, Plain, assert_equal_gradients
 
 
 class Routed(Plain):
@@ -45,15 +45,6 @@ class Routers(nn.Module):
 def test_a_loss_on_what_is_returned_beside_the_state(engine, which):
     model, x = Routers(), torch.randn(4, 6)
     assert_exact(engine, model, lambda: model(x, which))
-
-
-def test_a_loss_on_what_is_returned_beside_the_state_alone(engine):
-    model, x = Routers(), torch.randn(4, 6, requires_grad=True)
-
-    def run():
-        return model.blocks[1](model.blocks[0](model.stem(x))[0])[1]["logits"][0]
-
-    assert_exact(engine, model, run)
 
 
 def test_fidelity_sees_losses_inside(engine):
@@ -149,40 +140,12 @@ def test_a_kept_state_that_is_changed_in_place_is_refused(engine, stem, who, at,
             (h.sum() + model.blocks[at].tap.pow(2).sum()).backward(retain_graph=True)
 
 
-def test_a_tensor_before_the_chain_asked_for_alone_gets_its_gradient(engine):
-    model, x = plain_model(), torch.randn(4, 6)
-
-    def grads():
-        h = model.stem(x)
-        out = h.tanh()
-        for block in model.blocks:
-            out = block(out)
-        return dict(enumerate(torch.autograd.grad(out.pow(2).sum(), [h])))
-
-    expected = grads()
-    with engine.attach(model):
-        assert_equal_gradients(grads(), expected)
-
-
 def test_a_loss_inside_and_on_no_state_is_refused(engine):
     model, x = Model([Tapped() for _ in range(3)]), torch.randn(4, 6)
     with engine.attach(model):
         model(x)
         with pytest.raises(ChainError, match=r"a tensor from inside blocks\.1, but no state"):
             model.blocks[1].tap.sum().backward()
-
-
-def test_the_state_in_front_of_the_chain_and_hidden_states(engine):
-    """As ``hidden_states[0]`` of Hugging Face's models, a tensor before the first block."""
-    model, x = plain_model(), torch.randn(4, 6)
-
-    def run():
-        states = [model.stem(x)]
-        for block in model.blocks:
-            states.append(block(states[-1]))
-        return sum(s.exp() for s in states)
-
-    assert_exact(engine, model, run)
 
 
 class Bias(Plain):

@@ -1,15 +1,11 @@
 """Parameters that are tied, frozen, hooked or accumulated into get the gradients of plain autograd."""
 
-import pytest
 import torch
 from exact_engines import assert_exact
-from torch import nn
 
 from gradfree.testing.cases.models import (
     Model,
     Plain,
-    assert_equal_gradients,
-    gradients,
     plain_model,
 )
 
@@ -21,29 +17,6 @@ def test_parameters_tied_between_blocks_and_with_layers_outside(engine):
     assert_exact(engine, model, lambda: model(x))
 
 
-@pytest.mark.parametrize("frozen", [("stem",), ("blocks.2",), ("stem", "blocks.0", "blocks.1"), ("blocks",)])
-def test_frozen_parameters_get_no_gradient_and_the_rest_is_exact(engine, frozen):
-    model, x = plain_model(), torch.randn(4, 6)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(frozen))
-    assert_exact(engine, model, lambda: model(x))
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_freezing_between_the_forward_and_the_backward_pass(engine, before):
-    """As with the discriminator of a GAN, whose parameters need gradients in some passes only."""
-    model, x = plain_model(), torch.randn(4, 6)
-
-    def run():
-        model.blocks[2].requires_grad_(before)
-        out = model(x)
-        model.blocks[2].requires_grad_(not before)
-        return out
-
-    assert_exact(engine, model, run)
-    assert model.blocks[2].linear.weight.grad is None
-
-
 def test_a_frozen_prefix_is_not_walked(engine):
     """What needs no gradient in plain PyTorch needs none here: no graph, no sweeps."""
     model, x = plain_model(), torch.randn(4, 6)
@@ -51,13 +24,6 @@ def test_a_frozen_prefix_is_not_walked(engine):
         part.requires_grad_(False)
     with engine.attach(model):
         assert [h.requires_grad for h in model.states(x)] == [False, False, True, True, True]
-
-
-def test_a_trained_input_of_every_block_gets_its_gradient(engine):
-    model, x = plain_model(), torch.randn(4, 6)
-    model.scale = nn.Parameter(torch.randn(6))
-    assert_exact(engine, model, lambda: model(x, scale=model.scale * 2))
-    assert model.scale.grad is not None
 
 
 def test_a_block_may_return_a_parameter_itself(engine):
@@ -68,16 +34,6 @@ def test_a_block_may_return_a_parameter_itself(engine):
     model, x = Model([Plain(), Constant(), Plain()]), torch.randn(6, 6)
     assert_exact(engine, model, lambda: model(x), ["blocks"])
     assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2)), ["blocks"])
-
-
-def test_gradients_accumulate_over_micro_batches(engine):
-    model, x = plain_model(), torch.randn(8, 6)
-    expected = gradients(model, lambda: model(x))
-    with engine.attach(model):
-        model.zero_grad()
-        for part in x.chunk(4):
-            model(part).pow(2).sum().backward()
-    assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
 
 
 def test_hooks_on_parameters_run_once(engine):

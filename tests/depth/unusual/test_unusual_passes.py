@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 from unusual_nets import SAMPLES, WIDTH, Net
-from unusual_passes import PASSES
+from unusual_passes import PASSES, REFUSED, SPLIT
 
 import gradfree
 from gradfree import ChainError
@@ -42,13 +42,15 @@ def fresh(block):
     return Net(block), torch.randn(SAMPLES, WIDTH, requires_grad=True)
 
 
-def check(actual, expected):
-    """Assert that gradients are the same, or that an error says where; what torch refuses must not pass."""
+def check(actual, expected, refused=None):
+    """Assert that gradients are the same, or that an error says where and why; what torch refuses must not pass."""
     if isinstance(expected, RuntimeError):
         assert isinstance(actual, RuntimeError), f"no error, but without an engine: {expected}"
         return
-    if isinstance(actual, ChainError):
+    if refused is not None:
+        assert isinstance(actual, ChainError)
         assert "blocks" in str(actual)
+        assert refused in str(actual)
         return
     assert not isinstance(actual, RuntimeError), f"torch's error, which is none without an engine: {actual}"
     assert set(actual) <= set(expected)
@@ -68,7 +70,18 @@ def test_gradients_are_exact_or_refused(name, engine):
     net, x = fresh(block)
     engine, options = EXACT[engine](calls)
     with gradfree.create_engine(engine, **options).attach(net, ["blocks"]):
-        check(outcome(net, x, run), expected)
+        check(outcome(net, x, run), expected, REFUSED.get(name))
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_the_site_says_why_a_chain_is_split(name):
+    run, block, *_ = PASSES[name]
+    net, x = fresh(block)
+    with gradfree.create_engine("highway_bp").attach(net, ["blocks"]) as handle:
+        run(net, x)
+    splits = handle.chains["blocks"].splits
+    assert bool(splits) == bool(SPLIT[name])
+    assert SPLIT[name] in " ".join(splits.values())
 
 
 @contextmanager

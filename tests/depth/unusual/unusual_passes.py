@@ -248,6 +248,11 @@ def the_state_before_as_another_input(net, x):
     net.loss(h).backward()
 
 
+def the_first_state_as_an_input_of_every_block(net, x):
+    side = torch.cos(net.stem(x))
+    net.loss(net.states(x, *[side] * LENGTH)[-1] + side).backward()
+
+
 def a_parameter_from_a_closure(net, x):
     for block in net.blocks:
         block.outside = [net.scale]
@@ -344,6 +349,7 @@ CHAINS = {
     a_chain_in_branches: (Residual, 4, False),
     an_input_that_first_appears_behind_the_first_block: (Given, 4, False),
     the_state_before_as_another_input: (Given, 4, False),
+    the_first_state_as_an_input_of_every_block: (Given, 4, False),
     a_parameter_from_a_closure: (Closed, 4, False),
     a_tensor_with_a_history_from_a_closure: (Closed, 4, False),
     an_older_state_from_a_closure: (Closed, 4, False),
@@ -363,3 +369,27 @@ PASSES = {
     **{run.__name__.replace("_", " "): (run, *rest) for run, rest in CHAINS.items()},
     **{name: (run, block, LENGTH, False) for name, (run, block) in OVER_OTHER_BLOCKS.items()},
 }
+REFUSED = {
+    "a state that retains its gradient behind the pass": "retain_grad",
+    "a hook that changes the gradient of a state": "gradient hook",
+    "the gradient of a state": "its direct cotangent only",
+    "the gradient of the last state beside what its block returned": "its direct cotangent only",
+    "a tensor with a history from a closure": "neither an argument",
+    "an older state from a closure": "neither an argument",
+    "blocks that begin with a ReLU in place": "modifies its input in place",
+    "taps of blocks that begin with a ReLU in place": "modifies its input in place",
+    "a reentrant checkpoint inside blocks": "use_reentrant=True",
+    "taps of blocks with a reentrant checkpoint inside": "use_reentrant=True",
+    "two losses over a reentrant checkpoint inside blocks": "use_reentrant=True",
+}
+"""Passes that are not exact but refused, and some words of why."""
+SPLIT = {
+    "an operation between two stretches": "was given what the model, a hook or a reentrant checkpoint computes",
+    "a chain in branches": "the output of the block before it has been used by another block: the blocks branch",
+    "the state before as another input": "was given a tensor of shape (3, 6) that needs a gradient",
+    "a state that retains its gradient": "the state before it has a gradient hook or retain_grad()",
+    "the usual pass": "",
+    "a loss on every state": "",
+    "a repeated block": "",
+}
+"""Why a block begins another chain, or that none does."""
