@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus, reverse_scan, times
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.memory import Memory, running_mean
+from gradfree.chains.memory import running_mean
+from gradfree.chains.solving import Attachment
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, pushed, vectors, width
 from gradfree.depth.link import Link, refuse_converted, span, walking
@@ -18,6 +19,22 @@ from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
+
+
+class Attached(Protocol):
+    """What is known of the chain of a model that an engine is attached to.
+
+    Attributes:
+        attachment: solves it.
+        mixing: what earlier passes have shown of whether blocks mix the samples of a batch.
+        declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
+        requires_residual: whether the chain must have a residual path, for engines that ask for it: not one of several.
+    """
+
+    attachment: Attachment
+    mixing: Mixing
+    declared: float | None
+    requires_residual: bool
 
 
 class Trained(NamedTuple):
@@ -57,10 +74,7 @@ class DepthChain(Chain):
         parameters: every trainable parameter of the chain, each once.
         inputs: how many tensors other than the state the links were given.
         keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
-        memory: what is kept of this chain from pass to pass.
-        mixing: what earlier passes have shown of whether blocks mix the samples of a batch.
-        declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
-        requires_residual: whether the chain must have a residual path, for engines that ask for it: not one of several.
+        chain: what the links are of.
     """
 
     before: torch.Size | None = None
@@ -72,19 +86,15 @@ class DepthChain(Chain):
         parameters: Sequence[Tensor],
         inputs: int,
         keep_graph: bool,
-        memory: Memory,
-        mixing: Mixing,
-        declared: float | None = None,
-        requires_residual: bool = True,
+        chain: Attached,
     ):
-        self.like = links[-1].out
-        self.links = links
-        self.parameters = parameters
-        self.inputs = inputs
-        self.keep_graph = keep_graph
-        self.memory = memory
-        self.mixing = mixing
-        self.declared, self.requires_residual = declared, requires_residual
+        self.links, self.like = links, links[-1].out
+        self._know(parameters, inputs, keep_graph, chain)
+
+    def _know(self, parameters: Sequence[Tensor], inputs: int, keep_graph: bool, chain: Attached) -> None:
+        self.parameters, self.inputs, self.keep_graph = parameters, inputs, keep_graph
+        self.memory, self.mixing = chain.attachment.memory, chain.mixing
+        self.declared, self.requires_residual = chain.declared, chain.requires_residual
 
     def __len__(self) -> int:
         """L, the number of links."""

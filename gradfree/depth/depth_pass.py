@@ -26,31 +26,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
-from gradfree.chains.solving import Attachment
-from gradfree.depth.block_jacobians import Mixing
-from gradfree.depth.depth_chain import DepthChain, Trained
+from gradfree.depth.depth_chain import Attached, DepthChain, Trained
 from gradfree.depth.link import Link, add_inside, added, check_untouched, pull_extra
 from gradfree.depth.nodes import EXIT, INSIDE_ALONE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched
 from gradfree.torchside.private import asked_for, backward_id, keeps_graph, will_run
-
-
-class Attached(Protocol):
-    """What a pass knows of its chain."""
-
-    attachment: Attachment
-    mixing: Mixing
-    declared: float | None
-    requires_residual: bool
 
 
 class DepthPass:
@@ -164,11 +153,7 @@ class DepthPass:
 
     def linearise(self, links: list[Link], keep_graph: bool) -> DepthChain:
         """Return what the engine sees of the pass: ``links``, those that the loss has reached."""
-        memory, mixing = self.chain.attachment.memory, self.chain.mixing
-        declared, requires_residual = self.chain.declared, self.chain.requires_residual
-        return DepthChain(
-            links, self.parameters, len(self.inputs), keep_graph, memory, mixing, declared, requires_residual
-        )
+        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain)
 
     def _begin_backward(self, unsolved: Callable[[], str]) -> None:
         """Forget what another backward pass has left.
@@ -242,7 +227,7 @@ class DepthPass:
         for i, link in enumerate(self.links):
             check_untouched(link)
             # The loss comes to the root where it uses the block's own output, kept by somebody, or a view of it.
-            if link.root is not None and link.has_changed and (link.aliased or will_run(link.root)):
+            if link.root is not None and link.has_changed and (link.is_shared or will_run(link.root)):
                 raise ChainError(
                     f"the output of {link.path} shares memory with another state or output, or is kept inside and used "
                     "by the loss, and was changed in place behind the block: there it would get a wrong gradient. Use "

@@ -43,7 +43,6 @@ class Link:
         extra: what the block has returned besides, as far as it has a gradient; roots of the same graph.
         entries: where anything enters the graph of ``out`` or ``extra``: inputs by number, the state as ``None``.
         in_place: whether the block has changed the state that it was given.
-        aliased: whether the output shares memory with the state before it or with another output.
         checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``.
         end: where the graph ends, if the values of ``out`` have been let go of: it is on the meta device then.
     """
@@ -63,7 +62,6 @@ class Link:
     extra: Sequence[Tensor] = ()
     entries: Sequence[tuple[int | None, GradientEdge]] = ()
     in_place: bool = False
-    aliased: bool = False
     checkpointed: bool = False
     end: GradientEdge | None = None
 
@@ -71,6 +69,13 @@ class Link:
     def has_changed(self) -> bool:
         """Whether the output has been changed in place since the block returned it."""
         return version(self.out) != self.version
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a change of the output is one of the state before it, or of another output."""
+        memory = self.out.untyped_storage()._cdata
+        others = self.extra if self.given is None else [self.given, *self.extra]
+        return any(other.untyped_storage()._cdata == memory for other in others)
 
     def follow(self, after: Tensor) -> None:
         """Remember the state as the model has it, before anybody has put a hook on it."""
@@ -165,11 +170,6 @@ def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
                 "(model.float(), model.to(...)), and its gradient would be lost. Convert the model before the forward "
                 "pass, or after the backward pass."
             )
-
-
-def shares_memory(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether a change to one is a change to the other."""
-    return tensor is other or tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def pull_extra(

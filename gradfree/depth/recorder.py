@@ -23,7 +23,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link, has_hooks, shares_memory
+from gradfree.depth.link import Link, has_hooks
 from gradfree.depth.nodes import BORDERS, ENTRY, EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
@@ -204,10 +204,6 @@ class BlockRecorder:
         if extra:
             of_state = walk([state], ends=(ENTRY,)).stops
             reached = [entry for entry in entries if entry[1][:2] in of_state]
-        given, writes = call.given, may_write(graph.kinds)
-        others = [*extra] if given is None else [given, *extra]
-        # Other outputs have memory of their own.
-        may_share = bool(extra) or in_place or writes or state is given or state._is_view()
         return Link(
             path=self.path,
             block=block,
@@ -216,13 +212,12 @@ class BlockRecorder:
             inputs=[(number, e) for number, e in reached if number is not None],
             parameters=parameters,
             root=state.grad_fn,
-            writes=writes,
-            given=given,
+            writes=may_write(graph.kinds),
+            given=call.given,
             version=version(state),
             extra=extra,
             entries=entries,
             in_place=in_place,
-            aliased=may_share and any(shares_memory(state, other) for other in others),
             checkpointed=checkpointed(),
         )
 

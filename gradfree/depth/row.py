@@ -18,7 +18,7 @@ from torch.autograd.function import FunctionCtx
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
 from gradfree.depth.recorder import RecordedChain
-from gradfree.depth.row_chain import RanRow, RowChain
+from gradfree.depth.row_chain import RowChain
 from gradfree.devices.costs import batch_pays
 from gradfree.errors import ChainError
 from gradfree.rows.alike import first_line, why_no_row
@@ -184,8 +184,8 @@ class SequentialRow:
         states, tensors = found[: count + 1], found[count + 1 :]
         columns = {name: tensors[n :: len(run.names)] for n, name in enumerate(run.names)}
         structure, residual = run.plan.structures.get(), run.plan.residual
-        row = RanRow(self.blocks, structure, columns, run.parameters, states, residual, initial)
-        gradients = chain.attachment.solve(RowChain(row, chain), [*[None] * (count - 1), cotangent])
+        row = RowChain(chain, structure, columns, run.parameters, states, residual, initial)
+        gradients = chain.attachment.solve(row, [*[None] * (count - 1), cotangent])
         chain.attachment.solved.update(path for path, _ in self.blocks)
         return gradients.initial, *gradients.parameters
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -15,21 +15,20 @@ from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.depth_chain import NO_RESIDUAL, DepthChain
-from gradfree.depth.depth_pass import Attached
 from gradfree.depth.link import Link, walking
+from gradfree.depth.recorder import RecordedChain
 from gradfree.errors import ChainError
 from gradfree.rows.batch import Batch, call, matches
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.private import assert_on_device
 
 
-@dataclass(frozen=True)
-class RanRow:
-    """What a forward pass through a row has left.
+class RowChain(DepthChain):
+    """The links of a row. Cotangents are one tensor (L, ...), states all of one shape.
 
-    Attributes:
-        blocks: by path, in order.
-        structure: stands for each of them.
+    Args:
+        chain: is solved.
+        structure: stands for each of the blocks.
         tensors: their parameters and buffers, (L,) each, by name.
         parameters: those of them that were trained in the pass, each once.
         states: h_0 to h_L.
@@ -37,40 +36,29 @@ class RanRow:
         initial: whether h_0 needs a gradient.
     """
 
-    blocks: Sequence[tuple[str, nn.Module]]
-    structure: nn.Module
-    tensors: Mapping[str, Sequence[Tensor]]
-    parameters: Sequence[Tensor]
-    states: Sequence[Tensor]
-    residual: float
-    initial: bool
-
-
-class RowChain(DepthChain):
-    """The links of a row. Cotangents are one tensor (L, ...), states all of one shape.
-
-    Args:
-        row: the pass.
-        chain: is solved.
-    """
-
-    def __init__(self, row: RanRow, chain: Attached):
-        self.row, self.parameters = row, row.parameters
+    def __init__(
+        self,
+        chain: RecordedChain,
+        structure: nn.Module,
+        tensors: Mapping[str, Sequence[Tensor]],
+        parameters: Sequence[Tensor],
+        states: Sequence[Tensor],
+        residual: float,
+        initial: bool,
+    ):
         # Each backward pass makes graphs of its own.
-        self.keep_graph = chain.attachment.compares
-        self.memory, self.mixing, self.declared, self.requires_residual = (
-            chain.attachment.memory,
-            chain.mixing,
-            chain.declared,
-            chain.requires_residual,
-        )
-        self.inputs, self.like = 0, row.states[-1]
-        self._numbers = {id(p): n for n, p in enumerate(row.parameters)}
-        self._span = f"{row.blocks[-1][0]} to {row.blocks[0][0]}"
+        self._know(parameters, 0, chain.attachment.compares, chain)
+        self.like = states[-1]
+        self._blocks = list(chain.blocks.items())
+        self._structure, self._tensors, self._states = structure, tensors, states
+        self._factor = residual if chain.declared is None else chain.declared
+        self._initial = initial
+        self._numbers = {id(p): n for n, p in enumerate(parameters)}
+        self._span = f"{self._blocks[-1][0]} to {self._blocks[0][0]}"
 
     def __len__(self) -> int:
         """L, the number of links."""
-        return len(self.row.blocks)
+        return len(self._blocks)
 
     @cached_property
     def links(self) -> list[Link]:  # type: ignore[override]
@@ -78,12 +66,12 @@ class RowChain(DepthChain):
         return [self._link(i) for i in range(len(self))]
 
     def _link(self, index: int) -> Link:
-        row, (path, block) = self.row, self.row.blocks[index]
-        given = row.states[index].detach().requires_grad_(row.initial or index > 0)
+        path, block = self._blocks[index]
+        given = self._states[index].detach().requires_grad_(self._initial or index > 0)
         with torch.enable_grad():
             given = given.view_as(given)
-        out = call(row.structure, {name: own[index] for name, own in row.tensors.items()}, given)
-        self._check(out.detach(), row.states[index + 1], path)
+        out = call(self._structure, {name: own[index] for name, own in self._tensors.items()}, given)
+        self._check(out.detach(), self._states[index + 1], path)
         entry = None if given.grad_fn is None else GradientEdge(given.grad_fn, 0)
         graph = walk([out], () if entry is None else (entry.node,))
         numbers = [self._numbers[id(leaf)] for leaf in graph.leaves if id(leaf) in self._numbers]
@@ -110,10 +98,9 @@ class RowChain(DepthChain):
 
     def residual(self, weight: float = 1.0) -> list[Factor]:
         """Return ``weight`` · K_i: one number for all blocks."""
-        factor = self.row.residual if self.declared is None else self.declared
-        if self.requires_residual and factor == 0.0 and weight != 0.0 and self.declared is None:
-            raise ChainError(NO_RESIDUAL.format(first=self.row.blocks[0][0], last=self.row.blocks[-1][0]))
-        return [0.0, *[factor * weight] * (len(self) - 1)]
+        if self.requires_residual and self._factor == 0.0 and weight != 0.0 and self.declared is None:
+            raise ChainError(NO_RESIDUAL.format(first=self._blocks[0][0], last=self._blocks[-1][0]))
+        return [0.0, *[self._factor * weight] * (len(self) - 1)]
 
     def _stacked(self, cotangents: Tensor | Sequence[Cotangent]) -> Tensor:
         if isinstance(cotangents, Tensor):
@@ -160,18 +147,18 @@ class RowChain(DepthChain):
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
         delta, total, initial = self._stacked(delta), self._zero(), None
         if self.deltas is not None:
-            self.deltas.update(zip((path for path, _ in self.row.blocks), delta.detach(), strict=True))
+            self.deltas.update(zip((path for path, _ in self._blocks), delta.detach(), strict=True))
         with walking(self._span, ()):
             weights, entered = self._batch.gradients(delta, self.keep_graph)
         if not self.keep_graph:
             del self._batch
-        if self.row.initial:
+        if self._initial:
             initial = entered[0].clone()  # A view would keep the gradients of all links' inputs.
         for name, stacked in weights.items():
             if stacked is None:  # As in backpropagation, where nothing leads to it.
                 continue
             # Autograd would copy a gradient whose strides are not the parameter's, each by itself.
-            for p, gradient in zip(self.row.tensors[name], stacked.contiguous().unbind(0), strict=True):
+            for p, gradient in zip(self._tensors[name], stacked.contiguous().unbind(0), strict=True):
                 number = self._numbers[id(p)]
                 total.parameters[number] = plus(total.parameters[number], gradient)
         return total._replace(initial=initial)
@@ -183,11 +170,10 @@ class RowChain(DepthChain):
     @cached_property
     def _batch(self) -> Batch:
         """The linearisation, made when it is first asked for."""
-        row = self.row
-        trained = [name for name, own in row.tensors.items() if id(own[0]) in self._numbers]
+        trained = [name for name, own in self._tensors.items() if id(own[0]) in self._numbers]
         with walking(self._span, ()):
-            batch = Batch(row.structure, row.tensors, trained, row.states[:-1])
-        out, where = batch.out.detach(), f"the blocks from {row.blocks[0][0]} to {row.blocks[-1][0]}"
-        self._check(out[-1], row.states[-1], where)
+            batch = Batch(self._structure, self._tensors, trained, self._states[:-1])
+        out, where = batch.out.detach(), f"the blocks from {self._span}"
+        self._check(out[-1], self._states[-1], where)
         self._check(out[:-1], batch.inputs.detach()[1:], where)
         return batch

@@ -11,9 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
-from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
-from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import DepthChain
 from gradfree.depth.link import Link
 from gradfree.errors import ChainError
@@ -31,26 +29,20 @@ class LayerReplay(Protocol):
     """A recorded pass through layers that can be run again, layer by layer.
 
     Attributes:
-        initial: what entered the chain.
+        chain: of which the layers are.
+        initial: what entered it.
         parameters: trainable ones, in the order of their gradients.
         inputs: other tensors that the layers were given.
         goes_on: whether what lies before the chain needs a gradient.
         roles: of the layers.
     """
 
+    chain: Any
     initial: Tensor
     parameters: Sequence[Tensor]
     inputs: list[tuple[Tensor, GradientEdge]]
     goes_on: bool
     roles: list[Role]
-
-    @property
-    def memory(self) -> Memory:
-        """What the chain keeps from pass to pass."""
-
-    @property
-    def mixing(self) -> Mixing:
-        """What earlier passes have told of the layers."""
 
     def check_parameters(self) -> None:
         """Refuse to go on with layers that have got other parameters since the pass."""
@@ -87,8 +79,7 @@ class LayerChain(DepthChain):
     links: list[Link]
 
     def __init__(self, recording: LayerReplay, links: list[Link], keep_graph: bool):
-        inputs = len(recording.inputs)
-        super().__init__(links, recording.parameters, inputs, keep_graph, recording.memory, recording.mixing)
+        super().__init__(links, recording.parameters, len(recording.inputs), keep_graph, recording.chain)
         self.recording = recording
         self.roles = recording.roles[: len(links)]
         """Of the links, which engines ask for again and again."""

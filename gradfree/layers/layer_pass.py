@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gradfree.chains.memory import Memory
-from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link
@@ -74,16 +72,6 @@ class LayeredPass(DepthPass):
         self.first = next(iter(chain.blocks))
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-
-    @property
-    def memory(self) -> Memory:
-        """What the chain keeps from pass to pass."""
-        return self.chain.attachment.memory
-
-    @property
-    def mixing(self) -> Mixing:
-        """What earlier passes have found out about the layers."""
-        return self.chain.mixing
 
     def before(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Remember the random state that a dropout mask is drawn from, to draw it again.

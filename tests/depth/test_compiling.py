@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from lightning_runs import REGISTERED, fresh, is_bare, over, quiet, trainer
-from plain_modules import Net, PlainModule, weights
+from lightning_runs import REGISTERED, over, quiet
+from plain_modules import Net
 
 import gradfree
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
@@ -47,36 +47,6 @@ def test_compiled_models_get_the_engines_gradients(engine, kind, way):
     with engine.attach(net):
         assert_equal_gradients(gradients(net, lambda: run(x)), expected)
     assert_equal_gradients(gradients(net, lambda: run(x)), exact)
-
-
-@over(ONE_OF_EACH_KIND)
-def test_lightning_modules_may_compile_their_nets(tmp_path, engine, kind):
-    """Before fit, where no engine is attached yet; the backend makes graphs of its own for autograd."""
-    plain, module = fresh(kind), fresh(kind)
-    module.net.compile(backend="aot_eager")
-    trainer(tmp_path, max_epochs=1).fit(module)
-    module.load_state_dict(plain.state_dict())
-    for each in (plain, module):
-        trainer(tmp_path, engine, max_epochs=1).fit(each)
-        assert is_bare(each)
-    torch.testing.assert_close(weights(module), weights(plain), rtol=1e-5, atol=1e-6)
-
-
-@over(ONE_OF_EACH_KIND)
-def test_lightning_modules_may_be_compiled_whole(tmp_path, engine, kind):
-    """Trained by Lightning alone first; without self.log, which torch 2.12 and 2.13 fail to compile."""
-
-    class Silent(PlainModule):
-        def training_step(self, batch, index):
-            return self.loss(batch)
-
-    plain, module = fresh(kind, Silent), fresh(kind, Silent)
-    compiled = torch.compile(module, backend="eager")
-    trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(compiled)
-    module.load_state_dict(plain.state_dict())
-    for each in (plain, module):
-        trainer(tmp_path, engine, max_epochs=1, limit_val_batches=0).fit(each)
-    torch.testing.assert_close(weights(module), weights(plain), rtol=1e-5, atol=1e-6)
 
 
 def test_what_lies_inside_blocks_may_be_compiled_for_highway_bp_too():

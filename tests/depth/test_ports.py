@@ -3,14 +3,12 @@
 Gradients are exact, also of a loss on the rest; outputs and the rest are those without an engine.
 """
 
-import copy
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from oracles import snapshot
 from torch import nn
 
 import gradfree
@@ -247,21 +245,3 @@ def test_a_port_of_ones_own(engine, keyword, monkeypatch):
         # Exact without it, too, but not one chain.
         assert bool(handle.chains["1"].splits) is not registered
         gradfree.register_port(MaskFirst, MaskFirstPort)
-
-
-@pytest.mark.parametrize("output", ["tuple", "ModelOutput"])
-def test_a_copy_of_an_attached_model_has_the_engine_and_validate_changes_nothing(output):
-    model, x = Network(output), torch.randn(4, 6)
-    expected, before = gradients(model, lambda: model(x)), snapshot(model)
-    assert EXACT["highway_bp"].validate(model).ok
-    assert snapshot(model)[1:] == before[1:]
-    zero = gradfree.create_engine("highway_bp", iterations=0)
-    with zero.attach(model):
-        model.zero_grad()
-        model.outputs = []
-        for block in model.blocks:
-            block.returned = None
-        twin = copy.deepcopy(model)
-        actual = gradients(twin, lambda: twin(x))
-    assert (actual["stem.weight"] - expected["stem.weight"]).norm() > 1e-6, "the copy has no engine"
-    assert_equal_gradients(gradients(model, lambda: model(x)), expected)

@@ -167,8 +167,8 @@ MUTANTS = (
         "depth/attaching/test_trained_parameters.py",
         (
             "gradfree/depth/*chain.py",
-            "with walking(links, delta), without_hooks(leaves):",
-            "with walking(links, delta):",
+            "with walking(span(links), delta), without_hooks(leaves):",
+            "with walking(span(links), delta):",
         ),
     ),
     mutant(

@@ -13,8 +13,8 @@ MUTANTS = (
         ROWS,
         (
             DEPTH,
-            "Batch(row.structure, row.tensors,",
-            "Batch(row.structure, {n: own[::-1] for n, own in row.tensors.items()},",
+            "Batch(self._structure, self._tensors,",
+            "Batch(self._structure, {n: own[::-1] for n, own in self._tensors.items()},",
         ),
     ),
     mutant(

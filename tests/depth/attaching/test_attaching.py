@@ -17,11 +17,6 @@ from gradfree.testing.cases.models import (
 )
 
 
-def test_dropout_uses_the_masks_of_the_forward_pass_in_every_pull(engine):
-    model, x = Model([NormAndDropout() for _ in range(4)]), torch.randn(8, 6)
-    assert_exact(engine, model, lambda: model(x))
-
-
 def test_batchnorm_statistics_are_updated_once(engine):
     model, x = Model([NormAndDropout() for _ in range(4)]), torch.randn(8, 6)
     other = copy.deepcopy(model)
@@ -33,17 +28,6 @@ def test_batchnorm_statistics_are_updated_once(engine):
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, other.get_buffer(name)), name
     assert other.blocks[0].norm.num_batches_tracked == 1
-
-
-def test_a_block_that_ignores_or_detaches_its_input_cuts_the_chain_as_in_autograd(engine):
-    class Detached(Plain):
-        def forward(self, x):
-            return super().forward(x.detach())
-
-    model, x = Model([Plain(), Plain(), Detached(), Plain()]), torch.randn(4, 6)
-    assert gradients(model, lambda: model(x))["blocks.1.linear.weight"] is None
-    assert_exact(engine, model, lambda: model(x), ["blocks"])
-    assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2, 3)), ["blocks"])
 
 
 def test_the_users_forward_hooks_tap_the_models_own_states(engine):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from exact_engines import EXACT, assert_exact
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
@@ -94,20 +94,14 @@ def test_a_skip_from_one_chain_to_another_as_in_a_u_net(engine):
 
 
 class Checkpointed(Model):
-    """Runs each block under a checkpoint, or several at once."""
+    """Runs each block under a checkpoint."""
 
-    how = "block"
     reentrant = False
 
     def forward(self, x):
         h = self.stem(x)
-        if self.how == "sequential":
-            h = checkpoint_sequential(nn.Sequential(*self.blocks), 2, h, use_reentrant=self.reentrant)
-        elif self.how == "all":
-            h = checkpoint(nn.Sequential(*self.blocks), h, use_reentrant=self.reentrant)
-        else:
-            for block in self.blocks:
-                h = checkpoint(block, h, use_reentrant=self.reentrant)
+        for block in self.blocks:
+            h = checkpoint(block, h, use_reentrant=self.reentrant)
         return h * self.heads[0]
 
 
@@ -119,14 +113,6 @@ class Dropping(Plain):
     def forward(self, x):
         self.calls += 1
         return super().forward(x) + nn.functional.dropout(torch.relu(self.linear(x)), 0.5)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("how", ["block", "sequential", "all"])
-def test_checkpoints_around_blocks(engine, how, reentrant):
-    model, x = Checkpointed([Dropping() for _ in range(LENGTH)]), torch.randn(4, 6)
-    model.how, model.reentrant = how, reentrant
-    assert_exact(engine, model, lambda: model(x), ["blocks"])
 
 
 @pytest.mark.slow

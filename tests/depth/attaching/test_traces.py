@@ -20,15 +20,6 @@ from gradfree.testing.cases.models import (
 )
 
 
-def test_nothing_is_recorded_without_gradients():
-    model, x = plain_model(), torch.randn(4, 6)
-    with EXACT["highway_bp"].attach(model):
-        with torch.no_grad():
-            assert not model(x).requires_grad
-        with torch.inference_mode():
-            assert model(x).is_inference()
-
-
 @pytest.mark.parametrize("backward", [True, False])
 def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
     """No reference cycle through autograd's C++ nodes, which Python's collector could not see."""

@@ -10,13 +10,6 @@ from gradfree.testing.cases.models import (
 )
 
 
-def test_parameters_tied_between_blocks_and_with_layers_outside(engine):
-    model, x = plain_model(), torch.randn(4, 6)
-    model.blocks[3].linear.weight = model.blocks[1].linear.weight
-    model.blocks[4].linear.weight = model.stem.weight
-    assert_exact(engine, model, lambda: model(x))
-
-
 def test_a_frozen_prefix_is_not_walked(engine):
     """What needs no gradient in plain PyTorch needs none here: no graph, no sweeps."""
     model, x = plain_model(), torch.randn(4, 6)
