@@ -44,11 +44,8 @@ class LayerReplay(Protocol):
     goes_on: bool
     roles: list[Role]
 
-    def check_parameters(self) -> None:
-        """Refuse to go on with layers that have got other parameters since the pass."""
-
-    def check_versions(self) -> None:
-        """Refuse to go on with weights or an input that are no longer those of the pass."""
+    def check_unchanged(self) -> None:
+        """Refuse to go on with other parameters, or other values of these or of the input, than the pass had."""
 
     def run_again(self, link: Link, x: Tensor) -> Link:
         """Return ``link`` with a graph of its own, for the input ``x``; as in the pass if ``x`` is."""
@@ -97,7 +94,7 @@ class LayerChain(DepthChain):
                 other weights now than in the pass.
         """
         refuse_batched(direct, self.links[0].path)
-        self.recording.check_parameters()
+        self.recording.check_unchanged()
         for link in self.links:
             _check_samples(link, self.recording.initial)
         for link, e in zip(self.links[:-1], direct[:-1], strict=True):
@@ -143,7 +140,7 @@ class LayerChain(DepthChain):
         Raises:
             ChainError: weights or input were changed in place since.
         """
-        self.recording.check_versions()
+        self.recording.check_unchanged()
         x = self.recording.initial
         for link in self.links:
             live = self.recording.run_again(link, x) if link.out.is_meta and link.end is None else link

@@ -135,8 +135,8 @@ class LayeredPass(DepthPass):
         """Return the chain as engines see it."""
         return LayerChain(self, links, keep_graph)
 
-    def check_parameters(self) -> None:
-        """Refuse to go on with layers that have got other parameters since the pass."""
+    def check_unchanged(self) -> None:
+        """Refuse to go on with other parameters, or other values of these or of the input, than the pass had."""
         known = zip_longest(Trained.of(self.chain.own()).parameters, self.parameters, self._held)
         # One that has got another dtype has left autograd's graph.
         if any(p is not trained or p.dtype is not held.dtype for p, trained, held in known):
@@ -145,10 +145,6 @@ class LayeredPass(DepthPass):
                 "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "
                 "weights in both. Load the parameters into the model, or use an engine for any blocks."
             )
-
-    def check_versions(self) -> None:
-        """Refuse to go on with weights or an input that are no longer those of the pass."""
-        self.check_parameters()
         moved = any(p.data_ptr() != held.data_ptr() for p, held in zip(self.parameters, self._held, strict=True))
         if moved or any(tensor._version != version for tensor, version in self._entered):
             raise ChainError(

@@ -56,11 +56,6 @@ class Layered(Container):
         """Return the shapes of what ranks average: of the residual path, and of a temperature that is learnt."""
         return {**super().means(), LOG_TEMPERATURE: (), ASKED: (2,)}
 
-    @property
-    def can_be_batched(self) -> bool:
-        """Never: engines for layers pull nothing through them."""
-        return False
-
     def record(self, attachment: Attachment) -> list[Removable]:
         """Put the recording hooks on the layers."""
         return RecordedLayers(attachment, self).record()
