@@ -39,7 +39,7 @@ OTHERS = (
     "depth/attaching/test_traces", "depth/attaching/test_plain_backprop", "front/test_precision", "layers/test_layers",
     "algorithms/test_foton", "algorithms/test_foton_second_pass", "algorithms/test_foton_refusals",
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
-    "algorithms/test_orthogonal_backprop", "algorithms/test_layered_engines",
+    "algorithms/test_orthogonal_backprop",
 )  # fmt: skip
 SUITES = {"gpu-time": 10, "gpu-depth": 7, "quick": 3}
 """With the share of the time that each has."""
@@ -47,7 +47,6 @@ WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small
 """Suites that need the data sets of $GRADFREE_DATA."""
 ALSO_NEEDED = {
     "depth/programs/test_random_programs": "hypothesis",
-    "algorithms/test_layered_engines": "sklearn",
     "quick": "sklearn",
 }
 """What files of tests and suites are left out without."""

@@ -128,13 +128,8 @@ class Handle:
         Of a recurrent layer, of all its steps, by its name in figures. A block that runs several times has the last.
         """
         found: dict[str, Tensor] = {}
-        for attachment in self._attachments.values():
-            attachment.deltas = found
-        try:
+        with self._having("deltas", found):
             yield found
-        finally:
-            for attachment in self._attachments.values():
-                attachment.deltas = None
 
     @contextmanager
     def _having(self, attribute: str, value: object) -> Iterator[None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -66,27 +65,13 @@ def _event(device: torch.device, timing: bool) -> Any:
     return event
 
 
-@cache
-def _times_events(device: torch.device) -> bool:
-    """Return whether events of ``device`` tell the time between them; waits for the device the first time."""
-    try:
-        start, end = (_event(device, timing=True) for _ in range(2))
-        end.synchronize()
-        start.elapsed_time(end)
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
 def mark(device: torch.device) -> Any:
     """Return a point in time: of the CPU or, on another device, of what has been queued on its current stream.
 
-    Waits for a device whose events tell no time.
+    Waits for a device that has no events.
     """
-    if device.type not in _WITHOUT_QUEUE and _times_events(device):
-        return _event(device, timing=True)
-    synchronize(device)
-    return perf_counter()
+    event = None if device.type in _WITHOUT_QUEUE else _event(device, timing=True)
+    return perf_counter() if event is None else event
 
 
 def seconds(start: Any, end: Any) -> float:

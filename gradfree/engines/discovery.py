@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,16 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradfree.chains.kinds import known_kinds
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site, enclosing
-from gradfree.engines.looped_cells import looped_cells
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 from gradfree.torchside.private import is_compiled
 from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]
 """Module paths of chains; a list of paths is the chain of these modules, in this order."""
+
+ALTERNATIVES: Mapping[str, Sequence[str]] = {
+    "depth": ("fixed_point", "truncated"),
+    "time": ("backprop", "fixed_point", "truncated"),
+}
+"""By dimension, engines that refuse no chain of the conformance suite in the first pass."""
+
+_LAYERS: dict[type[nn.Module], str] = {nn.GRUCell: "nn.GRU", nn.LSTMCell: "nn.LSTM", nn.RNNCell: "nn.RNN"}
 
 
 def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds = ()) -> Report:
@@ -43,7 +53,7 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
         if sites or not left:
             problems = _choice_problems(modules, sites, kinds)
         else:
-            problems = [] if any(_find(model, left, seen=set())) else [*looped_cells(modules, kinds)]
+            problems = [] if any(_find(model, left, seen=set())) else [*_looped_cells(modules, kinds)]
     else:
         paths = [path for path in chains if isinstance(path, str)]
         rows = [row for row in chains if not isinstance(row, str)]
@@ -59,6 +69,22 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)
+
+
+def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Iterator[str]:
+    """Yield which engines to take for chains that ``model`` has, but for those of ``kinds``.
+
+    Args:
+        model: any module.
+        chains: as in :meth:`gradfree.Engine.validate`.
+        kinds: what the engine that is refused solves.
+    """
+    for dimension, names in ALTERNATIVES.items():
+        others = [k for k in known_kinds() if k.dimension == dimension and not k.of_layers and k not in kinds]
+        found = validate(model, chains, others) if others else None
+        if found is not None and found.ok and found.chains:
+            *first, last = map(repr, names)
+            yield f"for {', '.join(map(repr, found.chains))} there are the engines {', '.join(first)} and {last}."
 
 
 def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
@@ -128,7 +154,7 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
         ]
         if nameable:
             return [f"{what} What can be named, chains=[...]: {nameable}."]
-        if cells := [*looped_cells(modules, kinds)]:
+        if cells := [*_looped_cells(modules, kinds)]:
             return cells
         if any(kind.dimension == "depth" and not kind.of_layers for kind in kinds):
             return [f"{what} Put its blocks into one, or name them, in their order: chains=[['block1', 'block2']]."]
@@ -151,7 +177,7 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
         if path not in modules:
             hint = did_you_mean(str(path), candidates) or f" What can be a chain: {candidates or 'no module'}."
             yield f"the model has no module {path!r}.{hint}"
-        elif path not in candidates and (cell := [*looped_cells({path: modules[path]}, kinds)]):
+        elif path not in candidates and (cell := [*_looped_cells({path: modules[path]}, kinds)]):
             yield from cell
         elif path not in candidates:
             yield (
@@ -170,3 +196,34 @@ def _overlaps(sites: Mapping[str, Site]) -> Iterator[str]:
                     "overlap nor lie inside each other. Leave one of them out."
                 )
                 return
+
+
+def _looped_cells(modules: Mapping[str, nn.Module], kinds: Sequence[type[Site]]) -> Iterator[str]:
+    """Yield a problem for each of ``modules``, by path, that is a cell, if chains in time are among ``kinds``."""
+    if any(kind.dimension == "time" for kind in kinds):
+        for path, module in modules.items():
+            if _is_cell(module):
+                yield (
+                    f"{path_name(path)} is of class {type(module).__name__}, a cell that is called step by step, which "
+                    f"is no chain. Give all steps to a layer: gradfree.CellLayer(cell){_torch_layer(module)}."
+                )
+
+
+def _is_cell(module: nn.Module) -> bool:
+    if isinstance(module, nn.RNNCellBase | ElementwiseCell):
+        return True
+    if isinstance(module, nn.RNNBase | CellLayer) or not isinstance(getattr(module, "hidden_size", None), int):
+        return False
+    _, *taken = inspect.signature(type(module).forward).parameters.values()
+    return len(taken) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
+
+
+def _torch_layer(cell: nn.Module) -> str:
+    """Return how to make torch's layer of one of its cells, with the same weights; "" for other cells."""
+    if not isinstance(cell, nn.RNNCellBase) or type(cell) not in _LAYERS:
+        return ""
+    options = "" if cell.bias else ", bias=False"
+    if isinstance(cell, nn.RNNCell) and cell.nonlinearity != "tanh":
+        options += f", nonlinearity={cell.nonlinearity!r}"
+    layer = f"{_LAYERS[type(cell)]}({cell.input_size}, {cell.hidden_size}{options})"
+    return f", or layer = {layer}, with layer.load_state_dict({{f'{{n}}_l0': p for n, p in cell.state_dict().items()}})"

@@ -22,8 +22,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.engines.alternatives import alternatives
-from gradfree.engines.discovery import Chains, compiled_around_blocks, validate
+from gradfree.engines.discovery import Chains, alternatives, compiled_around_blocks, validate
 from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.unsaved import unsaved_hooks
@@ -51,12 +50,7 @@ class Engine(Solver):
         unknown = sorted(options.keys() - set(known))
         if unknown or len(args) > sum(not f.kw_only for f in fields(cls)):
             what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
-            bare = (
-                ""
-                if "__dataclass_fields__" in vars(cls)
-                else " Options are fields: @dataclass(frozen=True) is missing."
-            )
-            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.{bare}")
+            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
         return super().__new__(cls)
 
     @classmethod

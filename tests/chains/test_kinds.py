@@ -116,24 +116,6 @@ def test_a_kind_says_whether_several_are_too_many(several, monkeypatch):
         assert "2 modules look like chains: '0.blocks', '1.blocks'" in report.problems[0]
 
 
-class Unit(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.loop = Loop(Plain())
-
-    def forward(self, x):
-        return self.loop(x)
-
-
-@pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize("dimension", ["depth", "time"])
-def test_of_blocks_with_chains_in_time_in_them_these_are_found(dimension, monkeypatch):
-    monkeypatch.setattr(Loops, "dimension", dimension)
-    monkeypatch.setattr(Loops, "several", True)
-    found = engine("fixed_point").validate(nn.Sequential(Unit(), Unit())).chains
-    assert list(found) == ([""] if dimension == "depth" else ["0.loop", "1.loop"])
-
-
 def test_of_several_kinds_the_last_one_registered_counts():
     """And one that is registered again is replaced: so it is when a cell of a notebook runs again."""
 

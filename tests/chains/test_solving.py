@@ -30,22 +30,6 @@ def test_exactly_is_for_the_chains_of_its_handle_alone():
         assert_equal_gradients(approximate, exact)
 
 
-def test_all_who_ask_for_figures_are_told():
-    """However their blocks lie: the second is still told when the first has left."""
-    model, x = plain_model(), torch.randn(4, 6)
-    first, second = gradfree.engine_figures(), gradfree.engine_figures()
-    with gradfree.create_engine("highway_bp").attach(model):
-        one, two = first.__enter__(), second.__enter__()
-        gradients(model, lambda: model(x))
-        first.__exit__(None, None, None)
-        assert one == two != {}
-        before = one["blocks"]["residual"]
-        gradients(model, lambda: model(2 * x))
-        second.__exit__(None, None, None)
-        gradients(model, lambda: model(3 * x))
-    assert one["blocks"]["residual"] == before != two["blocks"]["residual"]
-
-
 @pytest.mark.parametrize("wrong", [lambda chain, direct: None, lambda chain, direct: direct])
 def test_what_an_engine_must_return_is_said_where_it_returns_something_else(wrong):
     class Careless(gradfree.Engine):

@@ -197,10 +197,3 @@ def test_an_output_without_a_gradient_is_a_problem():
     model = nn.Sequential(blocks(*[torch.add] * 3), nn.Softmax(-1))
     model.forward = lambda x: model[0](x).argmax(-1)
     assert "no tensor that needs a gradient" in looked_at(model, torch.randn(5, 4)).problems[0]
-
-
-def test_without_a_batch_and_where_nothing_is_attached_nothing_runs():
-    model = blocks(*[torch.add] * 3)
-    model.forward = None
-    assert gradfree.create_engine("highway_bp").validate(model).findings == {}
-    assert looked_at(model, torch.randn(5, 4), "backprop").findings == {}

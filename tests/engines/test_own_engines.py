@@ -50,13 +50,3 @@ def test_numbers_of_numpys_are_numbers():
     assert repr(engine) == repr(gradfree.create_engine("highway_bp", iterations=2, gamma=0.5))
     with pytest.raises(TypeError, match="iterations"):
         gradfree.create_engine("highway_bp", iterations=numpy.float64(2.0))
-
-
-def test_an_option_of_a_class_without_its_decorator_is_refused_with_the_decorator():
-    class Bare(Own):
-        gain: int = 1
-
-    with pytest.raises(TypeError, match=r"Bare.*'gain'.*dataclass"):
-        Bare(gain=2)
-    with pytest.raises(TypeError, match=r"its options are: count, factor\.$"):
-        Own(gain=2)

@@ -72,6 +72,17 @@ def forward_mode(model, x):
         model(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
+def traced(model, x):
+    torch.jit.trace(model, (x.detach(),))
+
+
+def compiled_autograd(model, x):
+    import torch._dynamo.compiled_autograd
+
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        out_of(model, x).sum().backward()
+
+
 def many(model, x):
     out = out_of(model, x)
     torch.autograd.grad(out, x, torch.ones(2, *out.shape), is_grads_batched=True)
@@ -168,6 +179,13 @@ CELLS = {
 def test_every_row_is_met_in_its_words(case):
     refusal, refused, make = CELLS[case]
     assert_refused(refusal, lambda: refused(make))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("other", [traced, compiled_autograd])
+@pytest.mark.parametrize("make", [blocks, gru, cell])
+def test_other_passes_are_refused(other, make):
+    assert_refused(errors.OTHER_PASS, lambda: behind(other)(make))
 
 
 def test_hooks_on_all_modules_are_refused():

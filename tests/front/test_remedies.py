@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradfree
-from gradfree.engines.alternatives import ALTERNATIVES
+from gradfree.engines.discovery import ALTERNATIVES
 from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL
 from gradfree.testing.conformance import BASIC
 

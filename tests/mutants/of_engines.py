@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     mutant(
         "a loss on a layer inside the chain is not refused",
-        "layers/test_layers.py algorithms/test_layered_engines.py",
+        "layers/test_layers.py",
         (
             LAYERS,
             "direct[:-1], strict=True):\n            if e is not None:",

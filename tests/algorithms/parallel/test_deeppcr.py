@@ -1,7 +1,5 @@
 """deeppcr where a chain has no Jacobian for each sample, or none that fits, and in lower precisions."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -118,19 +116,6 @@ class Hooked(Plain):
         return x + torch.tanh(h)
 
 
-@pytest.mark.parametrize(
-    "hook", [lambda g: 0.5 * g, lambda g: g * (2.0 if g.sum().item() < 1e300 else 1.0)], ids=["batched", "one by one"]
-)
-def test_a_backward_pass_of_their_own_that_is_linear_is_followed(hook):
-    """What torch cannot run as one batch of cotangents is run one by one."""
-    model, x = Model([Hooked() for _ in range(4)]), torch.randn(4, 6)
-    for block in model.blocks:
-        block.hook = hook
-    expected = exact(model, x)
-    with ENGINE.attach(model, ["blocks"]):
-        assert_equal_gradients(exact(model, x), expected)
-
-
 def test_a_backward_pass_that_is_not_linear_gives_nan():
     """Clamping has no Jacobian; a wrong gradient in silence would be worse."""
     model, x = Model([Hooked() for _ in range(4)]), torch.randn(4, 6)
@@ -139,22 +124,3 @@ def test_a_backward_pass_that_is_not_linear_gives_nan():
     with ENGINE.attach(model, ["blocks"]):
         actual = exact(model, x)
     assert all(g.isnan().all() for name, g in actual.items() if name.endswith("linear.weight"))
-
-
-def assert_no_worse_than_backprop(model, run, accurate):
-    """Rounding adds up in another order: at most four times the error of backprop in the same precision."""
-    theirs = gradients(model, run)
-    with ENGINE.attach(model), gradfree.engine_figures() as figures:
-        ours = gradients(model, run)
-    assert figures["blocks"]["residual"] < 0.02
-    for name, expected in accurate.items():
-        if expected is not None:
-            error, allowed = ((g[name].double() - expected).norm() for g in (ours, theirs))
-            assert error <= 4 * allowed + 1e-7 * expected.norm()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lower_precisions_are_as_exact_as_backprop(dtype):
-    model, x = plain_model(20).to(dtype), torch.randn(4, 6).to(dtype)
-    accurate = exact(copy.deepcopy(model).double(), x.double())
-    assert_no_worse_than_backprop(model, lambda: model(x), accurate)
