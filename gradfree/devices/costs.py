@@ -26,10 +26,8 @@ _ROW, _START = 3.0, 50.0
 # Layers have not been seen to take fewer sweeps, with K a part of F, and with all of it.
 _FEWEST, _FEWEST_OF_ALL = 8, 3
 
-_SMALL = 128
-"""Up to so many units cuDNN keeps the weights in registers, forward and backward."""
-_COLLAPSING = range(_SMALL + 1, 193)
-"""Units for which it does so forward alone, three to five times slower than its other kernels from some 16 rows on."""
+_SMALL = 192
+"""Up to so many units cuDNN keeps the weights in registers, where each row of a batch costs."""
 _SHORT_FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Of what it keeps there."""
 
@@ -89,9 +87,6 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
     if units <= _SMALL:
         # 0.6 µs a step of 64 units, and some 0.01 µs for a row, in segments too.
         return StepCost(64.0)
-    if units in _COLLAPSING:
-        # 3 µs a step and 0.7 µs for a row, beside some 11 µs a step of segments, which are packed.
-        return StepCost(usual.free, start=0.3, row=0.06)
     if kind == "LSTM" and like.dtype is torch.float16 and units % 128 == 0 and batch % 8 == 0 and batch <= 128:
         # 2 µs a step by a kernel that takes no larger batch.
         return StepCost(usual.free, start=0.2)
@@ -102,16 +97,6 @@ def runs_onednn(like: Tensor, kind: str) -> bool:
     """Return whether torch has oneDNN's kernel, both passes, for a layer of ``kind`` with states ``like``."""
     exact = like.device.type == "cpu" and like.dtype is torch.float32
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
-
-
-def runs_faster_packed(like: Tensor) -> bool:
-    """Return whether sequences of one length are to be packed, for cuDNN to take another kernel: an estimate.
-
-    Args:
-        like: a state, (rows, H), not read.
-    """
-    rows, units = like.shape
-    return rows >= 16 and units in _COLLAPSING and like.dtype in _SHORT_FORMATS and runs_cudnn(like.device)
 
 
 def is_known(kind: str) -> bool:

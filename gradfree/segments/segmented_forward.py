@@ -10,14 +10,13 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
-from gradfree.devices.costs import runs_faster_packed
 from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import cut, joined
 from gradfree.segments.replay import Replay, replays
 from gradfree.segments.rule import FinishedPass, Part, Rule, SegmentPlan
 from gradfree.segments.settling import Run, settle
 from gradfree.time.closed_forms import linearise
-from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_packed, run_plainly
+from gradfree.time.forward import Forward, Recurrence, Trajectory, by_direction, run_plainly
 
 
 class InSegments(Forward):
@@ -121,7 +120,7 @@ class _Segments:
         single = self.recurrence.cell is not None
         first = [start.flatten(0, 1) if single else start.flatten(0, 1)[None] for start in entering]
         called = replace(self.recurrence, x=x, first=first, lean=lean)
-        return run_packed(called) if not single and runs_faster_packed(first[0][0]) else run_plainly(called)
+        return run_plainly(called)
 
     def _parts(self, finals: Sequence[Tensor]) -> list[Tensor]:
         return [final.reshape(self.count, -1, final.shape[-1]) for final in finals]

@@ -157,14 +157,6 @@ def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
     return _call(recurrence, None if recurrence.packing is None else recurrence.packing.batch_sizes)
 
 
-def run_packed(recurrence: Recurrence) -> Trajectory:
-    """Run whole sequences as packed ones of one length: cuDNN takes another kernel, which rounds otherwise."""
-    length, batch, _ = recurrence.x.shape
-    sizes = torch.full((length,), batch, dtype=torch.int64, device="cpu")
-    out, *finals = _call(replace(recurrence, x=recurrence.x.flatten(0, 1)), sizes)
-    return Trajectory(out.unflatten(0, (length, batch)), finals)
-
-
 def _call(recurrence: Recurrence, batch_sizes: Tensor | None = None) -> Sequence[Tensor]:
     x, weights, directions = recurrence.x, recurrence.weights, recurrence.directions
     assert recurrence.mode is not None

@@ -60,16 +60,6 @@ def test_what_lies_before_and_behind_the_chain_learns_too(way):
         assert_equal_gradients(gradients(net, lambda: net(x)), expected)
 
 
-def test_an_activation_behind_the_last_layer_is_differentiated():
-    net, x = (
-        nn.Sequential(orthogonal(dense(9, 7, 5)), nn.Tanh(), nn.Unflatten(1, (5, 1)), nn.Sigmoid()),
-        torch.randn(4, 9),
-    )
-    expected = gradients(net, lambda: net(x))
-    for way in WAYS.values():
-        assert_equal_gradients(foton_gradients(net, x, **way), expected)
-
-
 @pytest.mark.parametrize("widths", [(6, 9, 9, 4), (9, 4, 8, 8, 3), (3, 5, 7)])
 def test_linear_nets_that_expand_get_the_projected_gradient(widths):
     """In place of δ stands A Aᵀ δ with A = W_l ... W_1 (papers' theory for any weights, orthogonal or not)."""

@@ -144,20 +144,3 @@ def test_a_list_for_engines_that_take_layers_and_for_one_that_leaves_chains_alon
     report = gradfree.create_engine("foton").validate(model, [["a", "b", "c"]])
     assert str(report).startswith("chain 'a, b, c': 3 layers, 2 of them with weights")
     assert gradfree.create_engine("backprop").validate(model, [["a", "b", "c"]]).chains == {}
-
-
-def test_of_several_chains_some_may_have_no_residual_path():
-    plain = nn.Sequential(*(Unit(nn.Sequential(nn.Linear(6, 6), nn.Tanh())) for _ in range(3)))
-    model = Rows(first=nn.Sequential(*row()), second=plain)
-    assert list(assert_exact(model).chains) == ["first", "second"]
-    with ENGINE.attach(model, ["second"]), pytest.raises(ChainError, match="no residual path from 'second"):
-        model(torch.randn(4, 6)).sum().backward()
-
-
-class Unit(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x)

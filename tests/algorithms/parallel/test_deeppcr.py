@@ -74,13 +74,6 @@ def test_a_block_is_asked_again_when_its_mode_changes():
     assert_equal_gradients(actual, exact(model, x))
 
 
-def test_another_number_of_samples_is_refused():
-    model = nn.Sequential(Plain(), Plain(), nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1), nn.Unflatten(0, (4, 5))))
-    model.append(nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1)))
-    with ENGINE.attach(model, [""]), pytest.raises(ChainError, match=r"^3 returns a state of 20 samples, .* of 4"):
-        model(torch.randn(4, 5, 6)).sum().backward()
-
-
 @pytest.mark.parametrize("kind", ["depth", "time"])
 def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
     """4 links, 3 samples, 6 x 6 numbers of 8 bytes, three times; an LSTM's state has h and c."""
