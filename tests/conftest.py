@@ -33,9 +33,6 @@ def pytest_configure(config: pytest.Config) -> None:
             pretend_device.register()
         except RuntimeError as error:
             raise pytest.UsageError(str(error)) from error
-        from pretend_device import accelerator  # It takes seconds.
-
-        accelerator.register()
 
 
 @pytest.fixture(autouse=True)

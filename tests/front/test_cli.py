@@ -1,7 +1,6 @@
 """The command line: what it lists, what it says when it cannot."""
 
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -47,12 +46,6 @@ def test_a_named_engine_is_told_with_its_options(capsys):
     out = capsys.readouterr().out
     assert out.startswith(f"truncated: {gradfree.algorithms.Truncated.__doc__.splitlines()[0]}")
     assert "Options and defaults:\n    window = 1\n\ndfa: " in out
-
-
-@pytest.mark.parametrize("name", gradfree.list_engines())
-def test_what_is_told_has_no_marks_of_the_documentation(name, capsys):
-    main(["engines", name])
-    assert not re.search(r":\w+:`", capsys.readouterr().out)
 
 
 def test_an_unknown_engine_is_met_with_those_there_are(capsys):

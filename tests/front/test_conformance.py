@@ -11,9 +11,10 @@ from pairwise import cover
 from places import DOCS
 
 import gradfree
+from gradfree.engines.alternatives import ALTERNATIVES
 from gradfree.engines.engine import Engine
 from gradfree.testing import FEATURES, EngineConformance
-from gradfree.testing.cases.cases import CASES, STANDING_FOR
+from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL, STANDING_FOR
 
 PAGE = (DOCS / "reference/support.md").read_text(encoding="utf-8")
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
@@ -142,6 +143,13 @@ class TestSweeps(EngineConformance):
 def test_the_table_has_every_chain(name):
     for case in CASES:
         assert_is_said(CHAIN_CELLS[case.name, name], FEATURES[BASIC].refusal(ENGINES[name], case))
+
+
+@pytest.mark.parametrize(("dimension", "name"), [(d, name) for d, names in ALTERNATIVES.items() for name in names])
+def test_engines_that_refusals_name_for_a_dimension_take_each_of_its_chains(dimension, name):
+    family = {"depth": RESIDUAL, "time": RECURRENT}[dimension]
+    cases = [case.name for case in CASES if case.family == family and case.name != "LSTM with projections"]
+    assert {CHAIN_CELLS[case, name] for case in cases} == {"works"}
 
 
 def test_the_table_has_every_engine_and_feature_and_says_what_they_mean():

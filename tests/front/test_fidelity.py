@@ -181,37 +181,20 @@ def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
         assert fidelity.total.norm_ratio == pytest.approx(1 / 4)
 
 
-def test_a_batch_that_is_a_tensor_is_refused(batch):
-    with pytest.raises(TypeError, match=r"batch must be a tuple, .*inputs, target.*, not a Tensor"):
-        gradfree.gradient_fidelity(gradfree.create_engine("backprop"), plain_model(), loss_fn, batch[0])
-
-
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
         ({"engine": "highway_bp"}, TypeError, r"engine must be an Engine, as gradfree.create_engine\(name\) makes it"),
         ({"model": torch.relu}, TypeError, "model must be an nn.Module, not a builtin_function_or_method."),
         ({"loss_fn": None}, TypeError, "loss_fn must be a function of outputs and target, not None"),
-        (
-            {"loss_fn": lambda out, y: out},
-            TypeError,
-            r"one number with a gradient, a scalar tensor, not a tensor of sh",
-        ),
+        ({"loss_fn": lambda out, y: out}, TypeError, "one number with a gradient, a scalar tensor, not a tensor of sh"),
         ({"loss_fn": lambda out, y: out.sum().detach()}, TypeError, "must return one number with a gradient"),
-        ({"loss_fn": lambda out, y: 1.0}, TypeError, "a scalar tensor, not 1.0"),
-        ({"batch": ()}, ValueError, r"batch must be a tuple, \(\*inputs, target\), but has 0 of these"),
-        ({"batch": (torch.zeros(1),)}, ValueError, "has 1 of these"),
-        (
-            {"chains": [3]},
-            gradfree.ChainError,
-            r"chains must be a list of module paths, chains=\['blocks'\], not of int",
-        ),
-        ({"chains": 3}, gradfree.ChainError, "chains must be a list of module paths"),
+        ({"batch": torch.zeros(4, 6)}, TypeError, r"batch must be a tuple, .*inputs, target.*, not a Tensor"),
+        ({"batch": (torch.zeros(1),)}, ValueError, r"batch must be a tuple, \(\*inputs, target\), but has 1 of these"),
+        ({"chains": [3]}, gradfree.ChainError, "chains must be a list of module paths"),
     ],
 )
 def test_what_is_wrong_is_named(wrong, error, message):
-    from gradfree.testing.cases.models import plain_model
-
     right = {
         "engine": gradfree.create_engine("highway_bp"),
         "model": plain_model(),

@@ -100,11 +100,6 @@ def test_what_cannot_be_registered_is_refused(name, engine, error, message):
     assert {"my:engine", "module", "instance"}.isdisjoint(gradfree.list_engines())
 
 
-def test_the_command_describes_an_engine_by_import_path(capsys):
-    main(["engines", "gradfree.algorithms:FixedPoint"])
-    assert capsys.readouterr().out.startswith("gradfree.algorithms:FixedPoint: Fixed-point iteration")
-
-
 def test_help_names_the_engines():
     for name in gradfree.list_engines():
         assert f'``"{name}"``' in gradfree.create_engine.__doc__
@@ -113,12 +108,6 @@ def test_help_names_the_engines():
 def test_what_is_listed_of_the_package_is_for_users():
     rooms = {"algorithms", "benchmarks", "huggingface", "lightning", "models"}
     assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", *rooms}
-
-
-@pytest.mark.parametrize("model", [None, torch.relu, torch.optim.SGD([torch.zeros(1)], lr=0.1)])
-def test_only_modules_have_chains(model):
-    with pytest.raises(TypeError, match=r"^model must be an nn\.Module, not "):
-        HIGHWAY.attach(model)
 
 
 def test_options_are_given_by_name():

@@ -91,40 +91,6 @@ def test_the_pictures_are_those_that_the_script_draws():
         assert (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8") == drawing.svg()
 
 
-def test_the_example_engine_is_right():
-    """Damped with enough sweeps is exact, so its scan and its pull are."""
-    from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
-
-    names = {"__name__": "example"}
-    exec(examples(ROOT / "docs/develop/adding-an-engine.md")[0], names)
-    model, x = plain_model(), torch.randn(4, 6)
-    expected = gradients(model, lambda: model(x))
-    with names["Damped"](iterations=4).attach(model):
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-    with pytest.raises(TypeError, match="its options are: damping, iterations"):
-        names["Damped"](iteration=4)
-    with pytest.raises(ValueError, match="iterations must be at least 0"):
-        names["Damped"](iterations=-1)
-
-
-def test_the_example_layer_engine_is_right():
-    """With weights that are their own signs it is backpropagation."""
-    from gradfree.testing.cases.models import assert_equal_gradients, gradients, layered_model
-
-    names = {"__name__": "example"}
-    for code in examples(ROOT / "docs/develop/adding-an-engine.md")[:2]:
-        exec(code, names)
-    model, x = layered_model(), torch.randn(4, 6)
-    for layer in (model.blocks[2], model.blocks[4]):
-        layer.weight.data.sign_()
-    expected = gradients(model, lambda: model(x))
-    with names["SignSymmetry"]().attach(model):
-        actual = gradients(model, lambda: model(x))
-    for of_the_stem in ("stem.weight", "stem.bias"):
-        del actual[of_the_stem], expected[of_the_stem]
-    assert_equal_gradients(actual, expected)
-
-
 def test_the_example_chain_kind_is_right():
     """Its chain is found and exact at k = L - 1; without the kind there is none."""
     import gradfree
@@ -144,30 +110,6 @@ def test_the_example_chain_kind_is_right():
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
-def test_the_example_port_is_right():
-    """Without it the state is taken for what it is not, and refused; with it the gradients are exact."""
-    import gradfree
-
-    names = {"__name__": "example"}
-    *_, code = examples(ROOT / "docs/develop/how-it-works.md")
-    definitions, registration = code.rsplit("\n\n", 1)
-    exec(definitions, names)
-
-    class Model(torch.nn.ModuleList):
-        def forward(self, x):
-            for block in self:
-                _, x = block(x)
-            return x
-
-    model, batch = Model(names["MyBlock"](6) for _ in range(3)), (torch.randn(4, 6), torch.randn(4, 6))
-    engine = gradfree.create_engine("highway_bp", iterations=3)
-    with pytest.raises(gradfree.ChainError, match="register_port"):
-        gradfree.gradient_fidelity(engine, model, torch.nn.functional.mse_loss, batch)
-    exec(registration, names)
-    fidelity = gradfree.gradient_fidelity(engine, model, torch.nn.functional.mse_loss, batch)
-    assert fidelity.total.relative_error < 1e-5
-
-
 @pytest.mark.processes
 @pytest.mark.slow
 def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
@@ -179,40 +121,18 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
         main(["bench", "run", "--suite", "my_suite:suite", "--seeds", "2", "--jobs", "2"])
         with pytest.raises(SystemExit):
             main(["bench", "report", "--suite", "my_suite:halves"])
-        with pytest.raises(SystemExit):
-            main(["bench", "report", "--suite", "my_suite:sweet"])
     finally:
         sys.modules.pop("my_suite", None)
-    refused = capfd.readouterr().err
-    assert "my_suite:halves returns no suite" in refused
-    assert "no function of my_suite is called 'sweet'" in refused
+    assert "my_suite:halves returns no suite" in capfd.readouterr().err
     folder = tmp_path / "results" / "my_suite-suite"
     facts = pl.read_parquet(folder / "report.parquet")
     title = "first steps: halves, device: cpu, threads: 1"
-    own = facts.filter(pl.col("section") == title)
-    ratios = own.filter(metric="step time", unit="× backprop")
+    ratios = facts.filter(pl.col("section") == title).filter(metric="step time", unit="× backprop")
     assert ratios["row"].to_list() == ["backprop", "highway_bp k=0", "highway_bp k=1", "highway_bp k=2"]
-    assert ratios["value"][0] == 1.0
-    assert own.filter(metric="parameters")["value"].min() > 0
     page = (folder / "report.md").read_text(encoding="utf-8")
-    assert title in page
     assert re.search(r"- highway_bp k=1: (no difference|[\d.]+× (slower|faster))", page.partition(title)[2])
-    charts = re.search(r'id="charts">(.*?)</script>', (folder / "report.html").read_text(encoding="utf-8"), re.DOTALL)[
-        1
-    ]
-    assert f'"{title}"' in charts
     # The example is as short as the page promises.
     assert len(examples(ROOT / "docs/develop/benchmarks.md")[1].strip().splitlines()) <= 40
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_examples_of_the_readme_run_alone(tmp_path, monkeypatch):
-    """Each as if it were the only one."""
-    monkeypatch.chdir(tmp_path)
-    torch.set_default_dtype(torch.float32)
-
-    for code in examples(ROOT / "README.md"):
-        exec(compile(code, "README.md", "exec"), {"__name__": "my_package"})
 
 
 def test_no_page_has_a_merge_that_nobody_finished():

@@ -60,13 +60,6 @@ def test_the_public_ci_tries_all_systems_and_pythons_and_the_oldest_packages():
     assert tried == {name: least[name] for name in ("torch", "lightning", "torchmetrics")}
 
 
-def test_the_readme_names_no_file_that_is_not_there():
-    """It is the description on the index as well."""
-    assert PROJECT["readme"] == "README.md"
-    for name in ("CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md"):
-        assert (ROOT / name).is_file()
-
-
 @pytest.mark.slow
 def test_the_distribution_passes_twine(tmp_path):
     pytest.importorskip("twine")
