@@ -11,7 +11,7 @@ import argparse
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,44 +37,35 @@ EXACT = 1e-9
 
 _INTRODUCTION = """# Architectures
 
-`highway_bp` on models of three libraries: whether its gradients are exact at k = L, and how close they are with
-k = 0, 1 and 2. Made by `python benchmarks/scripts/models_page.py --out docs/reference/models.md` with {versions}: small
-configurations, random weights, double precision, training mode.
+`highway_bp` on models of three libraries: {exact} of {all} have exact gradients with as many iterations as the longest
+chain has blocks (relative error below 1e-9). Made by
+`python benchmarks/scripts/models_page.py --out docs/reference/models.md` with {versions}: small configurations, random
+weights, double precision, training mode. Chains are found without help, except a few that are named.
 
-- **k = L**: relative error of all gradients together, with as many iterations as the longest chain takes.
-- **k = 0, 1, 2**: cosine with the exact gradients. After training it is another.
-- **split**: blocks at which another chain starts ([why](../start/limits.md#where-a-chain-is-split)).
-
-Chains are found without help, except a few that are named.
-
-{exact} of {all} are exact.
-
-| library | architecture | chains: blocks | split | k = L | k = 0 | k = 1 | k = 2 |
-|---|---|---|---|---|---|---|---|
+Each table sorts a library's models by the cosine between exact gradients and those of two iterations. After training
+it is another.
 """
+_ITERATIONS = 2
+_LEAST = {"0.99 and more": 0.99, "0.9 to 0.99": 0.9, "less": -1.0}
+"""What cosines are sorted by, highest first."""
 
 
-def row(architecture: Architecture) -> tuple[bool, str]:
-    """Try one architecture; tell whether it is exact, and return its row of the table.
+def row(architecture: Architecture) -> tuple[float | None, str]:
+    """Try one architecture; return the cosine of few iterations, or ``None`` and why the engine refuses it.
 
     Raises:
         AssertionError: its gradients are wrong at k = L, or its loss is another.
     """
-    start = f"| {architecture.library} | {architecture.name} |"
     model = architecture.made()
     expected = architecture.gradients(model)
     try:
-        figures, chains = [], ""
-        for k in (ENOUGH, 0, 1, 2):
-            error, cosine, chains = _tried(architecture, model, expected, k)
-            if k == ENOUGH and not error < EXACT:
-                raise AssertionError(f"{architecture.name} of {architecture.library} is wrong at k = L: {error:.1e}")
-            figures.append(f"{error:.0e}" if k == ENOUGH else f"{cosine:.3f}")
+        error, _ = _tried(architecture, model, expected, ENOUGH)
+        if not error < EXACT:
+            raise AssertionError(f"{architecture.name} of {architecture.library} is wrong at k = L: {error:.1e}")
+        return _tried(architecture, model, expected, _ITERATIONS)[1], ""
     except ChainError as error:
         _, *problems = str(error).splitlines()
-        message = (problems[0].removeprefix("- ") if problems else str(error)).replace("|", "\\|")
-        return False, f"{start} refused: {message} | | | | | |"
-    return True, f"{start} {chains} | {' | '.join(figures)} |"
+        return None, problems[0].removeprefix("- ") if problems else str(error)
 
 
 def page() -> str:
@@ -83,38 +74,44 @@ def page() -> str:
     Raises:
         AssertionError: an engine's gradients are wrong.
     """
-    rows, exact = [], 0
+    rows = []
     with _quiet():
         for architecture in _installed():
             print(f"{architecture.library}: {architecture.name}", file=sys.stderr)
-            good, line = row(architecture)
-            rows.append(line)
-            exact += good
+            rows.append((architecture.library, architecture.name, *row(architecture)))
     versions = ", ".join(f"{name} {version(name)}" for name in (*LIBRARIES, "torch") if _is_installed(name))
-    return _INTRODUCTION.format(versions=versions, exact=exact, all=len(rows)) + "\n".join(rows) + "\n"
+    return written(rows, versions)
 
 
-def _tried(
-    architecture: Architecture, model: nn.Module, expected: Mapping[str, Tensor], k: int
-) -> tuple[float, float, str]:
+def written(rows: Sequence[tuple[str, str, float | None, str]], versions: str) -> str:
+    """Return the page of these libraries, architectures, cosines and refusals."""
+    exact = sum(cosine is not None for _, _, cosine, _ in rows)
+    lines = [_INTRODUCTION.format(versions=versions, exact=exact, all=len(rows))]
+    for library in dict.fromkeys(row[0] for row in rows):
+        lines += [f"## {library}", "", "| cosine | models |", "|---|---|"]
+        names: dict[str, list[str]] = {group: [] for group in _LEAST}
+        for _, name, cosine, _ in (row for row in rows if row[0] == library):
+            if cosine is not None:
+                names[next(group for group, least in _LEAST.items() if cosine >= least)].append(f"`{name}`")
+        lines += [f"| {group} | {', '.join(found)} |" for group, found in names.items()]
+        lines += [""]
+    refused = [f"- `{name}` of {library}: {why}" for library, name, cosine, why in rows if cosine is None]
+    return "\n".join([*lines, "## Refused", "", *refused, ""])
+
+
+def _tried(architecture: Architecture, model: nn.Module, expected: Mapping[str, Tensor], k: int) -> tuple[float, float]:
+    """Return the relative error of all gradients together, and their cosine with the exact ones."""
     engine = create_engine("highway_bp", iterations=k)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with engine.attach(model, architecture.chains) as handle:
+        with engine.attach(model, architecture.chains):
             actual = architecture.gradients(model)
     zero = torch.zeros(1)
-    names = expected.keys() | actual.keys()
-    pairs = [(actual.get(n, zero), expected.get(n, zero)) for n in names]
+    pairs = [(actual.get(n, zero), expected.get(n, zero)) for n in expected.keys() | actual.keys()]
     apart = sum(float((a - e).pow(2).sum()) for a, e in pairs) ** 0.5
     norms = [sum(float(pair[i].pow(2).sum()) for pair in pairs) ** 0.5 for i in (0, 1)]
     inner = sum(float((a * e).sum()) for a, e in pairs)
-    sites = handle.chains.items()
-    found = ", ".join(f"`{path or '(the model)'}`: {len(site.blocks)}" for path, site in sites)
-    return (
-        apart / norms[1],
-        inner / (norms[0] * norms[1]),
-        f"{found} | {sum(len(site.splits) for _, site in sites) or ''}",
-    )
+    return apart / norms[1], inner / (norms[0] * norms[1])
 
 
 def _installed() -> Iterator[Architecture]:
