@@ -1,11 +1,14 @@
-"""What README, docs and messages must keep: short sentences, usual words, links that lead somewhere; ``make lint``."""
+"""What README, docs and messages must keep: short sentences, usual words, links that lead somewhere; ``make lint``.
+
+``python .ci/prose.py --code`` lists odd words in docstrings, strings and names of tests in all rooms.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +34,15 @@ ODD = {
     r"\bpull(s|ed|ing)?\b": "VJP",
     r"\bplain backprop\b": "autograd",
 }
+# Of these some have a usual sense in code: a matrix alone, a process of its own, `Chain.pull`.
+CODE = {pattern: ODD[pattern] for pattern in ODD if not re.search(r"alone|\(its|apart|\bways|pull", pattern)}
+CODE_ROOMS = (
+    "gradfree/testing",
+    "models",
+    ".ci",
+    *(f"tests/{room}" for room in ("front", "house", "packaging", "support")),
+)
+"""Where docstrings and names of tests have none of them."""
 
 
 def pages() -> list[Path]:
@@ -73,9 +85,9 @@ def dead_links(page: Path, text: str) -> list[str]:
     return dead
 
 
-def odd_words(text: str) -> Iterator[str]:
+def odd_words(text: str, odd: Mapping[str, str] = ODD) -> Iterator[str]:
     """Yield the odd words of a text, each with what stands around it."""
-    for pattern, better in ODD.items():
+    for pattern, better in odd.items():
         for match in re.finditer(pattern, text, re.IGNORECASE):
             around = text[max(0, match.start() - 40) : match.end() + 30]
             yield f"{match[0]!r} for {better!r}: ...{around}..."
@@ -90,9 +102,20 @@ def messages(path: Path) -> Iterator[str]:
             yield node.value
 
 
+def odd_in_code(rooms: Iterable[str]) -> Iterator[str]:
+    """Yield the odd words in strings, docstrings and names of tests."""
+    for path in sorted(path for room in rooms for path in (ROOT / room).rglob("*.py") if path.name != "prose.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                text = node.name.replace("_", " ")
+            if " " in text:
+                yield from (f"{path.relative_to(ROOT)}: {odd}" for odd in odd_words(" ".join(text.split()), CODE))
+
+
 def problems() -> list[str]:
     """Return everything that is wrong, one line each."""
-    found, long, count = [], [], 0
+    found, long, count = [*odd_in_code(CODE_ROOMS)], [], 0
     for room in ("gradfree", "algorithms", "models"):
         for path in sorted((ROOT / room).rglob("*.py")):
             said = (odd for text in messages(path) if " " in text for odd in odd_words(text))
@@ -112,6 +135,7 @@ def problems() -> list[str]:
 
 
 if __name__ == "__main__":
-    wrong = problems()
+    everywhere = ("gradfree", "algorithms", "models", "benchmarks", "tests", ".ci")
+    wrong = list(odd_in_code(everywhere)) if "--code" in sys.argv else problems()
     print("\n".join(wrong))
     sys.exit(bool(wrong))

@@ -29,8 +29,8 @@ CHAINS = "Chains"
 _INTRODUCTION = """# What works with which engine
 
 Each row was tried with each engine above its table, at default options. It works, unless the engine stands in the
-second column: that engine raises `ChainError`. Messages are folded below a table. *Works* means: the result is that of
-the same engine without the feature. [What the rows mean](#what-the-rows-mean).
+second column: that engine raises `ChainError`, [with these messages](#why-refused). *Works* means: the result is that
+of the same engine without the feature. [What the rows mean](#what-the-rows-mean).
 
 Made by `python benchmarks/scripts/features_page.py --out docs/reference/support.md`.
 """
@@ -59,35 +59,43 @@ class Table:
             names = [f"`{name}`" for name, cell in zip(self.engines, cells, strict=True) if cell is not None]
             return "all" if len(names) == len(self.engines) else ", ".join(names)
 
-        lines = [
-            f"## {self.title}",
-            "",
-            f"Engines: {', '.join(f'`{name}`' for name in self.engines)}.",
-            "",
-            "| | refused by |",
-            "|---|---|",
-            *(f"| {label} | {refusing(cells)} |" for label, cells in self.rows.items()),
-            "",
-        ]
-        said: dict[str, dict[str, None]] = {}
-        for cells in self.rows.values():
-            for name, cell in zip(self.engines, cells, strict=True):
-                if cell is not None:
-                    said.setdefault(shown(cell), {})[f"`{name}`"] = None
-        if said:
-            lines += ["<details>", "<summary>Why refused</summary>", ""]
-            lines += [f"- {', '.join(names)}: {message}" for message, names in said.items()]
-            lines += ["", "</details>", ""]
-        return "\n".join(lines)
+        refused = {label: names for label, cells in self.rows.items() if (names := refusing(cells))}
+        return "\n".join(
+            [
+                f"## {self.title}",
+                "",
+                f"Engines: {', '.join(f'`{name}`' for name in self.engines)}.",
+                "",
+                f"With all of them: {'; '.join(label for label in self.rows if label not in refused)}.",
+                "",
+                "| | refused by |",
+                "|---|---|",
+                *(f"| {label} | {names} |" for label, names in refused.items()),
+                "",
+            ]
+        )
 
 
 _LIST = re.compile(r"It knows, in their plain forms: [^.]*\. ")
+_PLACE = re.compile(r"(?<!\w)'?(blocks|layer)(\.\w+)*'?(?!\w)")
+_CLASS = re.compile(r"(?<=… is )(an?|of class) \w+(?=, (but|which))")
 
 
 def shown(message: str) -> str:
-    """Return the first problem of those that ``message`` lists, or all of it, without the list of known layers."""
+    """Return the first problem of those that ``message`` lists, or all of it, without what is one model's own."""
     _, *problems = message.splitlines()
-    return _LIST.sub("", problems[0].removeprefix("- ") if problems else message)
+    return _CLASS.sub(r"\1 …", _PLACE.sub("…", _LIST.sub("", problems[0].removeprefix("- ") if problems else message)))
+
+
+def reasons(tables: list[Table]) -> list[str]:
+    """Return each message, with the engines that refuse by it."""
+    said: dict[str, dict[str, None]] = {}
+    for table in tables:
+        for cells in table.rows.values():
+            for name, cell in zip(table.engines, cells, strict=True):
+                if cell is not None:
+                    said.setdefault(shown(cell), {})[f"`{name}`"] = None
+    return [f"- {', '.join(names)}: {message}" for message, names in said.items()]
 
 
 def make_tables(engines: Mapping[str, Engine], tell: Callable[[str], None] = lambda _: None) -> list[Table]:
@@ -126,7 +134,8 @@ def make_tables(engines: Mapping[str, Engine], tell: Callable[[str], None] = lam
 def markdown(tables: list[Table]) -> str:
     """Return the page."""
     meanings = [f"- **{feature.name}**: {_meaning(feature)}" for feature in FEATURES.values()]
-    return "\n".join([_INTRODUCTION, *map(str, tables), "## What the rows mean", "", *meanings, ""])
+    refused = ["## Why refused", "", *reasons(tables), ""]
+    return "\n".join([_INTRODUCTION, *map(str, tables), *refused, "## What the rows mean", "", *meanings, ""])
 
 
 def _cell(feature: Feature, case: ModelCase, name: str, engine: Engine, unclear: list[str]) -> str | None:

@@ -41,7 +41,7 @@ def test_without_docstrings_commands_that_need_them_end_before_they_begin():
     assert "-OO" in done.stderr
 
 
-def test_a_named_engine_is_told_with_its_options(capsys):
+def test_a_named_engine_is_listed_with_its_options(capsys):
     main(["engines", "truncated", "dfa"])
     out = capsys.readouterr().out
     assert out.startswith(f"truncated: {gradfree.algorithms.Truncated.__doc__.splitlines()[0]}")
@@ -54,7 +54,7 @@ def test_an_unknown_engine_is_met_with_those_there_are(capsys):
     assert err.startswith("gradfree: error: no engine is called 'highway'; there are: auto, backprop, ")
 
 
-def test_a_reader_that_has_seen_enough_is_told_nothing(monkeypatch, capfd):
+def test_a_closed_pipe_is_no_error(monkeypatch, capfd):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -64,7 +64,7 @@ def test_a_reader_that_has_seen_enough_is_told_nothing(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_the_version_is_told_by_python_m_as_well(capsys, monkeypatch):
+def test_python_m_prints_the_version(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["gradfree", "--version"])
     runpy.run_module("gradfree", run_name="__main__")
     assert capsys.readouterr().out == f"gradfree {gradfree.__version__}\n"

@@ -1,4 +1,4 @@
-"""What engines tell of how they solve a chain: true, only when asked, and without changing a bit."""
+"""The figures that engines report of a solved chain: true, only when asked, and without changing a bit."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_recurrent_modules_have_a_chain_for_each_layer_and_direction():
 
 
 @pytest.mark.parametrize("name", ["foton", "orthogonal_backprop"])
-def test_engines_that_keep_weights_orthogonal_tell_how_well(name):
+def test_engines_that_keep_weights_orthogonal_report_the_drift(name):
     model = layered_model()
     figures = figures_of(gradfree.create_engine(name), model, torch.randn(4, 6))
     weights = [layer.weight for layer in model.blocks if isinstance(layer, nn.Linear)]
@@ -100,7 +100,7 @@ def test_asking_changes_nothing(name, kind):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-class Told(gradfree.SweepEngine):
+class Offering(gradfree.SweepEngine):
     sweeps = 1
 
     def split(self, chain):
@@ -113,7 +113,7 @@ class Told(gradfree.SweepEngine):
 
 def test_a_figure_is_computed_only_when_somebody_asks():
     model, x = plain_model(), torch.randn(4, 6)
-    with Told().attach(model):
+    with Offering().attach(model):
         gradients(model, lambda: model(x))
         with pytest.raises(ArithmeticError), gradfree.engine_figures():
             gradients(model, lambda: model(x))

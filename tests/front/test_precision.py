@@ -126,7 +126,7 @@ def test_a_running_mean_is_kept_in_single_precision():
 @pytest.mark.parametrize("net", ["RNN", "GRU", "LSTM", "GRUCell", "RNNCell"])
 @pytest.mark.parametrize("engine", ["backprop", "dsf"])
 def test_a_backward_pass_under_autocast_is_the_same(engine, net):
-    """As manual optimization in Lightning has it: derivatives in closed form are not rounded again."""
+    """As in manual optimization in Lightning: derivatives in closed form are not rounded again."""
     make, width = NETS[net]
     model, x = make().float(), torch.randn(8, width, dtype=torch.float32)
     with gradfree.create_engine(engine).attach(model):

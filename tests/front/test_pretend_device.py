@@ -27,7 +27,7 @@ WAITS = {
     "cpu, late": (lambda x: x.to("cpu", non_blocking=True), 0),
     "a mask": (lambda x: x[x > 0], 1),
     "synchronize": (lambda x: torch.accelerator.synchronize(), 1),
-    "no number is looked at": (lambda x: torch.where(x > 0, x, 0.0).softmax(0).cumsum(0)[1:], 0),
+    "no number is read": (lambda x: torch.where(x > 0, x, 0.0).softmax(0).cumsum(0)[1:], 0),
     "backward": (lambda x: nn.Linear(3, 3)(x).sum().backward(), 0),
 }
 

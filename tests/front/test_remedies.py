@@ -123,7 +123,7 @@ def test_what_can_be_named_is_what_can_be_attached():
     assert gradfree.create_engine("pepita").validate(model, ["0"]).ok
 
 
-def test_one_engine_that_is_there_already_is_told_once():
+def test_one_engine_that_is_there_already_is_named_once():
     model = blocks(Block)
     with gradfree.create_engine("dsf").attach(model):
         problems = gradfree.create_engine("highway_bp").validate(model).problems
