@@ -60,14 +60,14 @@ class Table:
             return "all" if len(names) == len(self.engines) else ", ".join(names)
 
         refused = {label: names for label, cells in self.rows.items() if (names := refusing(cells))}
+        works = "; ".join(label for label in self.rows if label not in refused)
         return "\n".join(
             [
                 f"## {self.title}",
                 "",
                 f"Engines: {', '.join(f'`{name}`' for name in self.engines)}.",
                 "",
-                f"With all of them: {'; '.join(label for label in self.rows if label not in refused)}.",
-                "",
+                *([f"With all of them: {works}.", ""] if works else []),
                 "| | refused by |",
                 "|---|---|",
                 *(f"| {label} | {names} |" for label, names in refused.items()),
@@ -77,7 +77,7 @@ class Table:
 
 
 _LIST = re.compile(r"It knows, in their plain forms: [^.]*\. ")
-_PLACE = re.compile(r"(?<!\w)'?(blocks|layer)(\.\w+)*'?(?!\w)")
+_PLACE = re.compile(r"'(blocks|layer)[\w.]*'|\bblocks(\.\w+)+")
 _CLASS = re.compile(r"(?<=… is )(an?|of class) \w+(?=, (but|which))")
 
 

@@ -25,7 +25,7 @@ def cells(title):
     """Return what the page says under ``title``, by row and engine."""
     part = PAGE.partition(f"\n## {title}")[2].partition("\n## ")[0]
     engines = re.findall(r"`(\w+)`", re.search(r"^Engines: .*$", part, re.MULTILINE)[0])
-    works = re.search(r"^With all of them: (.*)\.$", part, re.MULTILINE)[1].split("; ")
+    works = "".join(re.findall(r"^With all of them: (.*)\.$", part, re.MULTILINE)).split("; ")
     rows = dict.fromkeys(filter(None, works), "") | dict(re.findall(r"^\| (.+?) \| (.*)\|$", part, re.MULTILINE))
     return {
         (row, name): "refused" if refusing.strip() == "all" or f"`{name}`" in refusing else "works"
