@@ -77,7 +77,7 @@ class Table:
 
 
 _LIST = re.compile(r"It knows, in their plain forms: [^.]*\. ")
-_PLACE = re.compile(r"'(blocks|layer)[\w.]*'|\bblocks(\.\w+)+")
+_PLACE = re.compile(r"'(blocks|layer)[\w.]*'|\bblocks(\.\w+)+|^layer\b")
 _CLASS = re.compile(r"(?<=… is )(an?|of class) \w+(?=, (but|which))")
 
 

@@ -118,7 +118,7 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     try:
-        main(["bench", "run", "--suite", "my_suite:suite", "--seeds", "2", "--jobs", "2"])
+        main(["bench", "run", "--suite", "my_suite:suite", "--seeds", "1"])
         with pytest.raises(SystemExit):
             main(["bench", "report", "--suite", "my_suite:halves"])
     finally:
