@@ -11,7 +11,7 @@ from pairwise import cover
 from places import DOCS
 
 import gradfree
-from gradfree.engines.alternatives import ALTERNATIVES
+from gradfree.engines.discovery import ALTERNATIVES
 from gradfree.engines.engine import Engine
 from gradfree.testing import FEATURES, EngineConformance
 from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL, STANDING_FOR
