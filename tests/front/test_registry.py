@@ -22,7 +22,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             "highway_bp",
             {"iteration": 2},
             TypeError,
-            "no option 'iteration'; its options are: iterations, tolerance, segments, gamma, block",
+            "no option 'iteration'; its options are: iterations, tolerance, segments, gamma",
         ),
         ("Highway-BP", {}, ValueError, "Did you mean 'highway_bp'?"),
         ("HIGHWAY_BP", {}, ValueError, "Did you mean 'highway_bp'?"),
