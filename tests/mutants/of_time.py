@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     mutant(
         "any cell's cotangents go to the step behind",
-        f"{CELLS} time/cells/test_cells_in_use.py",
+        CELLS,
         (
             "gradfree/time/unrolled_chain.py",
             "None if v is None else v[1:] for v",
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     mutant(
         "a cell with parameters of other than the pass is run again",
-        "time/cells/test_cell_refusals.py time/cells/test_cells_in_use.py",
+        "time/cells/test_cell_refusals.py time/cells/test_cell_layer.py",
         (
             "gradfree/time/unrolled_chain.py",
             "if len(own) != len(parameters) or not all(map(_same, parameters, own)):",

@@ -1,10 +1,11 @@
-"""Any cell as a layer: torch's single-step cells and a user's own."""
+"""Any cell as a layer: torch's single-step cells and a user's own, and what is done to them while an engine is on."""
 
 import pytest
 import torch
 from cell_tasks import HIDDEN, INPUT, Projecting, Reading, Task, refusal
 from oracles import assert_close, off_by
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
 import gradfree
@@ -97,3 +98,71 @@ def test_a_cell_with_an_output_runs_with_resets():
         y, state = layer.cell(step, tuple(part * ~reset[:, None] for part in state))
         outs.append(y)
     assert off_by([out, h, c], [torch.stack(outs), *state]) < 1e-12
+
+
+def backprop(task):
+    return gradfree.create_engine("backprop").attach(task.layer)
+
+
+def rectified(cell):
+    cell.nonlinearity = "relu"
+
+
+def normed(cell):
+    nn.utils.parametrizations.weight_norm(cell, "weight_hh")
+
+
+@pytest.mark.parametrize(("cell", "change"), [("rnn_tanh cell", rectified), ("gru cell", normed)])
+def test_a_cell_that_is_changed_behind_attach_is_the_one_that_the_engine_takes(cell, change):
+    task = Task(cell, 6)
+    with backprop(task):
+        change(task.layer.cell)
+        actual = task.gradients()
+    assert_close(actual, task.gradients())
+
+
+def test_data_that_is_replaced_between_the_passes_is_not_what_the_gradients_are_taken_at():
+    def gradients(task, weight):
+        loss, kept = sum(out.sin().sum() for out in task.run()), weight.data
+        weight.data = 2 * kept
+        found = torch.autograd.grad(loss, [task.x, *task.layer.parameters()])
+        weight.data = kept
+        return found
+
+    task = Task("gru cell", 6)
+    expected = gradients(task, task.layer.cell.weight_hh)
+    with backprop(task):
+        assert_close(gradients(task, task.layer.cell.weight_hh), expected)
+    task = Task("leaky", 6)
+    with backprop(task):
+        message = refusal(lambda: gradients(task, task.layer.cell.leak))
+    assert "cell has other parameters in the backward pass" in message
+
+
+@pytest.mark.parametrize("cell", ["gru cell", "leaky"])
+def test_taps_on_a_cell_that_come_later_are_refused(cell):
+    task = Task(cell, 6)
+    with backprop(task):
+        for register, message in (
+            (task.layer.cell.register_forward_hook, "cell has forward hooks"),
+            (register_module_forward_hook, "a global hook on all modules"),
+        ):
+            hook = register(lambda *_: None)
+            assert message in refusal(task.run)
+            hook.remove()
+
+
+def test_gradients_of_states_are_whole_or_refused_whatever_else_is_asked_for():
+    def final(task):
+        out, *states = task.run()
+        loss = out.sin().sum() + sum(2 * state.sin().sum() for state in states)
+        return torch.autograd.grad(loss, [states[-1], task.x, *task.layer.parameters()])
+
+    task = Task("gru cell", 6)
+    expected = final(task)
+    with backprop(task):
+        assert_close(final(task), expected)
+    for cell in ("lstm cell", "two parts"):
+        task = Task(cell, 6)
+        with backprop(task):
+            assert "was asked for its gradient" in refusal(lambda task=task: final(task))
