@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     mutant(
         "a layer's input that was changed in place is read again",
-        "engines/test_refusal_tables.py time/test_recurrent_input.py",
+        "engines/test_refusal_tables.py time/test_recurrent.py",
         (
             "gradfree/torchside/guards.py",
             "        raise errors.CHANGED_IN_PLACE.error(where=where) from error\n",

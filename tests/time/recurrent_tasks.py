@@ -29,3 +29,27 @@ class Task:
         generator = torch.Generator(self.x.device).manual_seed(1)
         loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
         return torch.autograd.grad(loss, [self.x, *self.module.parameters()])
+
+
+def everything(module, x, *states):
+    """Return outputs, final states and gradients of a loss on all of them."""
+    out, final = module(x, *states)
+    parts = [out, *(final if isinstance(final, tuple) else [final])]
+    loss = sum((part * torch.linspace(-1, 2, part.numel()).view(part.shape)).sum() for part in parts)
+    return [*parts, *torch.autograd.grad(loss, [x, *states, *module.parameters()])]
+
+
+def remembering(bias=8.0):
+    """A GRU that keeps nearly all of its state in every step."""
+    gru = nn.GRU(3, 8)
+    with torch.no_grad():
+        gru.bias_ih_l0[8:16] = bias
+    return gru
+
+
+def chaotic():
+    """An RNN whose states tell next to nothing of those that begin elsewhere."""
+    rnn = nn.RNN(3, 8)
+    with torch.no_grad():
+        rnn.weight_hh_l0.copy_(torch.randn(8, 8, generator=torch.Generator("cpu").manual_seed(1)) * 2)
+    return rnn

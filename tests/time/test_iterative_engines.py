@@ -6,6 +6,7 @@ import pytest
 import torch
 from cell_tasks import refusal
 from oracles import off_by
+from recurrent_tasks import chaotic, everything, remembering
 from torch import nn
 
 import gradfree
@@ -37,22 +38,6 @@ def test_numbers_that_are_not_finite_end_the_sweeps(name, place):
         assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 0
 
 
-def remembering():
-    """A GRU that keeps nearly all of its state in every step."""
-    gru = nn.GRU(3, 8)
-    with torch.no_grad():
-        gru.bias_ih_l0[8:16] = 8.0
-    return gru
-
-
-def chaotic():
-    """An RNN whose states tell next to nothing of those that begin elsewhere."""
-    rnn = nn.RNN(3, 8)
-    with torch.no_grad():
-        rnn.weight_hh_l0.copy_(torch.randn(8, 8, generator=torch.Generator("cpu").manual_seed(1)) * 2)
-    return rnn
-
-
 @pytest.mark.parametrize(
     ("name", "options", "make", "message"),
     [
@@ -64,18 +49,14 @@ def test_a_layer_that_does_not_settle_runs_sequentially_until_it_is_tried_again(
     """To the last bit as ``backprop`` does, said once for each pass."""
     layer, x = make(), torch.randn(400, 1, 3, requires_grad=True)
 
-    def found():
-        out, final = layer(x)
-        return [out, final, *torch.autograd.grad(out.sin().sum() + final.sum(), [x, *layer.parameters()])]
-
     with gradfree.create_engine("backprop").attach(layer):
-        expected = found()
+        expected = everything(layer, x)
     with made(name, **options).attach(layer), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         tried = []
         for _ in range(60):
             with gradfree.engine_figures() as figures:
-                assert all(map(torch.equal, found(), expected))
+                assert all(map(torch.equal, everything(layer, x), expected))
             tried.append("sweeps" in figures["l0"])
             if tried[-1]:
                 assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 1

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from oracles import off_by
+from recurrent_tasks import everything
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
@@ -24,13 +25,6 @@ def solved(monkeypatch):
 
     monkeypatch.setattr(LayerFunction, "apply", seen)
     return lengths
-
-
-def gradients(layer, x):
-    out, final = layer(x)
-    parts = [out, *(final if isinstance(final, tuple) else [final])]
-    loss = sum((part * torch.linspace(-1, 2, part.numel()).view(part.shape)).sum() for part in parts)
-    return [*parts, *torch.autograd.grad(loss, [x, *layer.parameters()])]
 
 
 class Packed(nn.Module):
@@ -63,9 +57,9 @@ def test_what_is_not_cut_is_torchs_own_to_the_last_bit(engine, case, solved):
     make, shape = LEFT[case]
     layer = make()
     x = torch.randn(shape, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
-    expected = gradients(layer, x)
+    expected = everything(layer, x)
     with gradfree.create_engine(engine).attach(layer) as handle:
-        found = gradients(layer, x)
+        found = everything(layer, x)
         assert all(map(torch.equal, found, expected))
         assert len(next(iter(handle.chains.values())).solved) == 1
         handle.watch()
@@ -76,16 +70,16 @@ def test_what_is_cut_or_faster_in_closed_form_is_the_engines(solved):
     for layer, length in ((nn.LSTM(3, 8).float(), 2048), (nn.GRU(3, 64), 64)):
         x = torch.randn(length, 1, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
         with gradfree.create_engine("shooting").attach(layer):
-            gradients(layer, x)
+            everything(layer, x)
     assert solved == [2048, 64]
 
 
 def test_packed_sequences_of_one_length_are_a_batch_that_is_cut_forward_too():
     model = Packed(nn.GRU(3, 8))
     x = torch.randn(600, 2, 3, requires_grad=True)
-    expected = gradients(model, x)
+    expected = everything(model, x)
     with gradfree.create_engine("shooting").attach(model), gradfree.engine_figures() as figures:
-        assert off_by(gradients(model, x), expected) < 1e-10
+        assert off_by(everything(model, x), expected) < 1e-10
     assert {"forward sweeps", "sweeps"} <= figures["layer.l0"].keys()
 
 
@@ -102,12 +96,12 @@ def test_a_layer_that_does_not_forget_is_left_until_it_is_tried_again(solved):
     """The other layer of the stack goes on in segments."""
     layer = remembering()
     x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
-    expected = gradients(layer, x)
+    expected = everything(layer, x)
     with gradfree.create_engine("shooting", segments=16).attach(layer):
         runs = []
         for _ in range(53):
             before = len(solved)
-            assert off_by(gradients(layer, x), expected) < 1e-4
+            assert off_by(everything(layer, x), expected) < 1e-4
             runs.append(len(solved) - before)
     assert runs[0] == 2
     assert runs[1:51] == [1] * 50

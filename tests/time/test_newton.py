@@ -7,6 +7,7 @@ diagonal take three sweeps. What does not settle runs sequentially, which is sai
 import pytest
 import torch
 from oracles import off_by
+from recurrent_tasks import chaotic, everything
 from torch import nn
 
 import gradfree
@@ -21,22 +22,6 @@ PARA = {"para_gru": ParaGRU, "para_lstm": ParaLSTM}
 
 def newton(**options):
     return gradfree.create_engine("newton", **{"max_sweeps": MANY, **options})
-
-
-def chaotic(width=8):
-    """An RNN whose states tell next to nothing of those that begin elsewhere."""
-    rnn = nn.RNN(3, width)
-    with torch.no_grad():
-        rnn.weight_hh_l0.copy_(torch.randn(width, width, generator=torch.Generator("cpu").manual_seed(1)) * 2)
-    return rnn
-
-
-def everything(module, x, *states):
-    """Return outputs, final state and gradients of a loss on both."""
-    out, final = module(x, *states)
-    finals = final if isinstance(final, tuple) else (final,)
-    loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum() + sum(part.pow(2).sum() for part in finals)
-    return [out, *finals, *torch.autograd.grad(loss, [x, *states, *module.parameters()])]
 
 
 @pytest.mark.parametrize("h0", [False, True])

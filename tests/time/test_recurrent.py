@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from oracles import assert_close
-from recurrent_tasks import HIDDEN, INPUT, Task
+from oracles import assert_close, assert_unchanged, snapshot
+from recurrent_tasks import CELLS, HIDDEN, INPUT, Task
 from torch import nn
 
 import gradfree
@@ -115,3 +115,64 @@ def test_dsf_refuses_a_feedback_of_another_width():
         pytest.raises(gradfree.ChainError, match="feedback has 3 numbers, but the states have 4 units"),
     ):
         task.gradients()
+
+
+EXACT_OR_NOT = ("backprop", "truncated", "fixed_point", "dsf")
+
+
+def states(module, *shape):
+    parts = [torch.randn(shape) for _ in range(2 if isinstance(module, nn.LSTM) else 1)]
+    return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+BAD = {
+    "no steps": lambda m: (torch.randn(0, 2, INPUT),),
+    "too few dimensions": lambda m: (torch.randn(INPUT),),
+    "too many dimensions": lambda m: (torch.randn(2, 5, 2, INPUT),),
+    "other features": lambda m: (torch.randn(5, 2, INPUT + 1),),
+    "other dtype": lambda m: (torch.randn(5, 2, INPUT).float(),),
+    "states of another batch": lambda m: (torch.randn(5, 2, INPUT), states(m, 1, 2 + 1, HIDDEN)),
+    "states without batch": lambda m: (torch.randn(5, 2, INPUT), states(m, 1, HIDDEN)),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_torch_refuses_is_refused_in_its_words_and_changes_nothing(cell, bad):
+    module = CELLS[cell](INPUT, HIDDEN)
+    arguments, before = BAD[bad](module), snapshot(module)
+    with pytest.raises((RuntimeError, ValueError)) as expected:
+        module(*arguments)
+    for engine in EXACT_OR_NOT:
+        with gradfree.create_engine(engine).attach(module) as handle:
+            with pytest.raises(expected.type) as actual:
+                module(*arguments)
+            assert str(actual.value) == str(expected.value)
+            assert handle.state_dict() == {}
+    assert_unchanged(module, before)
+
+
+def plus_in_place(out, x, module):
+    out += x
+
+
+def stepped(out, x, module):
+    with torch.no_grad():
+        next(module.parameters()).mul_(2)
+
+
+@pytest.mark.parametrize("change", [plus_in_place, stepped])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.GRU(HIDDEN, HIDDEN), lambda: gradfree.CellLayer(nn.GRUCell(HIDDEN, HIDDEN))]
+)
+def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change):
+    """Torch's own layers mind it in part, by the device; the layer and the remedy are named."""
+    model, x = nn.ModuleDict({"rnn": make()}), torch.randn(5, 2, HIDDEN)
+    for engine in EXACT_OR_NOT:
+        with gradfree.create_engine(engine).attach(model):
+            out = model["rnn"](x)[0]
+            loss = out.sum()
+            change(out, x, model)
+            with pytest.raises(gradfree.ChainError, match=r"output of rnn.* were changed in place .* \(out = out \+ x"):
+                loss.backward()
+    assert all(p.grad is None for p in model.parameters())

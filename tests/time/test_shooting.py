@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from oracles import off_by
+from recurrent_tasks import everything, remembering
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,21 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
 
 def shooting(**options):
     return gradfree.create_engine("shooting", **options)
-
-
-def remembering(width=8, bias=8.0):
-    """A GRU that keeps nearly all of its state in every step."""
-    gru = nn.GRU(3, width)
-    with torch.no_grad():
-        gru.bias_ih_l0[width : 2 * width] = bias
-    return gru
-
-
-def everything(module, x, *states):
-    """Return outputs, final state and gradients of a loss on both."""
-    out, final = module(x, *states)
-    loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum() + final.pow(2).sum()
-    return [out, final, *torch.autograd.grad(loss, [x, *states, *module.parameters()])]
 
 
 @pytest.mark.parametrize("corrector", [None, "gate"])
