@@ -251,12 +251,12 @@ MUTANTS = (
         ("gradfree/time/fused_layer.py", "first, fed, own = [state[d] for", "first, fed, own = [state[0] for"),
     ),
     mutant(
-        "a part of the state without direct cotangents loses its last step",
+        "a part of the state without direct cotangents gets none from other parts",
         RECURRENT,
         (
             "gradfree/time/time_chain.py",
-            "torch.cat([crossed, crossed.new_zeros(1, *crossed.shape[1:])])",
-            "torch.cat([crossed, torch.zeros_like(crossed[:1])])",
+            "return torch.cat([crossed, crossed.new_zeros(1, *crossed.shape[1:])])",
+            "return None",
         ),
     ),
     mutant(
