@@ -55,31 +55,25 @@ class _Plan(NamedTuple):
     residual: float
 
 
-class _Run(NamedTuple):
-    """One pass, as its autograd function is given it."""
-
+class _Context(FunctionCtx):
     row: SequentialRow
     plan: _Plan
     parameters: Sequence[Tensor]
-    names: Sequence[str]
-    tensors: Sequence[Tensor]
-
-
-class _Context(FunctionCtx):
-    run: _Run
     path: str
     needs_input_grad: tuple[bool, ...]
 
 
 class _Blocks(Function):
-    """(run, h_0, trained parameters) -> h_L."""
+    """(row, plan of the pass, the blocks' tensors in a list, h_0, trained parameters) -> h_L."""
 
     @staticmethod
-    def forward(ctx: _Context, run: _Run, state: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: _Context, row: SequentialRow, plan: _Plan, tensors: Sequence[Tensor], state: Tensor, *parameters: Tensor
+    ) -> Tensor:
         """Run the blocks without a graph; keep the states between them."""
         ctx.set_materialize_grads(False)
         states = [state]
-        for path, block in run.row.blocks:
+        for path, block in row.blocks:
             given = states[-1]
             before, out = version(given), block(given)
             if type(out) is not Tensor or out.shape != state.shape or out.dtype is not state.dtype:
@@ -89,8 +83,8 @@ class _Blocks(Function):
             if version(given) != before:
                 raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
             states.append(out.detach())
-        ctx.run, ctx.path = run._replace(tensors=()), run.row.blocks[0][0]
-        ctx.save_for_backward(*states, *run.tensors)
+        ctx.row, ctx.plan, ctx.parameters, ctx.path = row, plan, parameters, row.blocks[0][0]
+        ctx.save_for_backward(*states, *tensors)
         # The model may change its own in place.
         return states[-1].clone()
 
@@ -102,12 +96,12 @@ class _Blocks(Function):
             return (None,) * len(ctx.needs_input_grad)
         refuse_batched([cotangent], ctx.path)
         found = saved(ctx, f"the blocks from {ctx.path} on")
-        run = ctx.run
+        row, parameters = ctx.row, ctx.parameters
         if not keeps_graph():
-            del ctx.run  # It leads to the container, which may keep the output.
-        initial, *gradients = run.row.solve(run, found, ctx.needs_input_grad[1], cotangent)
-        spare_hooks(hooks_of(p) for p, g in zip(run.parameters, gradients, strict=True) if g is None)
-        return None, initial, *gradients
+            del ctx.row  # It leads to the container, which may keep the output.
+        initial, *gradients = row.solve(ctx.plan, parameters, found, ctx.needs_input_grad[3], cotangent)
+        spare_hooks(hooks_of(p) for p, g in zip(parameters, gradients, strict=True) if g is None)
+        return None, None, None, initial, *gradients
 
 
 class SequentialRow:
@@ -168,23 +162,26 @@ class SequentialRow:
             return self._own(input)
         tensors = [t for _, block in self.blocks for t in tensors_of(block).values()]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
-        run = _Run(self, plan, parameters, list(tensors_of(self.blocks[0][1])), tensors)
-        return _Blocks.apply(run, input, *parameters)
+        return _Blocks.apply(self, plan, tensors, input, *parameters)
 
-    def solve(self, run: _Run, found: Sequence[Tensor], initial: bool, cotangent: Tensor) -> Sequence[Cotangent]:
+    def solve(
+        self, plan: _Plan, parameters: Sequence[Tensor], found: Sequence[Tensor], initial: bool, cotangent: Tensor
+    ) -> Sequence[Cotangent]:
         """Return the gradients of h_0 and the parameters.
 
         Args:
-            run: the pass.
+            plan: of the pass.
+            parameters: that were trained in it.
             found: its states and the blocks' tensors.
             initial: whether h_0 needs a gradient.
             cotangent: of h_L.
         """
         count, chain = len(self.blocks), self._chain
         states, tensors = found[: count + 1], found[count + 1 :]
-        columns = {name: tensors[n :: len(run.names)] for n, name in enumerate(run.names)}
-        structure, residual = run.plan.structures.get(), run.plan.residual
-        row = RowChain(chain, structure, columns, run.parameters, states, residual, initial)
+        structure = plan.structures.get()
+        names = list(tensors_of(structure))
+        columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
+        row = RowChain(chain, structure, columns, parameters, states, plan.residual, initial)
         gradients = chain.attachment.solve(row, [*[None] * (count - 1), cotangent])
         chain.attachment.solved.update(path for path, _ in self.blocks)
         return gradients.initial, *gradients.parameters

@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     mutant(
         "of a parameter of several blocks one block's gradient counts",
-        "depth/attaching/test_trained_parameters.py",
+        UNUSUAL,
         (DEPTH, "total.parameters[n] = plus(total.parameters[n], gradient)", "total.parameters[n] = gradient"),
     ),
     mutant(
