@@ -12,7 +12,6 @@ WITH_STATE = {
     "forward_gradient, blocks": (("forward_gradient", {}), "blocks"),
     "dsf gate, time": (("dsf", {"feedback": "gate"}), "time"),
     "foton kept F, layers": (("foton", {"refresh_feedback_every": 3, "orthogonalize_every": 3}), "layers"),
-    "pepita, layers": (("pepita", {}), "layers"),
 }
 """Engines whose next gradient depends on the steps before."""
 
