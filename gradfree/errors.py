@@ -165,8 +165,15 @@ LAZY = _row(
 
 _RANKS = "Blocks on ranks"
 _ELSEWHERE = (
-    "Across ranks, what lies behind the blocks may use the last block's output, and weights around the blocks that it "
-    "uses in the first training pass."
+    "Across ranks, what runs behind the blocks may use the last block's output, and weights that are registered behind "
+    "the blocks; what runs before them, weights that are registered before."
+)
+
+SHARED_WEIGHT = _row(
+    _RANKS,
+    "one weight on several ranks, such as an embedding that is the head, too",
+    "{first} and {second} are one weight, which would lie on two ranks.",
+    "Untie them: give one of them a copy. Or train on one rank.",
 )
 
 BETWEEN = _row(

@@ -11,53 +11,49 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.torchside.guards import refuse_second_derivatives
-from gradfree.torchside.private import node_class
 
 
 class _Context(FunctionCtx):
     given: Any
-    needs_input_grad: tuple[bool, ...]
+    zeros: Sequence[Tensor]
 
 
 class Arrived(torch.autograd.Function):
-    """(what to do with their cotangents, n, n tensors of another rank, others) -> these tensors.
-
-    A backward pass through this node also reaches the nodes of the others, with no gradient for them.
-    """
+    """(what is given its cotangent, a tensor of another rank, an anchor) -> this tensor."""
 
     @staticmethod
-    def forward(
-        ctx: _Context, send: Callable[[Sequence[Cotangent]], None] | None, count: int, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Return the tensors with this node behind them."""
-        ctx.given = send
+    def forward(ctx: _Context, check: Callable[[Cotangent], None] | None, tensor: Tensor, anchor: Tensor) -> Tensor:
+        """Return the tensor with this node behind it."""
+        ctx.given = check
         ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors[:count])
+        return tensor.detach()
 
     @staticmethod
-    def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[None, ...]:
-        """Send the cotangents back, if the engine has not."""
+    def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, None, None]:
+        """Check the cotangent; the engine sends it back."""
         if ctx.given is not None:
-            ctx.given(cotangents)
-        return (None,) * len(ctx.needs_input_grad)
+            ctx.given(cotangent)
+        return None, None, None
 
 
 class Sent(torch.autograd.Function):
-    """(what returns cotangents of the sent, n, which outputs need one, n sent tensors, outputs) -> outputs.
+    """(what is given the outputs' cotangents, n, which outputs need one, n sent states, outputs) -> outputs.
 
-    Backward passes through an output reach what this rank has sent to others, whose cotangents come from there.
+    Backward passes through an output reach the states that this rank has sent, with zeros: the engine itself asks for
+    their cotangents.
     """
 
     @staticmethod
     def forward(
         ctx: _Context,
-        returned: Callable[[Sequence[Cotangent]], Sequence[Cotangent]],
+        check: Callable[[Sequence[Cotangent]], None],
         count: int,
         needing: Sequence[bool],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return the outputs with this node behind them."""
-        ctx.given = returned
+        ctx.given = check
+        ctx.zeros = [state.new_zeros(()).expand(state.shape) for state in tensors[:count]]
         ctx.set_materialize_grads(False)
         outputs = tuple(tensor.detach() for tensor in tensors[count:])
         ctx.mark_non_differentiable(*(t for t, needed in zip(outputs, needing, strict=True) if not needed))
@@ -65,13 +61,10 @@ class Sent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
-        """Return the cotangents of the sent, and those of the outputs as they are."""
+        """Check the cotangents, and return those of the outputs as they are."""
         refuse_second_derivatives()
-        return None, None, None, *ctx.given(cotangents), *cotangents
-
-
-ARRIVED = node_class(Arrived)
-"""The class of the nodes behind tensors of other ranks."""
+        ctx.given(cotangents)
+        return None, None, None, *ctx.zeros, *cotangents
 
 
 def anchor() -> Tensor:

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradfree.errors import ChainError
 
-STATE, COTANGENT, SHARED = range(3)
+STATE, COTANGENT, OUTPUTS = range(3)
 """Kinds of messages, so that none is taken for another."""
-_KINDS, _PASSES = 8, 2**27
+_KINDS, _PASSES = 4, 2**27
 
 
 def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.ProcessGroup:
@@ -118,30 +118,9 @@ class Messages:
         empty = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
         return [self.receive(tensor, source, number, kind, what) for tensor in empty], extra
 
-    def give_all(self, tensors: Sequence[Tensor], what: str, extra: Any) -> None:
-        """Send all ranks tensors, and anything beside them that can be pickled."""
-        for frame in _frames((_shapes(tensors), extra)):
-            self._broadcast(frame, self._notes, self.position, what)
-        for tensor in tensors:
-            self._broadcast(tensor.detach().contiguous(), self._group, self.position, what)
-
-    def take_all(self, source: int, what: str, device: torch.device) -> tuple[list[Tensor], Any]:
-        """Return what :meth:`give_all` has sent, on every other rank."""
-        shapes, extra = _unframed(lambda frame: self._broadcast(frame, self._notes, source, what))
-        found = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
-        for tensor in found:
-            self._broadcast(tensor, self._group, source, what)
-        return found, extra
-
-    @property
-    def unsettled(self) -> int:
-        """How many messages have not been waited for."""
-        return len(self._sent)
-
-    def settle(self, count: int | None = None) -> None:
-        """Wait until all that was sent has been taken, or the first ``count`` messages of it."""
-        count = self.unsettled if count is None else count
-        sent, self._sent = self._sent[:count], self._sent[count:]
+    def settle(self) -> None:
+        """Wait until all that was sent has been taken."""
+        sent, self._sent = self._sent, []
         for work, _, to, what in sent:
             with self._naming(what, to):
                 work.wait()
@@ -170,10 +149,6 @@ class Messages:
         with self._naming(what, source):
             distributed.recv(into, self._ranks[source], group, tag)
         return into
-
-    def _broadcast(self, tensor: Tensor, group: distributed.ProcessGroup, source: int, what: str) -> None:
-        with self._naming(what, source):
-            distributed.broadcast(tensor, self._ranks[source], group)
 
     @contextmanager
     def _naming(self, what: str, other: int) -> Iterator[None]:
@@ -211,34 +186,3 @@ def _unframed(receive: Callable[[Tensor], object]) -> Any:
     content = torch.empty(int(length), dtype=torch.uint8)
     receive(content)
     return pickle.loads(content.numpy().tobytes())
-
-
-class Neighbours:
-    """Gives other ranks tensors of one pass and takes theirs.
-
-    Args:
-        messages: the ranks.
-        device: where this rank's tensors are.
-        number: of the pass, the same on all ranks.
-
-    Attributes:
-        position: of this rank, from 0.
-        count: how many ranks there are.
-    """
-
-    def __init__(self, messages: Messages, device: torch.device, number: int = 0):
-        self.messages, self.device, self.number = messages, device, number
-        self.position, self.count = messages.position, messages.count
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this is the last rank."""
-        return self.position == self.count - 1
-
-    def give(self, tensors: Sequence[Tensor], to: int, kind: int, what: str, extra: Any = None) -> None:
-        """Send a rank tensors, and a note beside them."""
-        self.messages.give(tensors, to, self.number, kind, what, extra)
-
-    def take(self, source: int, kind: int, what: str) -> tuple[list[Tensor], Any]:
-        """Return what a rank has given."""
-        return self.messages.take(source, self.number, kind, what, self.device)

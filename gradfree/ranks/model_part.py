@@ -47,10 +47,6 @@ class ModelPart:
         self._seen.add(what)
         return new
 
-    def check_anew(self) -> None:
-        """Have all that :meth:`is_new` has seen be new again."""
-        self._seen.clear()
-
     @property
     def device(self) -> torch.device:
         """Where its states are: with its weights."""
@@ -143,7 +139,7 @@ class ModelPart:
         first = 0
         groups = []
         for its in zip(*of_ranks, strict=True):
-            names = sorted({self.placement.names[name] for names in its for name in names}, key=order.__getitem__)
+            names = sorted((name for names in its for name in names), key=order.__getitem__)
             groups.append({name: first + n for n, name in enumerate(names)})
             first += len(names)
         return groups

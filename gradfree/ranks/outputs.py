@@ -6,7 +6,6 @@ Each rank computes the loss of it, which must be the same on all; the last one's
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,38 +15,42 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import replaced, tensors_in
 from gradfree.errors import ChainError
 from gradfree.ranks.crossings import Sent
-from gradfree.ranks.messages import Messages
+from gradfree.ranks.messages import OUTPUTS, Messages
 from gradfree.ranks.microbatches import skeleton_of
 
-Check = Callable[[Sequence[Cotangent]], None]
-"""What is given the outputs' cotangents in a backward pass."""
-_WHAT = "the model's outputs"
 
-
-def give_outputs(messages: Messages, check: Check, sent: Sequence[Tensor], reached: Sequence[Tensor], out: Any) -> Any:
-    """Send all ranks what the model returns on the last one; return it.
+def outputs_of_last(
+    messages: Messages,
+    number: int,
+    check: Callable[[Sequence[Cotangent]], None],
+    sent: Sequence[Tensor],
+    device: torch.device,
+    out: Any,
+) -> Any:
+    """Return what the model returns on the last rank, which sends it to all others.
 
     Args:
         messages: the ranks.
-        check: is given the outputs' cotangents.
+        number: of the pass.
+        check: is given the outputs' cotangents in a backward pass.
         sent: the last states of this rank's blocks: every backward pass must reach them, as other ranks wait.
-        reached: what else backward passes must come by.
-        out: of the model.
+        device: where the outputs go.
+        out: of the model, on the last rank.
     """
     if messages.count == 1:
         return out
-    skeleton, tensors = skeleton_of(out)
-    needing = [tensor.requires_grad for tensor in tensors]
-    messages.give_all(tensors, _WHAT, (skeleton, needing))
-    return _joined(check, sent, reached, needing, tensors, skeleton)
-
-
-def take_outputs(
-    messages: Messages, check: Check, sent: Sequence[Tensor], reached: Sequence[Tensor], device: torch.device
-) -> Any:
-    """Return what the last rank gives all; the arguments are those of :func:`give_outputs`."""
-    tensors, (skeleton, needing) = messages.take_all(messages.count - 1, _WHAT, device)
-    return _joined(check, sent, reached, needing, tensors, skeleton)
+    last, what = messages.count - 1, "the model's outputs"
+    if messages.position == last:
+        skeleton, tensors = skeleton_of(out)
+        needing = [tensor.requires_grad for tensor in tensors]
+        for other in range(last):
+            messages.give(tensors, other, number, OUTPUTS, what, (skeleton, needing))
+        messages.settle()
+    else:
+        tensors, (skeleton, needing) = messages.take(last, number, OUTPUTS, what, device)
+    if torch.is_grad_enabled() and any(needing):
+        tensors = Sent.apply(check, len(sent), needing, *sent, *tensors)
+    return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
 
 
 def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
@@ -69,25 +72,3 @@ def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
         )
         messages.report(error)
         raise error
-
-
-def _joined(
-    check: Check,
-    sent: Sequence[Tensor],
-    reached: Sequence[Tensor],
-    needing: Sequence[bool],
-    tensors: Sequence[Tensor],
-    skeleton: Any,
-) -> Any:
-    """Return the outputs such that backward passes through them lead to all that has sent."""
-    if torch.is_grad_enabled() and any(needing):
-        # The engine itself asks for the cotangents of the states.
-        zeros = [*(state.new_zeros(()).expand(state.shape) for state in sent), *(None for _ in reached)]
-        ends, returned = [*sent, *reached], partial(_checked, check, zeros)
-        tensors = Sent.apply(returned, len(ends), needing, *ends, *tensors)
-    return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
-
-
-def _checked(check: Check, zeros: Sequence[Cotangent], cotangents: Sequence[Cotangent]) -> Sequence[Cotangent]:
-    check(cotangents)
-    return zeros

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
 from torch import Tensor, nn
 
-from gradfree.chains.report import Report
 from gradfree.chains.site import Site
-from gradfree.errors import ChainError
+from gradfree.errors import SHARED_WEIGHT, ChainError
 
 
 @dataclass(frozen=True)
@@ -22,26 +21,14 @@ class Placement:
         blocks: module paths of the chain's blocks.
         runs: for each rank, which of them it holds.
         home: of each parameter and buffer of the model, by name, the rank that holds it.
-        names: the first name of each parameter, by all its names.
     """
 
     blocks: Sequence[str]
     runs: Sequence[range]
     home: dict[str, int]
-    names: Mapping[str, str]
-
-    def in_blocks(self, name: str) -> bool:
-        """Return whether a parameter or buffer of this name belongs to a block."""
-        return any(name.startswith(f"{path}.") for path in self.blocks)
 
 
-def place(
-    model: nn.Module,
-    site: Site,
-    count: int,
-    costs: Sequence[float] | None,
-    starts: Sequence[int] | None = None,
-) -> Placement:
+def place(model: nn.Module, site: Site, count: int, costs: Sequence[float] | None) -> Placement:
     """Return a placement of ``model`` on ``count`` ranks.
 
     What comes before the blocks in ``model.named_modules()`` lies on the first, all else around them on the last.
@@ -51,72 +38,33 @@ def place(
         site: its chain.
         count: the number of ranks.
         costs: of each block; ``None``: its number of parameters.
-        starts: the indices of blocks that a run may begin with, 0 first; ``None``: any.
 
     Raises:
-        ChainError: fewer blocks than ranks, costs that do not fit, blocks of several ranks that share weights.
+        ChainError: fewer blocks than ranks, costs that do not fit, a weight that several ranks would hold.
     """
     blocks = list(site.blocks)
-    starts = range(len(blocks)) if starts is None else starts
-    if len(starts) < count:
-        raise ChainError(f"{site.path!r} has {len(starts)} blocks, too few for {count} ranks: one each at least.")
+    if len(blocks) < count:
+        raise ChainError(f"{site.path!r} has {len(blocks)} blocks, too few for {count} ranks: one each at least.")
     if len(set(map(id, site.blocks.values()))) < len(blocks):
         raise ChainError(f"{site.path!r} runs a block more than once: across ranks each block has its own place.")
     if costs is None:
         costs = [max(1, sum(p.numel() for p in block.parameters())) for block in site.blocks.values()]
     if len(costs) != len(blocks) or min(costs) <= 0:
         raise ChainError(f"costs must be {len(blocks)} positive numbers, one for each block of {site.path!r}.")
-    ends = [*starts[1:], len(blocks)]
-    together = balanced([sum(costs[start:end]) for start, end in zip(starts, ends, strict=True)], count)
-    runs = [range(starts[run.start], ends[run.stop - 1]) for run in together]
-    tensors = dict(_tensors(model))
+    runs = balanced(costs, count)
     rank_of = {path: rank for rank, run in enumerate(runs) for path in blocks[run.start : run.stop]}
     order = {path: n for n, (path, _) in enumerate(model.named_modules(remove_duplicate=False))}
     start = min(order[path] for path in blocks)
     names: dict[int, str] = {}
     home: dict[str, int] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in _tensors(model):
         block = next((path for path in blocks if name.startswith(f"{path}.")), None)
         outside = 0 if order[name.rpartition(".")[0]] < start else count - 1
         rank, same = outside if block is None else rank_of[block], names.setdefault(id(tensor), name)
         home[name] = home.get(same, rank)
-        if home[name] != rank and any(_within(n, blocks) for n in (name, same)):
-            raise ChainError(
-                f"{same} and {name} are one weight, which blocks on several ranks would use, or a block and what lies "
-                "around the chain elsewhere. Copy it, or let these blocks lie on one rank, by costs."
-            )
-    own = {name: names[id(tensor)] for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
-    return Placement(blocks, runs, home, own)
-
-
-def only_chain(model: nn.Module, report: Report, problems: Iterable[str], where: str) -> Site:
-    """Return the one chain that a report has.
-
-    Raises:
-        ChainError: it says all ``problems`` of having it ``where``, and those of the report.
-    """
-    found = [*problems, *report.problems]
-    if len(report.chains) > 1:
-        found.append(
-            f"there are several chains; name the one that goes to ranks: chains=[{next(iter(report.chains))!r}]."
-        )
-    if found:
-        raise ChainError("\n".join([f"{type(model).__name__} cannot go to {where}:", *(f"- {p}" for p in found)]))
-    return next(iter(report.chains.values()))
-
-
-def refuse_removed(options: Mapping[str, object]) -> None:
-    """Refuse options that earlier releases had.
-
-    Raises:
-        TypeError: one of them is given.
-    """
-    for name in ("first", "last", "taps"):
-        if name in options:
-            raise TypeError(
-                f"there is no option {name} any more. Weights around the blocks are sent where they are used; what "
-                "lies behind the blocks may use the last block's output only."
-            )
+        if home[name] != rank:
+            raise SHARED_WEIGHT.error(first=same, second=name)
+    return Placement(blocks, runs, home)
 
 
 def balanced(costs: Sequence[float], count: int) -> list[range]:
@@ -150,7 +98,3 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, tensor
-
-
-def _within(name: str, paths: Sequence[str]) -> bool:
-    return any(name == path or name.startswith(f"{path}.") for path in paths)

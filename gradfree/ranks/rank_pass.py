@@ -13,12 +13,12 @@ from gradfree import errors
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, replaced, tensors_in
 from gradfree.ranks.crossings import Arrived, anchor
-from gradfree.ranks.messages import COTANGENT, STATE, Neighbours
+from gradfree.ranks.messages import COTANGENT, STATE
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.placeholders import EarlyExit, absent_weight, placeholder
 
 
-class RankPass(Neighbours):
+class RankPass:
     """What a rank goes through: its hooks and placeholders report blocks, the stage how the forward ends.
 
     For engines it is the :class:`~gradfree.chains.line.Line` of its backward pass.
@@ -29,11 +29,14 @@ class RankPass(Neighbours):
         number: of the pass, the same on all ranks.
 
     Attributes:
+        position: of this rank, from 0.
+        count: how many ranks there are.
         wanted: whether the rank before takes cotangents.
     """
 
     def __init__(self, part: ModelPart, ports: Sequence[Port], number: int):
-        super().__init__(part.messages, part.device, number)
+        self.messages, self.device, self.number = part.messages, part.device, number
+        self.position, self.count = part.messages.position, part.messages.count
         self._part, self._ports = part, ports
         self._blocks, self._run = part.placement.blocks, part.placement.runs[self.position]
         self._grad = torch.is_grad_enabled()
@@ -72,12 +75,14 @@ class RankPass(Neighbours):
                 raise errors.BETWEEN.error(path=self._blocks[index])
             raise EarlyExit(state)
         if index == 0:
-            (self._state,), (self.wanted, self._rests) = self.take(self.position - 1, STATE, self._entry)
+            (self._state,), (self.wanted, self._rests) = self.messages.take(
+                self.position - 1, self.number, STATE, self._entry, self.device
+            )
             self._arriving = self._state.shape, self._state.dtype
         assert self._state is not None
         if index == self._run.start - 1:
             if self.wanted:
-                (self._state,) = Arrived.apply(partial(_refuse_besides, self._blocks[index]), 1, self._state, anchor())
+                self._state = Arrived.apply(partial(_refuse_besides, self._blocks[index]), self._state, anchor())
             out = self._state
         else:
             out = placeholder(self._state.detach().requires_grad_(self._grad))
@@ -102,14 +107,13 @@ class RankPass(Neighbours):
             return None
         # The engine sends its cotangent on. What the model has of it, too, is another tensor, which has none.
         taken = self._ports[index].take(args, kwargs)
-        (entered,) = Arrived.apply(None, 1, state.detach(), anchor())
-        return taken.put(entered, taken.inputs)
+        return taken.put(Arrived.apply(None, state.detach(), anchor()), taken.inputs)
 
     def block_ends(self, index: int, out: Any) -> None:
         """Note what a block of this rank has returned."""
         state, _ = self._ports[index].split(out)
         assert state is not None  # The engine's own hook has refused it.
-        if not isinstance(out, Tensor) and not self.is_last:
+        if not isinstance(out, Tensor) and self.position < self.count - 1:
             if len(tensors_in(out)) > 1:
                 raise errors.SECOND_OUTPUT.error(path=self._blocks[index])
             self._rests[index] = replaced(out, {id(state): torch.zeros(0)})
@@ -120,11 +124,12 @@ class RankPass(Neighbours):
         """Send the last state to the next rank."""
         state = self._state
         assert state is not None
-        self.give([state], self.position + 1, STATE, self._exit, (self._grad and state.requires_grad, self._rests))
+        beside = self._grad and state.requires_grad, self._rests
+        self.messages.give([state], self.position + 1, self.number, STATE, self._exit, beside)
 
     def end(self, out: Any) -> Any:
         """Return what the model does on the last rank, once it is checked."""
-        if self._next != len(self._blocks) or not self.is_last:
+        if self._next != len(self._blocks) or self.position < self.count - 1:
             raise errors.NOT_RUN.error(path=self._blocks[self._next])
         tensors = tensors_in(out)
         if self._part.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
@@ -175,6 +180,6 @@ class RankPass(Neighbours):
                 raise errors.NAN_FROM_ELSEWHERE.error(what=what)
 
 
-def _refuse_besides(path: str, cotangents: Sequence[Cotangent]) -> None:
-    if cotangents[0] is not None:
+def _refuse_besides(path: str, cotangent: Cotangent) -> None:
+    if cotangent is not None:
         raise errors.LOSS_ELSEWHERE.error(path=path)

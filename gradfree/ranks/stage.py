@@ -14,7 +14,7 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
 from gradfree.depth.depth_pass import recorded_links
-from gradfree.depth.ports import port_of, tensors_in
+from gradfree.depth.ports import port_of
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.errors import BETWEEN, ChainError
@@ -22,11 +22,10 @@ from gradfree.ranks.messages import Messages, group_of
 from gradfree.ranks.microbatches import Cutter, joined
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.outputs import compare_loss, give_outputs, take_outputs
+from gradfree.ranks.outputs import compare_loss, outputs_of_last
 from gradfree.ranks.placeholders import EarlyExit
-from gradfree.ranks.placement import Placement, only_chain, place, refuse_removed
+from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
-from gradfree.ranks.shared_weights import SharedWeights
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.private import checkpointed, recomputed
@@ -72,7 +71,6 @@ def layer_parallel(
     Raises:
         ChainError: the engine, the model or the options cannot be; ranks differ in them.
     """
-    refuse_removed(options)
     if stage_of(model) is not None:
         raise ChainError("the model lies on ranks already: layer_parallel is called once for a model.")
     group = group_of(mesh)
@@ -110,7 +108,6 @@ class Stage(ModelPart):
         residual: float | None,
         cutter: Cutter,
     ):
-        self._shared = SharedWeights(model, placement, messages)
         blocks = [model.get_submodule(path) for path in placement.blocks]
         self._ports = [port_of(block) for block in blocks]
         super().__init__(model, placement, messages)
@@ -143,16 +140,10 @@ class Stage(ModelPart):
         try:
             given = self._cutter(self.model, args, kwargs)
             passes += [self._new_pass() for _ in given[1:]]
-            with self._shared.in_place(passes[0].number, self.device) as reached:
-                found = [self._through(its, own.args, own.kwargs) for its, own in zip(passes, given, strict=True)]
+            found = [self._through(its, own.args, own.kwargs) for its, own in zip(passes, given, strict=True)]
             sent = [its.sent() for its in passes]
-            if self.messages.position == self.messages.count - 1:
-                out = give_outputs(self.messages, self._check_loss, sent, reached, joined(given, found))
-            else:
-                out = take_outputs(self.messages, self._check_loss, sent, reached, self.device)
-            if self._shared.exchange_uses():
-                self.check_anew()
-            return out
+            out = joined(given, found) if self.messages.position == self.messages.count - 1 else None
+            return outputs_of_last(self.messages, passes[0].number, self._check_loss, sent, self.device, out)
         except Exception as error:
             self.messages.report(error)
             raise
@@ -167,13 +158,9 @@ class Stage(ModelPart):
         """Return what the model does on the last rank; on others send the state to the next one."""
         self._pass = its
         try:
-            if self.messages.position == 0:
-                self._shared.watch()
-            out = self._forward(*args, **kwargs)
+            return its.end(self._forward(*args, **kwargs))
         except EarlyExit:
             return its.leave()
-        self._shared.note(tensors_in(out))
-        return its.end(out)
 
     def _check_loss(self, cotangents: Sequence[Cotangent]) -> None:
         """Refuse a loss that is not the last rank's: by the outputs' cotangents in a first backward pass."""
@@ -190,10 +177,6 @@ class Stage(ModelPart):
         # A checkpoint may run it again, for what autograd has kept of it.
         if self._pass is None or recomputed():
             return None
-        if index == 0:
-            self._shared.note(tensors_in([*args, *kwargs.values()]))
-        elif index == self.placement.runs[-1].start:
-            self._shared.watch()
         return self._pass.block_begins(index, args, kwargs)
 
     def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -219,7 +202,15 @@ class Stage(ModelPart):
 def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: float | None, count: int) -> Site:
     kinds = [kind for kind in known_kinds() if kind.dimension == "depth" and not kind.of_layers]
     report = validate(model, chains, kinds)
-    site = only_chain(model, report, engine.problems_across(count), f"{count} ranks with {engine}")
+    problems = [*engine.problems_across(count), *report.problems]
+    if len(report.chains) > 1:
+        problems.append(
+            f"there are several chains; name the one that goes to ranks: chains=[{next(iter(report.chains))!r}]."
+        )
+    if problems:
+        where = f"{type(model).__name__} cannot go to {count} ranks with {engine}:"
+        raise ChainError("\n".join([where, *(f"- {problem}" for problem in problems)]))
+    (site,) = report.chains.values()
     site.declared = residual
     return site
 
@@ -234,5 +225,4 @@ def _facts(model: nn.Module, placement: Placement) -> dict[str, str]:
         f"the weight {name!r}": f"{tuple(p.shape)}, {p.dtype}, {'trained' if p.requires_grad else 'frozen'}"
         for name, p in model.named_parameters()
     }
-    places = {f"the place of {name!r}": f"rank {rank}" for name, rank in placement.home.items()}
-    return runs | modules | weights | places
+    return runs | modules | weights

@@ -6,15 +6,6 @@ RANKS = "ranks/test_exact_ranks.py"
 
 MUTANTS = (
     mutant(
-        "a rank's share of a shared weight's gradient is dropped",
-        RANKS,
-        (
-            "gradfree/ranks/shared_weights.py",
-            "return [found.get(name) for name in names]",
-            "return [None] * len(names)",
-        ),
-    ),
-    mutant(
         "what a rank's border changes by is carried on with the wrong sign",
         RANKS,
         ("gradfree/engines/across.py", "_along(end - before, factors)", "_along(before - end, factors)"),
@@ -29,18 +20,14 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "what a rank gives another besides states gets no gradient back",
-        RANKS,
-        (
-            "gradfree/ranks/shared_weights.py",
-            "self.messages.give(list(found.values()),",
-            "self.messages.give([0 * g for g in found.values()],",
-        ),
+        "a weight that two ranks would hold is each rank's own",
+        "ranks/test_refused_on_ranks.py ranks/test_rank_docs.py",
+        ("gradfree/ranks/placement.py", "if home[name] != rank:", "if False:"),
     ),
     mutant(
-        "weights that modules around the chain share are each rank's own",
-        RANKS,
-        ("gradfree/ranks/shared_weights.py", "if node is self._node}", "if node is None}"),
+        "what the model returns may depend on weights of another rank",
+        "ranks/test_refused_on_ranks.py",
+        ("gradfree/ranks/rank_pass.py", "raise errors.ELSEWHERE.error(what=what, name=name)", "pass"),
     ),
     mutant(
         "the outputs of microbatches are joined in the other order",

@@ -24,7 +24,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def sharing():
-    """Of whose six blocks some share weights with others on their own rank, and whose head is registered first."""
+    """Of whose six blocks some share weights with others on their own rank."""
     torch.manual_seed(0)
     model = Tokens()
     for i in (0, 3):
@@ -35,9 +35,9 @@ def sharing():
 class Tokens(nn.Module):
     def __init__(self):
         super().__init__()
-        self.head = nn.Linear(6, 13)
         self.embedding = nn.Embedding(13, 6)
         self.blocks = nn.ModuleList([Plain() for _ in range(6)])
+        self.head = nn.Linear(6, 13)
 
     def forward(self, tokens):
         state = self.embedding(tokens)

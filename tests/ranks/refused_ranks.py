@@ -22,8 +22,9 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.stem, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.stem = nn.Linear(6, 6)
         self.blocks = nn.ModuleList([Plain() for _ in range(4)])
+        self.head = nn.Linear(6, 3)
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
@@ -87,6 +88,43 @@ class Weighed(Net):
         return super().forward(x) + self.blocks[0].linear.weight.sum()
 
 
+class Tied(Net):
+    """Its first and its last layer have one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 6)
+        self.head.weight = self.stem.weight
+
+
+class HeadFirst(Net):
+    """Its head is registered before the blocks."""
+
+    def forward(self, x):
+        return nn.functional.linear(self.states(x)[-1], self.stem.weight)
+
+
+class Frozen(HeadFirst):
+    def __init__(self):
+        super().__init__()
+        self.stem.requires_grad_(False)
+
+
+class Late(Net):
+    """What runs before the blocks is registered behind them."""
+
+    def forward(self, x):
+        return self.states(x @ self.head.weight.T @ self.head.weight)[-1]
+
+
+class Around(Net):
+    """A skip connection around all blocks."""
+
+    def forward(self, x):
+        entering = self.stem(x)
+        return self.head(self.states(entering)[-1] + entering)
+
+
 class Tapped(Net):
     """Its output has in it what the last block of the first rank has returned."""
 
@@ -107,9 +145,14 @@ PROGRAMS = {
     "NO_STATE": Keywords,
     "SECOND_INPUT": Scaled,
     "SECOND_OUTPUT": Returning,
+    "SHARED_WEIGHT": Tied,
     "ELSEWHERE": Weighed,
+    "ELSEWHERE, a head that is registered first": HeadFirst,
+    "ELSEWHERE, a stem that is registered last": Late,
+    "ELSEWHERE, a skip connection around the blocks": Around,
     "LOSS_ELSEWHERE": Tapped,
     "NAN_FROM_ELSEWHERE": NotANumber,
+    "NAN_FROM_ELSEWHERE, a frozen head that is registered first": Frozen,
 }
 
 

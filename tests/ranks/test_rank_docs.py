@@ -60,7 +60,7 @@ def test_without_a_process_group():
         ({"chains": ["heads"]}, "heads"),
         ({"costs": [1, 2]}, "costs must be 5 positive numbers"),
         ({"microbatches": 0}, "microbatches must be a number of parts"),
-        ({"taps": ["blocks.1"]}, "no option taps"),
+        ({"taps": ["blocks.1"]}, "taps"),
     ],
 )
 @pytest.mark.usefixtures("alone")
