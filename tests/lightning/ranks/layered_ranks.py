@@ -1,7 +1,6 @@
 """One of four ranks: a Trainer with two copies of a model on two ranks each, another that resumes it on all four.
 
-Writes what they have logged and hold, their checkpoints, and a step with a scaler that only one rank is to skip; and
-what they come to in Fabric.
+Writes what they have logged and hold, their checkpoints, and a step with a scaler that only one rank is to skip.
 """
 
 import logging
@@ -9,16 +8,13 @@ import os
 import sys
 import warnings
 from datetime import timedelta
-from functools import partial
 
-import lightning.fabric
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from plain_modules import PlainModule, samples
 from rank_processes import leave
-from rank_scripts import QUIET, create_net
-from torch import nn
+from rank_scripts import QUIET
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics import SumMetric
@@ -27,7 +23,6 @@ import gradfree.lightning
 from gradfree.errors import ChainError
 
 OPTIONS = QUIET | {"use_distributed_sampler": True, "limit_val_batches": None, "num_sanity_val_steps": 0}
-FABRIC = {"accelerator": "cpu", "precision": "64-true"}
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -99,27 +94,6 @@ def skipping():
     return trainer.precision_plugin.scaler.get_scale(), overflowing.moved
 
 
-def in_fabric(path, net, parallel):
-    """Return the norms that the gradients of all steps had; save the whole model."""
-    fabric = lightning.fabric.Fabric(strategy="ddp" if parallel else "auto", devices=4 if parallel else 1, **FABRIC)
-    fabric.launch()
-    stage = gradfree.layer_parallel(net, "highway_bp", iterations=3, microbatches=2) if parallel else None
-    optimizer = fabric.setup_optimizers(torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
-    clip = partial(nn.utils.clip_grad_norm_, list(net.parameters())) if stage is None else stage.clip_grad_norm_
-    norms = []
-    for x, y in fabric.setup_dataloaders(DataLoader(samples(), 8), use_distributed_sampler=False):
-        optimizer.zero_grad()
-        with fabric.autocast():
-            loss = nn.functional.cross_entropy(net(x.double()), y)
-        fabric.backward(loss)
-        norms.append(float(clip(0.2)))
-        optimizer.step()
-    whole = net if stage is None else stage
-    kept = optimizer.state_dict() if stage is None else stage.optimizer_state_dict(optimizer)
-    fabric.save(path, {"model": whole.state_dict(), "optimizer": kept})
-    return norms
-
-
 def refused(strategy):
     try:
         fitted(strategy, 1)
@@ -138,7 +112,6 @@ def main(folder):
     found["tested"] = resumed.validate(resumed.lightning_module, verbose=False)[0]
     found["held"] = held, [name for name, _ in resumed.lightning_module.named_parameters()]
     found["refused"] = [refused(on_ranks(3)), refused(on_ranks(4, model="nothing"))]
-    found["fabric"] = in_fabric(f"{folder}/fabric-parallel", create_net("blocks").net, parallel=True)
     found["skipped"] = skipping()
     torch.save(found, f"{folder}/{RANK}.pt")
     leave()
