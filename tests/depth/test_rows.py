@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
 import pytest
@@ -269,3 +270,18 @@ def test_refused_and_exact_again_in_the_next_pass(why):
         seen.clear()
         actual = gradients(model, lambda: model(x))
     assert_equal_gradients(actual, gradients(model, lambda: model(x)))
+
+
+def test_threads_run_rows_at_the_same_time():
+    models, x = [net()] * 4 + [net() for _ in range(4)], torch.randn(4, 6)
+
+    def run(model):
+        return torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+
+    expected = [*map(run, models)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            handles = [attach(model, batched="auto") for model in models[3:]]
+            for found, exact in zip(pool.map(run, models), expected, strict=True):
+                assert all(map(torch.allclose, found, exact))
+            [handle.detach() for handle in handles]

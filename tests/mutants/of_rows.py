@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     mutant(
         "threads share one structure of a block",
-        "depth/unusual/test_threads.py",
+        "depth/unusual/test_threads.py depth/test_rows.py",
         ("gradfree/rows/structure.py", "thread = get_ident()", "thread = 0"),
     ),
 )
