@@ -19,6 +19,7 @@ from gradfree.wording import of_docstring, plain
 
 COMMANDS = "gradfree.commands"
 _REMOVED = {
+    "bench compare": "`report.parquet` in both folders has every figure, to be joined by polars or pandas",
     "bench search": "call Optuna on training runs, as docs/develop/search.md shows",
     "plan-ranks": "docs/guides/ranks.md has its formulas and a table",
     "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",

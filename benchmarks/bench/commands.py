@@ -42,8 +42,8 @@ def run(
     Args:
         suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
             "depth-map", "segments", "depth-training", "gpu-depth", "text", "forward-only",
-            "forward-memory", "temperature", "forward-convolutions", "ranks", "alternatives",
-            "alternatives-short"; after papers "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
+            "forward-memory", "temperature", "forward-convolutions", "alternatives", "alternatives-short"; after papers
+            "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
             docs/results/index.md has what each compares, needs and takes. Or one of your own, module:function.
         out: folder for records and report; results/<suite> if not given, or one named by what is
             swept.
@@ -121,22 +121,10 @@ def _seconds(option: str, given: str) -> float:
     return float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def compare(before: Path, after: Path, out: Path | None = None) -> None:
-    """Print what changed from one set of results to another, say of two commits or machines.
-
-    Args:
-        before: folder or file of records.
-        after: the same, of the other set.
-        out: folder for a report; none if not given.
-    """
-    _extra("bench.reporting").compare(before, after, out)
-
-
 COMMANDS: dict[str, Any] = {
     "_help": "Compare engines in speed, memory and accuracy on real data.",
     "run": run,
     "report": report,
-    "compare": compare,
 }
 
 

@@ -9,13 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.reports.publication import publish
-from gradfree.benchmarks.reports.record_diff import UNMATCHED, environment_changes, read_records
-from gradfree.benchmarks.reports.record_diff import compare as compare_records
-from gradfree.benchmarks.reports.report import SuiteReport, print_section
-from gradfree.benchmarks.running.runner import RECORDS, make_folder
+from gradfree.benchmarks.reports.report import SuiteReport
+from gradfree.benchmarks.running.runner import RECORDS
 from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.tables.experiment import Suite
@@ -34,24 +31,6 @@ def report(suite: str | None, out: Path | None) -> None:
     if not found.sections:
         raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
     show(found, file)
-
-
-def compare(before: Path, after: Path, out: Path | None) -> None:
-    """Print what two sets of records have in common and in what they differ."""
-    console, sets = Console(), [read_records(path) for path in (before, after)]
-    console.print(Text(f"before: {before}\nafter: {after}\n"))
-    found = compare_records(*sets)
-    if all(section.title == UNMATCHED for section in found):
-        console.print(Text("Nothing can be compared: no case has results in both.\n", "bold yellow"))
-    for section in found:
-        print_section(section, console)
-    for change in environment_changes(*sets):
-        console.print(Text(change, "bold yellow"))
-    if out:
-        make_folder(out)
-        title = f"gradfree bench compare: {before}, {after}"
-        report = SuiteReport(title, found, Provenance([record for records in sets for record in records]))
-        console.print(Text(f"Report: {' '.join(map(str, publish(report, out)))}"))
 
 
 def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, asked: KeptRun) -> SuiteReport:

@@ -1,17 +1,14 @@
-"""Digests of the user's own data: of their contents alone, not of when they were written, or where."""
+"""Digests of the user's own data: of their contents alone."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gradfree.benchmarks.data.bundled import Split
-
-_CHUNK = 1 << 20
 
 
 def examples_digest(splits: Mapping[str, Split]) -> str:
@@ -38,26 +35,3 @@ def _bytes(tensor: Tensor) -> Iterator[memoryview]:
     rows = tensor.detach().cpu().unsqueeze(-1).flatten(1).contiguous()
     # numpy does not know every dtype of torch's, bytes it does.
     return (row.data for row in rows.view(torch.uint8).numpy())
-
-
-def folder_digest(folder: Path) -> str:
-    """Return a digest of the names and contents of the files in ``folder``.
-
-    All contents are read, in pieces, once a command: sizes and times of files tell neither a change that keeps them
-    nor a copy that does not, and what is trained on fits into memory. Hidden files and folders like ``__pycache__`` do
-    not count, as ``datasets`` does not read them.
-    """
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = file.relative_to(folder)
-        if _is_hidden(name):
-            continue
-        digest.update(str(name).encode())
-        with file.open("rb") as opened:
-            while chunk := opened.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()[:8]
-
-
-def _is_hidden(name: Path) -> bool:
-    return any(part.startswith(".") for part in name.parts) or any(p.startswith("__") for p in name.parts[:-1])

@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from gradfree.benchmarks.data.bundled import Data
-from gradfree.benchmarks.data.digests import folder_digest
-from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 from gradfree.extras import require
 from gradfree.wording import no_such
@@ -42,19 +40,17 @@ _DOWNLOADS = {
 
 @dataclass(frozen=True)
 class Stored(ABC):
-    """Examples from a set in the data root, or from a folder of the user's own.
+    """Examples from a set in the data root.
 
     What takes long to read, images to decode and texts to tokenize, is read once: arrays are kept beside what
     ``datasets`` keeps, in the folder ``gradfree`` of ``$HF_HOME``, until the set's files, this code or the packages
     that read them change.
 
     Attributes:
-        name: of the set and its folder; the path of a folder of the user's own.
-        files: digest of the files in a folder of the user's own: records of other files are not these one's.
+        name: of the set and its folder.
     """
 
     name: str
-    files: str = field(default="", metadata=ADDED, kw_only=True)
 
     def __call__(self) -> Data:
         """Return the examples."""
@@ -76,8 +72,6 @@ class Stored(ABC):
             MissingExtra: a package that reads it is not.
         """
         require("bench", "datasets", "joblib", "tokenizers", "PIL")
-        if self.files:
-            return Path(self.name)
         root = os.environ.get(DATA_ROOT)
         if not root:
             problem = f"{DATA_ROOT} does not name the folder of the sets, say DATA"
@@ -102,25 +96,10 @@ def _load(stored: Stored, folder: Path) -> Data:
 
 
 def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
-    arrays = stored.read(open_set(folder, stored.files))
-    if stored.files and folder_digest(folder) != stored.files:
-        raise UsageError(f"{folder} was changed while it was used; repeat the command.")
-    return arrays
-
-
-def open_set(folder: Path, files: str = "") -> DatasetDict:
-    """Return the splits in ``folder`` by name.
-
-    Args:
-        folder: with the files.
-        files: their digest, if they are the user's own.
-    """
     import datasets
 
     datasets.disable_progress_bars()
-    # ``datasets`` knows files again by their times, which a change can leave as they are.
-    cache = Path(datasets.config.HF_CACHE_HOME, "gradfree", "folders", files) if files else None
-    return datasets.load_dataset(str(folder), cache_dir=cache and str(cache))
+    return stored.read(datasets.load_dataset(str(folder)))
 
 
 def check_splits(name: str, splits: DatasetDict, *needed: str) -> None:
@@ -142,18 +121,13 @@ def check_columns(name: str, splits: DatasetDict, *needed: str) -> None:
             raise UsageError(f"{name}: {no_such('column', column, known)}")
 
 
-def with_all_splits(splits: DatasetDict, shuffled: bool) -> dict[str, Dataset]:
-    """Return the training, validation and test rows.
-
-    Args:
-        splits: at least the training rows. What is missing of the others is a tenth of these.
-        shuffled: whether that is any tenth, always the same, or the last.
-    """
+def with_all_splits(splits: DatasetDict) -> dict[str, Dataset]:
+    """Return the training, validation and test rows; what is missing of the others is the last tenth of the first."""
     found = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     tenth = len(splits["train"]) // 10
     for name in ("test", "validation"):
         if name not in found:
-            parts = found["train"].train_test_split(test_size=tenth, shuffle=shuffled, seed=0)
+            parts = found["train"].train_test_split(test_size=tenth, shuffle=False)
             found |= {"train": parts["train"], name: parts["test"]}
     return found
 
@@ -165,4 +139,4 @@ def _state(stored: Stored, folder: Path) -> object:
 
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
     code = [Path(file).read_text(encoding="utf-8") for file in (inspect.getfile(type(stored)), __file__)]
-    return stored.files or stats, code, datasets.__version__, tokenizers.__version__
+    return stats, code, datasets.__version__, tokenizers.__version__

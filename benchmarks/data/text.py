@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 UNKNOWN = "<unk>"
 """The token of whatever the vocabulary does not have."""
 
-UNITS = ("character", "word", "piece")
-"""What a token can be."""
-
 _AT_ONCE = 4096
 """Rows that are tokenized together: an encoding takes many times the memory of its numbers."""
 
@@ -58,7 +55,7 @@ class Text(Stored):
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
         check_columns(self.name, splits, self.column)
-        parts = with_all_splits(splits, shuffled=False)
+        parts = with_all_splits(splits)
         rows = {name: _end_lines(part[self.column]) for name, part in parts.items()}
         tokenizer = _tokenizer(self, rows["train"])
         return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}

@@ -39,7 +39,6 @@ _UNNAMED = {
     "ConstantSGDTask",
     "Images",
     "Imported",
-    "LabelledImages",
     "Loaded",
     "LossMetric",
     "Network",

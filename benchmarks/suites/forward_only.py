@@ -14,7 +14,6 @@ from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.timing.layer_steps import (
     EACH,
     SEGMENTS,
-    Activations,
     Checkpointed,
     Network,
     memory_steps,
@@ -108,7 +107,6 @@ FORWARD_ONLY: Suite = (
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
     DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _RATES),
     Timings(step_phases, (Network(depth=20, width=512, batch=256),), _COSTLY, threads=2),
-    Activations(tuple(Network(depth=depth, width=64, batch=2048) for depth in (10, 20, 50, 100)), _COSTLY, threads=2),
 )
 
 _TEMPERATURES = (COLD, WARM, FOTON, TANGENT)

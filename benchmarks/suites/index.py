@@ -13,7 +13,6 @@ from gradfree.benchmarks.suites.dsf_texts import DSF_WIKITEXT_SMALL
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
-from gradfree.benchmarks.suites.ranks import RANKS
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks import catalogue
@@ -105,7 +104,6 @@ SUITES: dict[str, Suite] = {
     "forward-memory": forward_only.FORWARD_MEMORY,
     "temperature": forward_only.TEMPERATURE,
     "forward-convolutions": forward_only.CONVOLUTIONS,
-    "ranks": RANKS,
     "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
     "foton-depth-small": FOTON_DEPTH_SMALL,

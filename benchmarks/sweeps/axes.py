@@ -28,7 +28,7 @@ class Sweep:
     Attributes:
         engines: to compare with plain backprop: names separated by commas, or with options, each a value or a list of
             values to combine: '{highway_bp: {iterations: [0, 2], gamma: 0.2}}'. "all" for all that the model allows.
-        tasks: names separated by commas, or folders of images or text, ./my_texts, with options if need be.
+        tasks: names separated by commas.
         model: names separated by commas, or with options as those of engines. Or one of your own, module:function,
             which builds it; without --tasks, --data is a module:function too, which returns the examples.
         batch_size: examples a step, separated by commas, as all numbers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ from gradfree.benchmarks.sweeps.trainable import checked
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.catalogue import DIGITS
-from gradfree.benchmarks.tasks.folders import folder_task, is_folder
 from gradfree.benchmarks.tasks.imported import Builder, names_a_function
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
@@ -145,14 +143,11 @@ def _named(tasks: Names) -> Iterator[Task]:
     if not names:
         raise UsageError(f"name the tasks, of {', '.join(TASKS)}: --tasks {DIGITS.name}, say.")
     for name, options in names.items():
-        if is_folder(name):
-            yield folder_task(name, options)
-        elif name not in TASKS:
-            raise UsageError(f"{no_such('task', name, TASKS)} A folder has a {os.sep} in its name: ./{name}")
-        elif options:
-            raise UsageError(f"the task {name!r} has no options; folders have: --tasks ./my_texts, say.")
-        else:
-            yield TASKS[name]
+        if name not in TASKS:
+            raise UsageError(f"{no_such('task', name, TASKS)} Data of yours: --model, --data module:function.")
+        if options:
+            raise UsageError(f"the task {name!r} has no options.")
+        yield TASKS[name]
 
 
 def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tuple[str, ...] | None) -> Iterator[Task]:

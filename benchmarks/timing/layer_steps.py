@@ -8,7 +8,7 @@ from functools import partial
 from math import isqrt
 from statistics import median
 from time import process_time
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +16,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import create_model
-from gradfree.benchmarks.records.case import Case, Row
-from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.chart import Axis, Chart, points
+from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.tables.chart import Axis
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.experiment import Experiment, matching
-from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, pareto_front, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, pareto_front
 from gradfree.benchmarks.tables.frames import pl
-from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, RATIO, STEP, Trainee, Turn, clocked, now, time_of
+from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, Turn, clocked, now, time_of
 from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
@@ -33,7 +29,7 @@ _CLASSES = 10
 _LEARNING_RATE = 0.1
 """One that trains: weights drift, and are led back, as they would."""
 _PHASES = ("passes", "update", "retraction")
-_ACTIVATIONS, _IDLE = "peak activation memory", "time of other rows' hooks"
+_IDLE = "time of other rows' hooks"
 _LAYERS = 200
 """How many layers the steps of a turn run through, all together: so few are more than one step."""
 EACH, SEGMENTS = "each block", "√L segments"
@@ -119,89 +115,6 @@ def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
 def step_phases(case: Timing) -> Mapping[str, Callable[[], Callable[[], Turn]]]:
     """Return what builds the network in training with each row's engine."""
     return {row.label: partial(_in_phases, case, row) for row in case.rows}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivationMemory(Case):
-    """Peak memory of forward and backward pass at several depths, less the gradients that it leaves behind."""
-
-    kind: ClassVar[str] = "activations"
-    networks: tuple[Network, ...]
-    row: Row
-
-    @property
-    def topic(self) -> str:
-        """The networks."""
-        return f"{self.networks[0]} to {self.networks[-1].depth} layers"
-
-    @property
-    def subject(self) -> str:
-        """The row's label."""
-        return self.row.label
-
-    def run(self) -> dict[str, Any]:
-        """Measure; return bytes by network."""
-        return {"activations": [self._measure(network) for network in self.networks]}
-
-    def _measure(self, network: Network) -> int:
-        trainee = in_training(network, self.row, self.device, self.seed)
-        trainee.passes()  # What the engine keeps from pass to pass is there before.
-        trainee.optimizer.zero_grad()
-        return peak_memory(trainee.passes, self.device) - sum(p.nbytes for p in trainee.model.parameters())
-
-
-@dataclass(frozen=True)
-class Activations(Experiment):
-    """Activation memory by depth, by engine.
-
-    Attributes:
-        networks: of ascending depth; many examples and narrow layers, so that weights count for little.
-        rows: the engines.
-        threads: of the timings that stand beside it.
-    """
-
-    networks: tuple[Network, ...]
-    rows: tuple[Row, ...]
-    threads: int
-
-    def timing(self, device: str) -> Iterator[ActivationMemory]:
-        """Yield a case on each row."""
-        for row in self.rows:
-            yield ActivationMemory(networks=self.networks, row=row, device=device, seed=0)
-
-    def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return each row's memory by depth."""
-        where = {"device": device, "threads": self.threads}
-        return table(
-            fact(_ACTIVATIONS, "MiB", peak / MIB, setting=str(net), at=float(net.depth), **where, **case.row.named)
-            for case in self.timing(device)
-            for record in matching(records, case)
-            for net, peak in zip(self.networks, record["results"]["activations"], strict=True)
-        )
-
-    def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of memory by depth."""
-        depths, device = [net.depth for net in self.networks], facts["device"][0]
-        width, batch = self.networks[0].width, self.networks[0].batch
-        small, large = (estimates(facts, metric=_ACTIVATIONS, at=depth) for depth in (depths[0], depths[-1]))
-        growth = [f"{row} {large[row].value / own.value:.2f}" for row, own in small.items() if row in large]
-        title = f"activation memory by depth: orthogonal_mlp of width {width}, batch {batch}, device: {device}"
-        return Section(
-            title=title,
-            facts=facts,
-            columns=[column(f"MiB at {depth}", _ACTIVATIONS, "{value:.1f}", at=depth) for depth in depths],
-            legend="Peak memory of forward and backward pass, less the weights' gradients, which every engine leaves.",
-            remarks=[f"Memory at depth {depths[-1]} as a multiple of that at depth {depths[0]}: {', '.join(growth)}."],
-            charts=[
-                Chart(
-                    title,
-                    points(facts, "at", Figure(_ACTIVATIONS), "row"),
-                    Axis("hidden layers (count)", "counts"),
-                    Axis("peak activation memory (MiB)", "log"),
-                    lines=True,
-                )
-            ],
-        )
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,12 @@ class Timed:
         across: the facts' column whose values the table's columns are repeated for: "row" or "setting".
         called: what labels of records that are no engine's are called in reports.
         place: what tells a subject's facts from those of others.
-        topic: the subject, in the names of cases.
-        sides: what is compared, likewise.
         fits: whether a row can be run on a subject.
         costs: what else to record of a step, given the case, the step and its turns.
         facts: what else a row's record tells, given it and all that was recorded of the case, with the ``item``
             that was run, the ``baseline``'s name and the ``row``, if it is an engine's.
         remarks: what else the facts say.
         against: another figure, with its axis, to draw the time against.
-        launch: runs a case in place of :meth:`Timing.measured`.
     """
 
     steps: Callable[[Timing], Mapping[str, Callable[[], Any]]]
@@ -95,14 +92,11 @@ class Timed:
     across: str = ""
     called: Mapping[str, str] = field(default_factory=dict)
     place: Callable[[Any], dict[str, Any]] = lambda subject: {"setting": str(subject)}
-    topic: Callable[[Any], str] = str
-    sides: Callable[[Any], str] = lambda subject: "all rows"
     fits: Callable[[Row, Any], bool] = lambda row, subject: True
     costs: Callable[[Timing, Any, Sequence[Turn]], dict[str, Any]] = lambda case, step, turns: {}
     facts: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Fact]] = lambda cost, results: iter(())
     remarks: Callable[[pl.DataFrame], Iterator[str]] = lambda facts: iter(())
     against: tuple[Figure, Axis] | None = None
-    launch: Callable[[Timing], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         # Pickled by reference, as functions are: as what the function's name stands for in its module.
@@ -146,13 +140,12 @@ class Timing(Case):
     @property
     def topic(self) -> str:
         """What is run, for people."""
-        return self.timed.topic(self.item)
+        return str(self.item)
 
     @property
     def subject(self) -> str:
         """What takes turns."""
-        sides = self.timed.sides(self.item)
-        return sides if self.threads is None else f"{sides}, {self.threads} threads"
+        return "all rows" if self.threads is None else f"all rows, {self.threads} threads"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -164,10 +157,6 @@ class Timing(Case):
 
     def run(self) -> dict[str, Any]:
         """Measure; return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
-        return self.timed.launch(self) if self.timed.launch else self.measured()
-
-    def measured(self) -> dict[str, Any]:
-        """Do the same in this process."""
         with set_torch_threads(self.threads or torch.get_num_threads()):
             steps, errors = self._started()
             turns = in_turns([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)

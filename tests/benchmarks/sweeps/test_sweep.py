@@ -224,7 +224,6 @@ def test_of_a_score_that_is_better_low_the_target_is_reached_from_above():
         ),
         ({"tasks": "points", "engines": "dsf", "learning_rates": "nan,0.1"}, "--learning-rates takes numbers above 0"),
         ({"tasks": "points", "engines": "dsf", "learning_rates": "inf"}, "--learning-rates takes numbers above 0"),
-        ({"tasks": "/", "engines": "dsf"}, "there is no folder / of examples"),
         ({"tasks": "points", "depth": "deep"}, "--depth takes numbers above 0"),
         ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
         ({"tasks": "adding", "depth": 4}, "'pixel_classifier' has no --depth; its options are"),
@@ -236,7 +235,7 @@ def test_of_a_score_that_is_better_low_the_target_is_reached_from_above():
         ),
         ({"tasks": "points", "model": "mine:build"}, "mine:build: the module mine cannot be imported"),
         ({"tasks": {"points": {"length": 3}}}, "the task 'points' has no options"),
-        ({"tasks": "texts"}, "no task is called 'texts'.*A folder has a / in its name: ./texts"),
+        ({"tasks": "./texts"}, "no task is called './texts'.*Data of yours: --model, --data module:function"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

@@ -20,7 +20,6 @@ from gradfree.benchmarks.timing.allocations import allocations, peak_memory
 from gradfree.benchmarks.timing.layer_steps import (
     EACH,
     SEGMENTS,
-    Activations,
     Checkpointed,
     Network,
     in_training,
@@ -77,17 +76,6 @@ def test_every_row_is_timed_and_told(part):
     assert len([cell for row in texts(section) for cell in row if cell != "–"]) > len(section.rows) * section.labels
     for chart in section.charts:
         spec(chart, looks([chart]))
-
-
-def test_activation_memory_grows_with_depth_unless_it_is_streamed():
-    part = Activations(
-        tuple(Network(d, 16, 512) for d in (4, 8)), (BACKPROP, FOTON.__class__("s", "foton", {"streaming": True})), 1
-    )
-    records = {case.id: attempt(case) for case in part.timing("cpu")}
-    plain, streaming = (record["results"]["activations"] for record in records.values())
-    assert plain[1] > 1.6 * plain[0]
-    assert streaming[1] == pytest.approx(streaming[0], rel=0.2)
-    assert [len(row) for row in texts(section_of(part, records))] == [3, 3]
 
 
 def case_of(part):
