@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradfree.benchmarks.bench.commands import DRAWING
-from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.names import without_sources
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
@@ -79,11 +77,6 @@ def run(
     folder = out or kept.folder
     kept = replace(kept, command=command_of({**flags, "out": str(folder)}))
     comparisons = comparisons_of(kept)
-    there = tuple(
-        experiment for experiment in comparisons if os.environ.get(DATA_ROOT) or sweep.named or not experiment.optional
-    )
-    # Of a suite of stored sets alone, the check says which is missing.
-    comparisons = there or comparisons
     for experiment in comparisons:
         experiment.check()
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
-from math import log
 from typing import Any
 
 import torch
@@ -16,10 +14,9 @@ from gradfree import create_engine, create_model
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import ADDED, Row
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
-from gradfree.benchmarks.tables.frames import pl
+from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tasks.task import cross_entropy
-from gradfree.benchmarks.timing.side_by_side import PASSES, Turn, times
+from gradfree.benchmarks.timing.side_by_side import PASSES, Turn
 from gradfree.benchmarks.timing.timed import Timing, timed
 
 PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
@@ -152,27 +149,6 @@ def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
         yield fact(_COSINE, "1", cost["cosine"])
 
 
-def _remarks(facts: pl.DataFrame) -> Iterator[str]:
-    """Yield from how many blocks on each engine pays, in nets that differ in nothing else, and how close it comes."""
-    family = pl.col("setting").str.replace(r"^\d+ blocks(?: in a loop)?, ", "")
-    autograd, compiled = CALLED[PLAIN], {*CALLED.values(), BY_BLOCK}
-    ours = facts.with_columns(family=family).filter(~pl.col("row").is_in(list(compiled)))
-    for row in ours["row"].drop_nulls().unique(maintain_order=True):
-        own = ours.filter(pl.col("row") == row, pl.col("metric") == PASSES, pl.col("unit") == times(autograd)).sort(
-            "at"
-        )
-        borders = {
-            name: border(list(found.select("at", "value").iter_rows()))
-            for (name,), found in own.group_by("family", maintain_order=True)
-        }
-        found = [f"{least:.0f} ({name})" for name, least in borders.items() if least is not None]
-        words = f"from {', '.join(found)} blocks on" if found else "nowhere"
-        yield f"{row} takes less time than eager {autograd} {words}."
-        cosines = [cosine.value for cosine in estimates(facts, "setting", metric=_COSINE, row=row).values()]
-        if cosines:
-            yield f"Cosine of {row}'s gradients with exact ones, untrained: {min(cosines):.3f} to {max(cosines):.3f}."
-
-
 @timed(
     kind="deep step",
     subject="net",
@@ -188,7 +164,6 @@ def _remarks(facts: pl.DataFrame) -> Iterator[str]:
     place=lambda net: {"setting": str(net), "at": float(net.depth)},
     costs=cosine_of,
     facts=_told,
-    remarks=_remarks,
 )
 def deep_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
     """Return what builds the passes of a net as it is initialised; maybe compiled, too, which takes long."""
@@ -222,19 +197,3 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 def compiled_up_to(blocks: int) -> Callable[[DeepNet], dict[str, bool]]:
     """Return which nets are compiled, too: of so many blocks."""
     return lambda net: {"compiled": net.depth <= blocks}
-
-
-def border(shares: Sequence[tuple[float, float]]) -> float | None:
-    """Return from how many blocks on the share of autograd's time stays below 1, by powers between depths.
-
-    Args:
-        shares: depths, ascending, with the shares there.
-    """
-    below = list(takewhile(lambda point: point[1] < 1, reversed(shares)))
-    if not below:
-        return None
-    depth, share = below[-1]
-    if len(below) == len(shares):
-        return float(depth)
-    before, above = shares[-len(below) - 1]
-    return float(before * (depth / before) ** (log(above) / log(above / share)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from math import inf
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from gradfree import Engine, list_engines, list_models
+from gradfree import list_engines, list_models
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.foton_depth import CIFAR100
@@ -74,25 +73,11 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
     # A single rate needs no choice.
     grid = rates if len(rates) > 1 else ()
     tasks = list(_tasks(sweep, loader))
-    if not rates:
-        _tell_inherited(tasks)
     tasks = [replace(task, learning_rate=rates[0]) for task in tasks] if len(rates) == 1 else tasks
     comparisons = [Comparison(task, _rows(sweep, task), grid) for task in tasks]
     if sweep.target is None:
         return tuple(comparisons)
     return tuple(experiment for c in comparisons for experiment in (c, TimeToTarget(c, sweep.target)))
-
-
-def _tell_inherited(tasks: Sequence[Task]) -> None:
-    """Say which models are trained as another one is, whose learning rate was chosen for that."""
-    for task in tasks:
-        own = TASKS.get(task.name.partition(" ")[0], task)
-        if own.model != task.model:
-            print(
-                f"{task.name} is trained by {task.optimizer} at {task.learning_rate:g}, chosen for {own.model}: "
-                "--learning-rates 0.001,0.01,0.1, say, has every engine choose its own.",
-                file=sys.stderr,
-            )
 
 
 def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
@@ -193,8 +178,7 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
     reasons = "\n".join(f"{task.name} without {', '.join(labels)}: {problem}" for problem, labels in refused.items())
     allowed = [r for r in rows if not problems[r.label] and r.options != BACKPROP.options]
     if not allowed:
-        hint = _fitting_model(task, [candidate.create_engine() for candidate in rows]) if reasons else ""
-        raise UsageError(f"{task.name}: no engine to compare with autograd.\n{reasons}{hint}".strip())
+        raise UsageError(f"{task.name}: no engine to compare with autograd.\n{reasons}".strip())
     if reasons:
         print(reasons, file=sys.stderr)
     return (BACKPROP, *allowed)
@@ -207,19 +191,6 @@ def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     return next(iter(report.problems), "")
-
-
-def _fitting_model(task: Task, engines: Sequence[Engine]) -> str:
-    """Return the option that names a model which learns the task and takes one of ``engines``; nothing if none does."""
-    if task.builder:
-        return ""
-    for name in list_models():
-        with suppress(UsageError):
-            (other,) = _with_models(task, {name: {}}, None)
-            model = checked(other).build()
-            if any(engine.validate(model).ok for engine in engines):
-                return f"\nA model for this: --model {name}"
-    return ""
 
 
 def row(engine: str, options: Mapping[str, Any]) -> Row:

@@ -16,11 +16,6 @@ class Experiment(ABC):
     """One comparison."""
 
     @property
-    def optional(self) -> bool:
-        """Whether a run leaves the experiment out where nobody names a folder of data sets."""
-        return False
-
-    @property
     def tries(self) -> int:
         """How many trials each training case waits for: the first case for the first so many, and so on."""
         return 0

@@ -8,7 +8,6 @@ from itertools import pairwise
 from math import isnan
 
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.chart import Axis, Chart, bars
 from gradfree.benchmarks.tables.column import UNKNOWN, Column
 from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, differences, estimates, fact, select, table
@@ -47,7 +46,6 @@ class Published:
         figures: the paper's, by row and column; what is left out is not known.
         claims: what the paper says in words alone.
         differs: in what our settings are not the paper's.
-        quantity: what the columns' figures are, where their names do not say so.
     """
 
     source: str
@@ -56,7 +54,6 @@ class Published:
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     differs: tuple[str, ...] = ()
-    quantity: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,6 @@ class Beside(Experiment):
 
     experiment: Experiment
     published: Published
-
-    @property
-    def optional(self) -> bool:
-        """Whether the experiment is."""
-        return self.experiment.optional
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return the experiment's facts, the paper's of the same rows, and what ours were measured on."""
@@ -112,7 +104,7 @@ class Beside(Experiment):
             legend=self._legend(select(facts, metric=_HARDWARE)["note"][0]),
             verdicts=(),
             remarks=[*self._claims(ours), *(f"Not as in the paper: {what}." for what in self.published.differs)],
-            charts=[self._chart(column, facts, next(iter(ours.names))) for column in known],
+            charts=(),
             answer="",
         )
 
@@ -130,18 +122,6 @@ class Beside(Experiment):
         for claim in self.published.claims:
             told, found = _outcome(claim, ours)
             yield f"The paper: {claim.says}. Ours, {claim.column}: {', '.join(told)}; {', '.join(found)}."
-
-    def _chart(self, column: Column, facts: pl.DataFrame, name: str) -> Chart:
-        """Draw both figures of each row that the paper has, side by side."""
-        source, (figure, *_) = self.published.source, column.figures
-        found = [
-            bars(told.with_columns(source=pl.lit(None, pl.String)), figure, "row").with_columns(label=pl.lit(label))
-            for label, told in (("ours", _of(column, facts)), ("the paper's", _of(_theirs(column, source), facts)))
-        ]
-        known = _of(_theirs(column, source), facts)["row"].to_list()
-        both = pl.concat(found).filter(pl.col("row").is_in(known))
-        across = f"{self.published.quantity} {column.heading}".strip()
-        return Chart(f"{source}: {column.heading}", both, Axis(across), Axis(name, "names"))
 
 
 def _theirs(column: Column, source: str) -> Column:

@@ -19,8 +19,7 @@ from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.chart import Axis
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, pareto_front
-from gradfree.benchmarks.tables.frames import pl
+from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, Turn, clocked, now, time_of
 from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
@@ -160,21 +159,6 @@ class _Steps:
         return self.trainee.peak_memory()
 
 
-def _is_faster(times: Mapping[str, Estimate], row: str, other: str) -> bool:
-    return times[row].high < times[other].low
-
-
-def _fronts(facts: pl.DataFrame) -> Iterator[str]:
-    """Yield the rows that are shown to be faster than all that take less memory."""
-    for setting in facts["setting"].unique(maintain_order=True):
-        memory = estimates(facts, metric=MEMORY, unit="MiB", setting=setting)
-        ratios = facts.filter(pl.col("metric") == STEP, pl.col("unit") != "s")
-        times = estimates(ratios, setting=setting)
-        known = {row: size for row, size in memory.items() if row in times}
-        front = pareto_front(known, partial(_is_faster, times))
-        yield f"Pareto front at {setting}, the leanest first: {', '.join(front)}."
-
-
 @timed(
     kind="memory step",
     subject="network",
@@ -188,7 +172,6 @@ def _fronts(facts: pl.DataFrame) -> Iterator[str]:
     columns=[column("layers: step (×)", STEP, unit=RATIO), column("layers: MiB", MEMORY, "{value:.1f}", "MiB")],
     across="at",
     place=lambda network: {"setting": str(network), "at": float(network.depth)},
-    remarks=_fronts,
     against=(Figure(MEMORY, unit="MiB"), Axis("peak memory of a step (MiB)", "log")),
 )
 def memory_steps(case: Timing) -> Mapping[str, Callable[[], _Steps]]:

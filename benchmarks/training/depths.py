@@ -14,7 +14,6 @@ import numpy as np
 from torch import nn
 
 from gradfree import Fidelity
-from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
@@ -207,11 +206,6 @@ class DepthSweep(Experiment):
             for depth, options in self.depths.items()
         }
         return {depth: _Layerwise(task, self.rows, self.learning_rates) for depth, task in tasks.items()}
-
-    @property
-    def optional(self) -> bool:
-        """Whether the data are stored ones."""
-        return isinstance(self.task.data, Stored)
 
     @property
     def tries(self) -> int:

@@ -117,16 +117,9 @@ class TimeToTarget(Experiment):
                 "×: as a multiple of the first row's. "
                 "Reached: runs that came there at all; where not all did, there is no mean."
             ),
-            remarks=self._sooner(ours, ratio),
             charts=self._charts(ours, way),
             answer=self._answer(facts, level),
         )
-
-    def _sooner(self, ours: pl.DataFrame, ratio: str) -> list[str]:
-        """Return which engines are there sooner than the baseline."""
-        found = estimates(ours, metric=_TIME, unit=ratio)
-        sooner = [f"{row} ({told.value:.2f}×)" for row, told in found.items() if told.value < 1]
-        return [f"At the target sooner than {self.comparison.rows[0].name}: {', '.join(sooner)}."] if sooner else []
 
     def _charts(self, ours: pl.DataFrame, way: str) -> list[Chart]:
         """Return the validation score against steps and against time, mean over seeds."""

@@ -57,19 +57,6 @@ def test_without_data_nothing_is_measured(capsys, tmp_path, monkeypatch):
     assert "Nothing is measured without data: --data module:function" in out
 
 
-def test_chains_are_separated_by_commas(capsys, tmp_path, monkeypatch):
-    (tmp_path / "two_chains.py").write_text(
-        "from torch import nn\n"
-        "def chain():\n    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\n"
-        "def build():\n    return nn.ModuleDict({'x': chain(), 'y': chain()})\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    main(["advise", "two_chains:build", "--chains", "x,y"])
-    out = capsys.readouterr().out
-    assert "chain 'x': 2 blocks" in out
-    assert "chain 'y': 2 blocks" in out
-
-
 @pytest.mark.slow
 def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path, monkeypatch):
     """Each says why, and so does the dry run: nothing is recommended that was never on the model."""
@@ -97,13 +84,6 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
     assert "blocks.2" in told.out
 
 
-def test_a_model_that_no_engine_fits_has_an_answer(capsys):
-    main(["advise", "torch.nn:Identity"])
-    out = capsys.readouterr().out
-    assert out.startswith("Stay with autograd: no engine can be attached to torch.nn:Identity.")
-    assert "problem: the model has no chain" in out
-
-
 def test_blocks_beside_each_other_can_be_named_as_one_chain(capsys, tmp_path, monkeypatch):
     (tmp_path / "beside.py").write_text(
         "from torch import nn\n"
@@ -116,13 +96,6 @@ def test_blocks_beside_each_other_can_be_named_as_one_chain(capsys, tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     main(["advise", "beside:build", "--chains", "[[one, two]]"])
     assert "2 blocks" in capsys.readouterr().out
-
-
-def test_an_engine_by_import_path_is_advised_on(capsys, tmp_path, uncompiled):
-    main(["advise", MODEL, "--engines", "user_module:Damped", "--budget", "2s", "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "advice.json").read_text())["results"]
-    assert {row["label"] for row in found["rows"]} == {"autograd", "user_module:Damped"}
-    assert not found["failures"]
 
 
 @pytest.mark.parametrize(

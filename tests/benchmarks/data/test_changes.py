@@ -146,35 +146,6 @@ def test_a_changed_import_is_another_case(folder, file, monkeypatch):
     assert digest("theirs") != before
 
 
-@pytest.mark.processes
-@pytest.mark.slow
-def test_examples_that_are_others_each_time_keep_their_records(folder):
-    """They are said to, once; nothing else could tell a change from chance. Changed code is another case still."""
-    loaders = "augmented_anew", "augmented_anew", "read"
-    before, told = fresh(plan, folder, *loaders)
-    assert told.count("theirs:augmented_anew returns other examples each time") == 1
-    assert fresh(plan, folder, *loaders) == (before, told)
-    edit(folder / "parts" / "blocks.py", "# edited\n")
-    after, _ = fresh(plan, folder, *loaders)
-    assert not {*before} & {*after}
-
-
-def test_what_is_installed_does_not_count(folder, monkeypatch):
-    """Nor does gradfree itself: only what the user writes, and the module that is named, wherever it lies."""
-    monkeypatch.syspath_prepend(folder / "site-packages")
-    for name, text in {"installed.py": "import beside\n", "beside.py": ""}.items():
-        (folder / "site-packages" / name).parent.mkdir(exist_ok=True)
-        (folder / "site-packages" / name).write_text(text)
-    (folder / "caller.py").write_text("import gradfree.benchmarks, json, installed\n")
-    monkeypatch.syspath_prepend(folder)
-    caller, installed = digest("caller"), digest("installed")
-    edit(folder / "site-packages" / "beside.py", "# edited\n")
-    assert (digest("caller"), digest("installed")) == (caller, installed)
-    edit(folder / "site-packages" / "installed.py", "# edited\n")
-    assert digest("caller") == caller
-    assert digest("installed") != installed
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
 def test_an_example_is_its_input_with_its_target(dtype):
     x, y = torch.arange(12).view(3, 2, 2) % 5, torch.tensor([0, 1, 1])
@@ -199,18 +170,6 @@ def listed(folder):
         named = ["--model", "theirs:build", "--data", "theirs:read", "--engines", "fixed_point"]
         main(["bench", "run", *named, "--list"])
     return out.getvalue()
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_a_sweep_on_a_rewritten_file_has_other_cases(folder):
-    before = fresh(listed, folder)
-    (folder / "table.csv").touch()
-    assert fresh(listed, folder) == before
-    edit(folder / "table.csv", "1,2,3\n")
-    after = fresh(listed, folder)
-    assert not {*before.splitlines()} & {*after.splitlines()}
-    assert len({*after.splitlines()}) == len({*before.splitlines()}) > 0
 
 
 OWN = """

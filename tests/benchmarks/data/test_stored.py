@@ -1,6 +1,5 @@
 """Stored sets: how they are found, and how a text becomes sequences."""
 
-import os
 from dataclasses import replace
 
 import datasets
@@ -8,18 +7,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, Features, Image, Value
-from joblib._store_backends import CacheWarning, StoreBackendMixin
-from tiny_suite import HIGHWAY, PLAIN, training
 
 from gradfree.benchmarks.data import stored
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.data.text import Text
-from gradfree.benchmarks.suites.forward_only import FORWARD_ONLY
-from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.published import Beside
-from gradfree.benchmarks.tasks.catalogue import TINYSHAKESPEARE, WIKITEXT2
-from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError, main
 
 CHARACTERS = Text("tiny", unit="character", vocabulary=5, length=3, held_out=2)
@@ -58,12 +50,6 @@ def test_words_are_the_most_frequent_ones_and_the_ends_of_lines(root):
     assert (test.inputs.tolist(), test.targets.tolist()) == ([[rare, cat], [end, rare]], [[cat, end], [rare, end]])
 
 
-def test_unknown_words_of_the_text_itself_are_the_vocabularys(root):
-    store(root, train=["<unk> <unk> <unk> a"], validation=["<unk> b a"], test=["a a a"])
-    train, validation, _ = WORDS()
-    assert validation.inputs[0, 0] == validation.inputs[0, 1] == train.inputs[0, 0]
-
-
 def test_pieces_are_bytes_and_what_stands_together_most_often(root):
     """256 bytes in the alphabet's order, then " a" + "b" and the like; nothing is unknown."""
     store(root, train=["ab ab ab ab"], validation=["ab ab ab ab"], test=["é ab ab"])
@@ -96,48 +82,10 @@ def test_a_set_whose_files_or_settings_change_is_read_anew(root):
     assert CHARACTERS().train.inputs.tolist() == [[1, 1, 1], [1, 1, 2]]
 
 
-def test_a_disk_without_room_costs_time_and_no_data(root, monkeypatch):
-    store(root, train=["abcabc"], validation=["abc"], test=["cba"])
-
-    def full(*_):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(StoreBackendMixin, "_concurrency_safe_write", full)
-    with pytest.warns(CacheWarning, match="No space left on device"):
-        assert len(CHARACTERS().train.inputs) == 2
-
-
 def test_a_text_that_fills_no_sequence_is_refused(root):
     store(root, train=["abcabc"], validation=["ab"], test=["cba"])
     with pytest.raises(UsageError, match="tiny: validation has 3 tokens, fewer than length 3 \\+ 1"):
         CHARACTERS()
-
-
-@pytest.mark.parametrize("name", ["dsf-wikitext-small", "foton-depth-small"])
-def test_suites_name_the_sets_that_are_to_be_got(root, name):
-    for part in SUITES[name]:
-        if not isinstance(part, Beside):
-            with pytest.raises(UsageError, match=f"hf download .* --local-dir {root}"):
-                part.check()
-
-
-def test_a_suite_of_stored_sets_alone_says_what_is_missing(tmp_path, monkeypatch, capsys):
-    """Where others leave out what needs a folder of sets, nothing would be left of this one."""
-    monkeypatch.setenv(DATA_ROOT, "")
-    with pytest.raises(SystemExit):
-        main(["bench", "run", "--suite", "foton-depth-small", "--out", str(tmp_path)])
-    assert "the set mnist is needed, but GRADFREE_DATA does not name" in capsys.readouterr().err
-
-
-def test_the_fine_classes_are_taken(root):
-    (root / "tiny").mkdir()
-    features = Features({"img": Image(), "fine_label": Value("int64"), "coarse_label": Value("int64")})
-    for name in ("train", "test"):
-        pixels = [np.full((2, 2, 3), n, dtype=np.uint8) for n in range(3)]
-        rows = {"img": pixels, "fine_label": [7, 8, 9], "coarse_label": [0, 0, 1]}
-        Dataset.from_dict(rows, features=features).to_parquet(str(root / "tiny" / f"{name}-00000-of-00001.parquet"))
-    data = Images("tiny", column="img", train=2, validation=1, label="fine_label")()
-    assert [split.targets.tolist() for split in data] == [[7, 8], [9], [7, 8, 9]]
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((2, 3), 1), ((2, 3, 3), 3)])
@@ -159,13 +107,6 @@ def test_images_come_with_channels_first_by_the_training_images_mean_and_varianc
     )
 
 
-def test_a_text_is_part_of_a_cases_name():
-    task = TINYSHAKESPEARE
-    assert task.data.name in str(training(task=task).config)
-    changed = {training(HIGHWAY, task=task).id, training(HIGHWAY, task=WIKITEXT2).id}
-    assert len(changed) == 2
-
-
 @pytest.mark.parametrize("command", [["run", "--suite", "text"], ["run", "--suite", "text", "--data", "nowhere"]])
 def test_what_is_missing_is_said_before_anything_starts(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -181,47 +122,6 @@ def test_what_is_missing_is_said_before_anything_starts(command, tmp_path, monke
     assert problem in line
     assert "hf download --repo-type dataset karpathy/tiny_shakespeare" in line
     assert not (tmp_path / "results").exists()
-
-
-def test_a_set_without_files_is_missing(root):
-    (root / "wikitext-2").mkdir()
-    with pytest.raises(UsageError, match=rf"{root}/wikitext-2 has no parquet files. Do: .* Salesforce/wikitext .*"):
-        WIKITEXT2.data()
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_workers_find_the_data_that_the_option_names(root, tmp_path_factory, monkeypatch, capsys):
-    store(root, train=["abcd" * 20], validation=["abcd" * 2], test=["abcd" * 2])
-    monkeypatch.setenv(DATA_ROOT, "elsewhere")
-    task = replace(TINYSHAKESPEARE, data=CHARACTERS, options={"vocab_size": 5, "width": 4}, batch_size=4, steps=5)
-    monkeypatch.setitem(SUITES, "tiny", (Comparison(task, (PLAIN, HIGHWAY)),))
-    out = tmp_path_factory.mktemp("out")
-    main(["bench", "run", "--suite", "tiny", "--out", str(out), "--seeds", "1", "--data", str(root)])
-    assert "test perplexity" in (out / "report.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")
-@pytest.mark.parametrize("part", [part for part in FORWARD_ONLY if part.optional])
-def test_the_real_images_fit_their_models(part):
-    data, model = part.task.data(), next(iter(part.comparisons.values())).task.create_model(0)
-    assert model.float()(data.test.inputs[:2]).shape == (2, 10)
-    assert [len(split.inputs) for split in data] == [part.task.data.train, part.task.data.validation, 10000]
-    assert all(split.targets.unique().tolist() == list(range(10)) for split in data)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(DATA_ROOT not in os.environ, reason=f"{DATA_ROOT} is not set")
-@pytest.mark.parametrize(("task", "tokens"), [(TINYSHAKESPEARE, 1_003_854), (WIKITEXT2, 2_088_628)])
-def test_the_real_texts_fit_their_models(task, tokens):
-    data, vocabulary = task.data(), task.options["vocab_size"]
-    length = task.data.length
-    assert data.train.inputs.shape == (pytest.approx(tokens / length, abs=1), length)
-    assert task.data.vocabulary == vocabulary
-    assert data.train.inputs.max() == vocabulary - 1
-    assert all(200 < len(split.inputs) <= task.data.held_out for split in (data.validation, data.test))
-    assert task.data() is data
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,3 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, message, tmp_path, cap
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gradfree: error:")]
     assert message in line
     assert not list(tmp_path.rglob("*.ckpt"))
-
-
-def test_what_breaks_in_the_users_own_code_shows_where(tmp_path):
-    broken = "import my_module\n\nclass Net(my_module.Net):\n    def __init__(self):\n        1 / 0\n"
-    Path("broken.py").write_text(broken)
-    with pytest.raises(ValueError, match="division by zero"):
-        main(["fit", *USUAL, "--model=broken.Net"])

@@ -33,13 +33,6 @@ def test_every_difference_is_a_warning_but_the_device():
     ]
 
 
-def test_an_installation_has_no_commit():
-    (line,) = Provenance([record(commit=None, dirty=None)]).lines()
-    assert line.endswith("device cpu")
-    (warning,) = Provenance([record(), record(commit=None, dirty=None)]).warnings()
-    assert warning == "The records mix environments, commit: 0123456 (1 record), unknown (1 record)."
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
 def test_records_in_the_checkout_do_not_make_its_code_another(tmp_path, monkeypatch):
     """A run that adds to published records would mark itself as one with uncommitted changes."""

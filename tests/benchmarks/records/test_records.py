@@ -2,9 +2,7 @@
 
 import errno
 import json
-import math
 import os
-from pathlib import Path
 
 import pytest
 from tiny_suite import HIGHWAY, training
@@ -33,17 +31,6 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert made["timestamp"].endswith("+00:00")
 
 
-def test_no_file_has_no_records(tmp_path):
-    assert RecordFile(tmp_path / "none").read() == {}
-
-
-def test_results_of_a_diverged_run_come_back(tmp_path):
-    file = RecordFile(tmp_path / "records.jsonl")
-    file.append(record("a", {"validation": math.nan, "test": math.inf}))
-    assert math.isnan(file.read()["a"]["results"]["validation"])
-    assert file.read()["a"]["results"]["test"] == math.inf
-
-
 @pytest.mark.parametrize("torn", ['{"schema": 1, "ca', json.dumps(record("c", {})), "{"])
 def test_a_torn_last_line_does_not_count_and_is_replaced(tmp_path, torn):
     """Whole or not: a line without its end was not finished."""
@@ -55,14 +42,6 @@ def test_a_torn_last_line_does_not_count_and_is_replaced(tmp_path, torn):
     file.append(record("b", {"x": 2}))
     assert file.read() == {"a": record("a", {"x": 1}), "b": record("b", {"x": 2})}
     assert len(file.path.read_text().splitlines()) == 2
-
-
-def test_a_file_of_one_torn_line_starts_anew(tmp_path):
-    file = RecordFile(tmp_path / "records.jsonl")
-    file.path.write_text("{")
-    assert file.read() == {}
-    file.append(record("a", {"x": 1}))
-    assert file.read() == {"a": record("a", {"x": 1})}
 
 
 def test_records_of_a_newer_schema_are_refused_and_kept(tmp_path):
@@ -129,13 +108,6 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, writt
     assert file.path.read_bytes() == before
     file.append(record("b", {}))
     assert file.read().keys() == {"a", "b"}
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_disk_that_is_really_full(tmp_path):
-    (tmp_path / "records.jsonl").symlink_to("/dev/full")
-    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
-        RecordFile(tmp_path / "records.jsonl").append(record("a", {}))
 
 
 @pytest.mark.parametrize(

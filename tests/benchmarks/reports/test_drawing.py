@@ -3,7 +3,6 @@
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
 
 import altair as alt
 import pytest
@@ -11,12 +10,11 @@ import vl_convert
 from jsonschema import ValidationError
 from places import RESULTS
 from report_records import RECORDS, chart, committed
-from tiny_suite import PLAIN, SUITE
+from tiny_suite import SUITE
 
-from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.reports.drawing import COLORS, SHAPES, looks, spec
+from gradfree.benchmarks.reports.drawing import looks, spec
 from gradfree.benchmarks.reports.report import sections
-from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Figure
 from gradfree.benchmarks.tables.facts import Estimate, fact, table
 
@@ -94,25 +92,12 @@ def test_every_axis_has_a_name_and_its_unit_and_every_point_a_tooltip(published)
         assert any("tooltip" in layer["encoding"] for layer in one["layer"]), (name, title)
 
 
-@pytest.mark.slow
-def test_charts_of_a_report_differ_in_title(published):
-    titles = [(name, title) for name, title, _ in published]
-    assert len(set(titles)) == len(titles)
-
-
 def test_a_click_on_the_legend_filters():
     """It does if Vega listens to the legend, which it does not where the filter is bound to a layer without one."""
     (section,) = sections(SUITE, RECORDS)
     compiled = vl_convert.vegalite_to_vega(json.dumps(drawn(chart(section, "accuracy against step time"))))
     assert "label_legend" in json.dumps([s for s in compiled["signals"] if s["name"].startswith("shown")])
     assert '"shown_store' in json.dumps(compiled["marks"]).replace("\\", "")
-
-
-def test_lines_differ_in_color_or_shape():
-    labels = [f"engine {n}" for n in range(len(COLORS) * len(SHAPES))]
-    facts = table(fact("time", "s", 1.0, row=label, series=label) for label in labels)
-    found = looks([Chart("", bars(facts, Figure("time"), "row"), Axis("time (s)"), Axis("engine", "names"))])
-    assert len(set(found.values())) == len(labels)
 
 
 def test_an_accuracys_interval_is_drawn_within_its_bounds():
@@ -131,36 +116,3 @@ def errors(*values):
     )
     found = points(facts, "at", Figure("error"))
     return Chart("errors", found, Axis("size (count)", "counts"), Axis("error (%)", "log"))
-
-
-def test_intervals_that_go_below_0_end_with_a_logarithmic_axis():
-    """And hide no other row."""
-    spec = drawn(errors(0.2, 20.0))
-    assert channels(spec, "y")[-1]["scale"]["type"] == "log"
-    lows = [row["y_low"] for rows in spec["datasets"].values() for row in rows if "y_low" in row]
-    assert min(lows) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("across", [0.5, 5000.0])
-def test_a_line_across_the_chart_and_every_marker_lie_within_it(across):
-    """Also where all points lie on one side of it: outside of the frame nobody could read it."""
-    spec = drawn(replace(errors(200.0, 300.0), rules={"the border": across}))
-    compiled = vl_convert.vegalite_to_vega(json.dumps(spec))
-    (scale,) = [scale for scale in compiled["scales"] if scale["name"] == "y"]
-    assert {"data": "data_0", "field": "y"} in scale["domain"]["fields"] or len(scale["domain"]["fields"]) > 2
-    assert scale["padding"] >= 10
-
-
-def test_counts_have_a_tick_each_and_equal_ratios_equal_distances():
-    x = channels(drawn(errors(1.0, 2.0, 3.0)), "x")[-1]
-    assert (x["axis"]["values"], x["scale"]["type"]) == ([1, 2, 3], "log")
-
-
-def test_engines_that_differ_in_more_than_k_are_lines_of_their_own():
-    options = [{"iterations": k, "gamma": gamma} for gamma in (0.0, 0.5) for k in (0, 1)]
-    rows = [Row(f"highway_bp k={o['iterations']} gamma={o['gamma']}", "highway_bp", o) for o in options]
-    assert [row.series for row in rows] == [
-        *["highway_bp gamma=0.0 with k iterations"] * 2,
-        *["highway_bp gamma=0.5 with k iterations"] * 2,
-    ]
-    assert PLAIN.series == "autograd"

@@ -1,6 +1,5 @@
 """The report as one HTML page and as files for other programs."""
 
-import json
 from html.parser import HTMLParser
 
 import polars as pl
@@ -9,7 +8,6 @@ from rich.console import Console
 from tiny_suite import CHAIN, SUITE, training
 
 from gradfree.benchmarks.records.provenance import Provenance
-from gradfree.benchmarks.reports.drawing import looks, spec
 from gradfree.benchmarks.reports.publication import page, publish
 from gradfree.benchmarks.reports.report import SuiteReport
 
@@ -89,14 +87,6 @@ def test_a_click_on_the_head_sorts_by_figures_and_not_by_their_text():
     assert any("data-value" in script or "dataset.value" in script for script in found.scripts)
 
 
-def test_the_page_begins_with_the_answer_and_its_chart():
-    (summary,) = report().sections
-    text = page(report())
-    assert text.index(summary.answer.replace("'", "&#39;")) < text.index("<table>")
-    assert Page(text).charts == ["0-0"]
-    assert "<nav>" not in text
-
-
 def test_code_to_paste_is_in_one_piece_wherever_the_report_is_read(capsys):
     code = f"optimizer = gradfree.EngineOptimizer(optimizer, {'model, ' * 20}engine='shooting')"
     advice = SuiteReport("advice", [], Provenance([]), code=code)
@@ -106,26 +96,10 @@ def test_code_to_paste_is_in_one_piece_wherever_the_report_is_read(capsys):
     assert f"<pre>{code}</pre>".replace("'", "&#39;") in page(advice)
 
 
-def test_the_page_has_every_chart():
-    (summary,) = report().sections
-    charts, *_ = Page(page(report())).scripts
-    known = looks(summary.drawn)
-    assert json.loads(charts) == [[spec(chart, known) for chart in summary.drawn]]
-
-
 def test_errors_are_shown_and_cannot_change_the_page():
     text = page(report(RECORDS | dict([failed(training(CHAIN, seed=3), SCRIPT)])))
     assert "<script>alert" not in text
     assert SCRIPT in Page(text).cells
-
-
-def test_the_page_warns_of_mixed_environments():
-    records = {name: {**record, "environment": {**record["environment"]}} for name, record in RECORDS.items()}
-    next(iter(records.values()))["environment"]["torch"] = "<2.6>"
-    assert '<p class="warning">The records' not in page(report())
-    assert '<p class="warning">The records mix environments, torch: &lt;2.6&gt; (1 record), unknown' in page(
-        report(records)
-    )
 
 
 def test_csv_and_parquet_have_every_number(tmp_path):

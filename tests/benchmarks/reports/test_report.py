@@ -6,20 +6,18 @@ from dataclasses import replace
 from math import nan
 
 import pytest
-from report_records import RECORDS, TRAININGS, chart, failed, lines, markdown, table_rows, timed, told, trained
+from report_records import RECORDS, TRAININGS, chart, failed, markdown, table_rows, timed, told, trained
 from rich.console import Console
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, speed, training
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, training
 
-from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.column import Column, Figure, column
+from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.experiment import belonging
 from gradfree.benchmarks.tables.facts import fact, table
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.cli import UsageError, main
 
 # Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
@@ -90,31 +88,6 @@ def test_the_sentences_follow_from_the_figures():
     assert bullets(markdown(*sections(SUITE, RECORDS)))[: len(WORDS)] == WORDS
 
 
-def test_perplexity_is_better_when_lower():
-    task = replace(TASK, score=PYDOC.score)
-    suite = (replace(SUITE[0], task=task),)
-    records = dict(
-        [
-            *trained(PLAIN, [9, 9, 9], [10, 11, 12], task=task),
-            *trained(CHAIN, [9, 9, 9], [12.1, 13.1, 14.101], task=task),
-            *trained(HIGHWAY, [9, 9, 9], [9, 10, 11.001], task=task),
-        ]
-    )
-    (summary,) = sections(suite, records)
-    assert summary.verdicts == [
-        "the baseline",
-        "not timed, perplexity +2.10 ± 0.00 (worse)",
-        "not timed, perplexity -1.00 ± 0.00 (better)",
-    ]
-
-
-def test_what_was_not_measured_is_shown_as_a_dash():
-    text = markdown(*sections(SUITE, dict(trained(PLAIN, [97], [96]))))
-    assert table_rows(text)[0] == ["autograd", "96.00 ± –", "–", "–", "–", "–", "1.000"]
-    assert table_rows(text)[1] == ["backprop via chain", "–", "–", "–", "–", "–", "–"]
-    assert "backprop via chain: not timed, accuracy not compared." in bullets(text)
-
-
 def test_a_run_that_diverged_is_called_so():
     records = RECORDS | dict(trained(CHAIN, [nan, 97, 97], [nan, 96, 96]))
     (summary,) = sections(SUITE, records)
@@ -141,23 +114,6 @@ def test_failed_runs_count_as_missing_and_are_told():
     assert table_rows(markdown(summary))[1][:3] == ["backprop via chain", "failed", "1.25"]
     assert "failed with 3 of 3 seeds" in summary.verdicts[1]
     assert "seeds: 3" in summary.title
-
-
-def test_a_failed_timing_leaves_the_scores():
-    summary, failures = sections(SUITE, dict([*TRAININGS, failed(speed())]))
-    assert table_rows(markdown(summary))[2] == ["highway_bp k=1", "90.00 ± 24.84", "–", "–", "–", "–", "0.750"]
-    assert table_rows(markdown(failures))[0][0] == "speed/points/all rows/cpu/seed 0"
-
-
-def test_a_report_of_nothing_but_failures():
-    records = dict([failed(training(PLAIN)), failed(speed())])
-    summary, failures = sections(SUITE, records)
-    assert table_rows(markdown(summary))[0] == ["autograd", "failed", "–", "–", "–", "–", "–"]
-    assert summary.verdicts[0] == "the baseline; failed with 1 of 1 seeds: RuntimeError: out of | memory"
-    assert len(table_rows(markdown(failures))) == 2
-    assert "out of | memory" in " ".join(printed(failures).split())
-    assert not [*summary.charts, *failures.charts]
-    assert not summary.answer
 
 
 def test_records_of_another_configuration_do_not_count():
@@ -187,60 +143,6 @@ def test_the_score_is_drawn_against_the_time_with_intervals_and_front():
     assert found.band == {"autograd's interval": pytest.approx((96 - 2.48, 96 + 2.48), abs=0.01)}
     assert found.x.title == "step time, as a multiple of autograd's (×)"
     assert found.y.title == "test accuracy (%), higher is better"
-
-
-def test_a_row_that_is_called_worse_is_not_alone_on_the_front():
-    """Seeds that are good for one row are good for the other: their intervals overlap, their differences do not."""
-    runs = dict([*trained(PLAIN, [1] * 3, [20, 50, 80]), *trained(HIGHWAY, [1] * 3, [19, 49.1, 79])])
-    (section,) = sections(SUITE, runs | dict([timed((1.0, 4), (1.25, 5), (0.5, 10))]))
-    assert "(worse)" in section.verdicts[2]
-    front = section.facts.filter(metric="on the Pareto front", value=1.0)["row"].to_list()
-    assert front == ["autograd", "highway_bp k=1"]
-
-
-def test_the_gradients_plot_shows_how_the_angle_shrinks_with_k():
-    """An engine with iterations is a line, any other a level; backprop, without any angle, is left out."""
-    gate = Row("dsf gate", "dsf", {"feedback": "gate"})
-    more = Row("highway_bp k=3", "highway_bp", {"iterations": 3})
-    part = replace(SUITE[0], rows=(PLAIN, CHAIN, gate, HIGHWAY, more))
-    cosines = [1.0, 1.0, 0.5, 0.75, 0.875]
-    records = dict(r for row, cosine in zip(part.rows, cosines, strict=True) for r in trained(row, [97], [96], cosine))
-    (section,) = sections((part,), records)
-    found = chart(section, "gradients against iterations")
-    assert lines(found) == {"highway_bp with k iterations": [[1, 0.25], [3, 0.125]], "dsf gate": 0.5}
-    assert found.y.kind == "log"
-
-
-def test_without_several_k_gradients_are_drawn_by_engine():
-    """Against iterations there would be an axis with nothing on it."""
-    part = replace(SUITE[0], rows=(PLAIN, Row("dsf gate", "dsf", {"feedback": "gate"}), HIGHWAY))
-    records = dict(r for row, c in zip(part.rows, [1.0, 0.5, 0.75], strict=True) for r in trained(row, [97], [96], c))
-    (section,) = sections((part,), records)
-    (found,) = section.charts
-    assert found.title.endswith(": gradients by engine")
-    assert list(lines(found).values()) == [[["dsf gate", 0.5]], [["highway_bp k=1", 0.25]]]
-    assert found.y.kind == "log"
-
-
-@pytest.mark.parametrize(("cosine", "drawn_at_all"), [(1 - 1e-14, False), (1 + 1e-12, False), (0.999, True)])
-def test_rounding_is_not_drawn_as_a_distance(cosine, drawn_at_all):
-    """Whatever the row is called: what is exact but for rounding is no distance from the exact gradient."""
-    part = replace(SUITE[0], rows=(PLAIN, CHAIN, Row("dfa", "dfa", {})))
-    records = dict(r for row, c in zip(part.rows, [1.0, 0.5, cosine], strict=True) for r in trained(row, [97], [96], c))
-    (section,) = sections((part,), records)
-    names = [name for points in lines(chart(section, "gradients by engine")).values() for name, _ in points]
-    assert names == ["backprop via chain", *["dfa"][: int(drawn_at_all)]]
-
-
-def test_without_an_inexact_row_there_is_no_plot_of_gradients():
-    part = replace(SUITE[0], rows=(PLAIN, CHAIN))
-    (section,) = sections((part,), dict(r for row in part.rows for r in trained(row, [97], [96], 1 - 1e-12)))
-    assert not section.charts
-
-
-def test_without_timing_there_is_no_plot_against_time():
-    (section,) = sections(SUITE, dict(TRAININGS))
-    assert [chart.title for chart in section.charts] == ["points, 7 steps, cpu: gradients by engine"]
 
 
 def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, capsys):
@@ -319,14 +221,6 @@ def test_a_faster_row_that_is_worse_is_no_answer(scores):
     assert "the nearest is backprop via chain" in section.answer
 
 
-def test_of_one_seed_the_answer_says_so():
-    one = dict([*trained(PLAIN, [97], [96]), *trained(HIGHWAY, [97], [96]), timed((1.0, 4), (1.2, 4), (0.5, 4))])
-    (section,) = sections(SUITE, one)
-    assert section.answer.endswith("2.00× faster than autograd, accuracy +0.00 (one seed: no interval).")
-    (section,) = sections(SUITE, one | dict(trained(HIGHWAY, [97], [95])))
-    assert section.answer == "points, 7 steps: no row comes up to autograd in accuracy."
-
-
 def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     report = SuiteReport.of("tiny", SUITE, RECORDS)
     publish(report, tmp_path)
@@ -354,20 +248,3 @@ def test_what_an_error_says_neither_moves_the_cursor_nor_makes_markdown():
     assert not {"\x1b", "\x07"} & {*printed, *"".join(report.facts["note"].drop_nulls())}
     escaped = r"ValueError: red \<b>bold\</b> \| \`code\` \*star\* \[a](b) \_\_x\_\_ k_1"
     assert report.markdown().count(escaped) == 3
-
-
-def test_a_figure_that_is_not_0_is_not_shown_as_0():
-    """What is left of 0 by rounding is."""
-    cells = [
-        column("", "m", "{value:.1f}").cell([fact("m", "", value) | {"source": None}]) for value in (0.0087, 1e-17, 2.0)
-    ]
-    assert [cell.text for cell in cells] == ["0.009", "0.0", "2.0"]
-
-
-def test_a_diverged_baseline_is_no_answer():
-    records = dict(trained(PLAIN, [1, 1], [float("nan"), 90]))
-    assert (
-        SuiteReport.of("", SUITE, records | dict(trained(HIGHWAY, [1, 1], [80, 90])))
-        .answers[0]
-        .answer.startswith("points, 7 steps: nothing can be compared, as autograd diverged")
-    )

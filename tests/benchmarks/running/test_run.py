@@ -219,14 +219,6 @@ def test_two_shards_are_one_run(tmp_path, monkeypatch):
     assert [merged[name]["results"] for name in trained] == [whole[name]["results"] for name in trained]
 
 
-def test_every_case_has_a_process_of_its_own(tmp_path):
-    """What one leaves behind, no other finds."""
-    cases = [training(task=replace(TASK, data=littered), seed=seed) for seed in range(3)]
-    file = RecordFile(tmp_path / "records.jsonl")
-    run_cases(lambda records: cases, file, Workers(1))
-    assert ["error" in record for record in file.read().values()] == [False] * 3
-
-
 def test_what_would_be_run_is_said_and_not_run(tmp_path, capsys):
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(dict([fake(tiny_cases()[0], {})])[tiny_cases()[0].id])
@@ -245,25 +237,6 @@ def test_what_would_be_run_is_said_and_not_run(tmp_path, capsys):
     assert "has 1 records; name another --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
     assert file.path.read_bytes() == before
-
-
-@pytest.mark.parametrize("option", ["--list", "--dry-run"])
-def test_what_waits_for_a_learning_rate_is_counted(option, tmp_path, monkeypatch, capsys):
-    """A line for each would say the same again and again: two engines at three rates, two seeds, one timing."""
-    monkeypatch.setitem(SUITES, "tiny", (TUNED,))
-    run(tmp_path, option)
-    *others, last = capsys.readouterr().out.splitlines()
-    assert [line.split("/")[0] for line in others if line.startswith("missing")] == ["missing  trial"] * 6 + [
-        "missing  speed"
-    ]
-    assert last == "waiting  4 more, for a learning rate to be chosen"
-
-
-def test_two_runs_do_not_write_to_one_file(tmp_path, capsys):
-    with RecordFile(tmp_path / "records.jsonl").reserved(), pytest.raises(SystemExit):
-        run(tmp_path)
-    assert "another run is writing to" in capsys.readouterr().err
-    assert not (tmp_path / "records.jsonl").exists()
 
 
 def test_ray_gives_the_records_that_this_machine_gives(tmp_path, monkeypatch):

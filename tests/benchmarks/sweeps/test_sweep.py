@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 from report_records import chart, lines, rounds, section_of, texts
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
@@ -56,11 +55,6 @@ def test_what_is_not_varied_keeps_its_records():
     assert {case.id for case in part.training(0, "cpu", {})} == {training(row).id for row in (PLAIN, HIGHWAY)}
 
 
-def test_lengths_are_those_of_the_data():
-    short, long = suite_of(Sweep(tasks=["copying"], engines="dsf", length="3,5", batch_size=2))
-    assert [part.task.data().train.inputs.shape[1] for part in (short, long)] == [23, 25]
-
-
 def test_one_learning_rate_is_used_and_several_are_tried():
     (one,) = suite_of(Sweep(tasks="points", engines="dsf", learning_rates=0.5))
     assert (one.task.learning_rate, one.learning_rates) == (0.5, ())
@@ -78,17 +72,6 @@ def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
     of_layers, in_time = capsys.readouterr().err.splitlines()
     assert of_layers.startswith("points without foton, orthogonal_backprop, pepita: the model has no chain")
     assert in_time.startswith("points without newton, shooting: the model has no chain")
-
-
-def test_training_in_a_dtype_of_its_own():
-    narrow = replace(TASK, dtype="bfloat16")
-    model = narrow.create_model(0)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    wide, case = training(HIGHWAY).run(), training(HIGHWAY, task=narrow)
-    assert case.run()["losses"] != wide["losses"]
-    assert case.run()["losses"][0]["loss"] == pytest.approx(wide["losses"][0]["loss"], rel=0.02)
-    integers = TASK.on("cpu", TASK.data().train._replace(targets=torch.arange(3)))
-    assert narrow.on("cpu", integers).targets.dtype == torch.int64
 
 
 @pytest.mark.parametrize("row", [PLAIN, HIGHWAY, Row("dsf", "dsf", {})], ids=lambda row: row.label)
@@ -115,12 +98,6 @@ def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeyp
     assert trials[0].run().keys() == {"steps", "losses", "fidelity", "validation", "sizes", "defaults"}
     assert "2 s" in part.task.budget
     assert case.id != TimedTraining(task=replace(part.task, seconds=3.0), row=HIGHWAY, device="cpu", seed=0).id
-
-
-def test_a_step_that_takes_longer_than_the_budget_is_taken(monkeypatch):
-    monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.Trainee.step_time", lambda self: 1e9)
-    case = TimedTraining(task=replace(TASK, seconds=1.0), row=PLAIN, device="cpu", seed=0)
-    assert case.run()["steps"] == 1
 
 
 def curve(*scores):
@@ -171,30 +148,6 @@ def test_time_to_target_is_steps_to_target_by_the_time_of_a_step():
 
 def runs_of(section, metric):
     return section.facts.filter(metric=metric).drop_nulls("seed")
-
-
-def test_a_target_that_nobody_reached_is_said_to_be_so():
-    comparison = Comparison(replace(TASK, evaluations=3), (PLAIN, HIGHWAY))
-    runs = [fake(training(row, task=comparison.task), curve(1, 2, 3)) for row in comparison.rows]
-    (timing,) = comparison.timing("cpu")
-    costs = [rounds(row.label, 1.0, 1) for row in comparison.rows]
-    section = section_of(TimeToTarget(comparison, 80.0), dict([*runs, fake(timing, {"rows": costs})]))
-    assert section.answer == "points: no row reached validation accuracy 80 % with every seed."
-    assert [row[-1] for row in texts(section)] == ["0 of 1", "0 of 1"]
-
-
-def test_of_a_score_that_is_better_low_the_target_is_reached_from_above():
-    comparison = Comparison(replace(TASK, score=TASKS["pydoc"].score, evaluations=3), (PLAIN,))
-    runs = [
-        fake(training(PLAIN, task=comparison.task, seed=seed), curve(*scores))
-        for seed, scores in enumerate(((9, 5, 3), (9, 8, 7)))
-    ]
-    (timing,) = comparison.timing("cpu")
-    section = section_of(
-        TimeToTarget(comparison, 5.0), dict([*runs, fake(timing, {"rows": [rounds(PLAIN.label, 1, 1)]})])
-    )
-    assert texts(section)[0][-1] == "1 of 2"
-    assert runs_of(section, "steps to target")["value"].to_list() == [11]
 
 
 @pytest.mark.parametrize(
@@ -258,26 +211,6 @@ def test_a_file_and_flags_mean_the_same(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == file
     assert len(file.splitlines()) == 2 * (4 * 2 + 1)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
-
-
-def test_a_task_that_an_engine_cannot_take_is_met_with_a_model_that_it_can():
-    """The first of the registered ones that learns the data, and which the engine can be attached to."""
-    with pytest.raises(UsageError, match=r"points without foton: .*\nA model for this: --model orthogonal_mlp"):
-        suite_of(Sweep(tasks="points", engines="foton"))
-    (part,) = suite_of(Sweep(tasks="points", engines="foton", model="orthogonal_mlp"))
-    assert [row.label for row in part.rows] == ["backprop", "foton"]
-    with pytest.raises(UsageError) as refused:
-        suite_of(Sweep(tasks="points", engines="shooting"))
-    assert "--model" not in str(refused.value)
-
-
-def test_another_models_learning_rate_is_no_secret(capsys):
-    suite_of(Sweep(tasks="points", engines="highway_bp", model="residual_mlp"))
-    suite_of(Sweep(tasks="points", engines="orthogonal_backprop", model="orthogonal_mlp", learning_rates="0.1,0.2"))
-    assert "chosen for" not in capsys.readouterr().err
-    suite_of(Sweep(tasks="points", engines="orthogonal_backprop", model="orthogonal_mlp"))
-    told = "points orthogonal_mlp is trained by AdamW(betas=(0.9, 0.999), weight_decay=0.01) at 0.01, chosen for"
-    assert f"{told} residual_mlp: --learning-rates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from gradfree.benchmarks.tables.facts import (
     run_fact,
     table,
 )
-from gradfree.benchmarks.timing.side_by_side import statistics
 
 
 @pytest.mark.parametrize(
@@ -88,12 +87,6 @@ def test_means_are_those_of_the_same_row_metric_and_setting():
     ]
 
 
-def test_what_is_no_column_is_refused():
-    """A misspelt one would be lost in silence."""
-    with pytest.raises(ValueError, match="no colour; their columns are task, device"):
-        table([fact("score", "%", 1.0, colour="red")])
-
-
 def test_what_is_not_known_is_null_and_what_diverged_is_not():
     facts = table([fact("a", "%"), fact("b", "%", Estimate.of([nan, 1.0])), fact("c", "s", Estimate(2.0, 1.0, 4.0))])
     assert facts["value"].to_list()[0] is None
@@ -108,18 +101,6 @@ def test_differences_that_are_all_the_same_have_no_interval():
     assert isnan(alike.margin)
     equal = Estimate.of_differences([0.0, 0.0])
     assert (equal.value, equal.margin) == (0.0, 0.0)
-
-
-def test_a_median_is_what_the_timing_recorded():
-    recorded = statistics([2.0, 4.0, 6.0], [1.0, 1.0, 2.0])
-    assert Estimate.recorded(recorded, "time") == Estimate(4.0, 2.0, 6.0)
-    assert Estimate.recorded(recorded, "ratio") == Estimate(3.0, 2.0, 4.0)
-
-
-def test_the_ratio_of_two_runs_is_as_wide_as_the_farthest_quartiles():
-    assert Estimate(4.0, 3.0, 6.0) / Estimate(2.0, 1.0, 4.0) == Estimate(2.0, 0.75, 6.0)
-    assert Estimate(4.0, 3.0, 6.0).relative == 0.5
-    assert Estimate(4.0, 1.0, 5.0).relative == 0.75
 
 
 def test_the_pareto_front_has_what_is_better_than_all_that_is_cheaper():

@@ -8,11 +8,10 @@ import torch
 import user_module
 from tiny_suite import PLAIN, TASK, training
 
-from gradfree.benchmarks.records.names import source_digest
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
-from gradfree.benchmarks.tasks.imported import Imported, names_a_function
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import Loaded, own_task
 from gradfree.cli import UsageError, main
 
@@ -41,14 +40,6 @@ def test_sources_of_their_own_stay_apart():
         assert torch.equal(split.targets, y[part])
 
 
-def test_of_two_sources_validation_is_no_test():
-    """The last tenth of the training examples: a learning rate must not be chosen by what is reported."""
-    x, y = user_module.pair()
-    for split, part in zip(loaded("two"), (slice(27), slice(27, 30), slice(30, 40)), strict=True):
-        assert torch.equal(split.inputs, x[part])
-        assert torch.equal(split.targets, y[part])
-
-
 def test_the_loss_and_the_score_are_those_of_the_targets():
     classes = own_task(MODEL, {}, DATA, None, None)
     assert (classes.score.name, classes.score.goodness(2.0)) == ("accuracy", 2.0)
@@ -61,16 +52,6 @@ def test_the_loss_and_the_score_are_those_of_the_targets():
     assert chosen.loss(torch.tensor([[1.0]]), torch.tensor([[3.0]])) == 2
     expected = user_module.loss(model(data.train.inputs), data.train.targets).item()
     assert chosen.score.of(model, data.train) == pytest.approx(expected)
-
-
-def test_a_changed_module_has_no_records_yet(monkeypatch):
-    """What was measured with the code as it was says nothing of the code as it is."""
-    before = training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id
-    assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id == before
-    source_digest.cache_clear()
-    monkeypatch.setattr("gradfree.benchmarks.records.names.Path.read_bytes", lambda path: b"edited")
-    assert training(PLAIN, task=own_task(MODEL, {}, DATA, None, None)).id != before
-    source_digest.cache_clear()
 
 
 def test_options_and_axes_reach_the_builder():
@@ -123,22 +104,6 @@ def test_what_cannot_be_used_is_said(model, data, message):
     assert re.search(message, str(refused.value), re.DOTALL)
 
 
-def test_numbers_that_are_none_are_left_to_a_model_that_is_made_for_them():
-    (part,) = suite_of(Sweep(model="user_module:build_careful"), "user_module:spoilt")
-    assert part.task.data().train.inputs.isnan().any()
-
-
-def test_a_batch_is_no_more_than_there_are_examples():
-    with pytest.raises(UsageError, match="user_module:build batch=33: a batch of 33 is more than the 32 training"):
-        suite_of(Sweep(model=MODEL, batch_size="33"), DATA)
-    assert suite_of(Sweep(model=MODEL, batch_size="32"), DATA)
-
-
-def test_a_loss_for_each_example_is_refused_before_anything_runs():
-    with pytest.raises(UsageError, match=r"its loss is no single number, but of shape \(2,\)"):
-        suite_of(Sweep(model=MODEL, loss="user_module:losses"), DATA)
-
-
 def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
     """It has the task's data, loss, score and settings, and of options what is named; the other knows the data."""
     monkeypatch.setitem(TASKS, "points", TASK)
@@ -152,16 +117,6 @@ def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
         assert kept == {name: getattr(TASK, name) for name in kept}
     changed = {training(PLAIN, task=task).id for task in (narrow, wide, other)}
     assert len(changed) == 3
-
-
-def test_a_folder_is_no_function(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert names_a_function("my_module:build")
-    assert names_a_function("a.b:C.build")
-    assert not names_a_function("data")
-    assert not names_a_function("C:/data")
-    (tmp_path / "odd:name").mkdir()
-    assert not names_a_function("odd:name")
 
 
 @pytest.mark.processes

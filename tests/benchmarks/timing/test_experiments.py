@@ -9,14 +9,13 @@ from report_records import section_of, texts
 from tiny_suite import TASK
 
 from gradfree.benchmarks.maps.closeness import cotangents, trained_steps
-from gradfree.benchmarks.maps.depth_map import border, compiled_up_to, deep_steps
+from gradfree.benchmarks.maps.depth_map import compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.reports.drawing import looks, spec
-from gradfree.benchmarks.suites.depth import gpt, mlp, resnet, segments, vit
+from gradfree.benchmarks.suites.depth import mlp, segments
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.timing import recurrent_layers
-from gradfree.benchmarks.timing.allocations import allocations, peak_memory
 from gradfree.benchmarks.timing.layer_steps import (
     EACH,
     SEGMENTS,
@@ -109,25 +108,6 @@ def test_a_layer_in_pieces_has_the_outputs_and_gradients_of_the_whole(monkeypatc
     torch.testing.assert_close(pieces.x.grad, whole.x.grad)
 
 
-def test_engines_that_need_a_gate_are_not_run_on_cells_without():
-    gated, ungated = PARTS["layers"].timing("cpu")
-    assert [row.label for row in gated.rows] == ["backprop", "highway_bp k=1"]
-    assert [row.label for row in ungated.rows] == ["backprop"]
-
-
-def test_memory_is_counted_and_the_profiler_says_nothing(capfd):
-    """It complains of every thousandth block that is older than the profile, and of itself."""
-    old = [torch.ones(8) for _ in range(1001)]
-
-    def work():
-        new = torch.ones(1000, dtype=torch.float64)
-        old.clear()
-        return new
-
-    assert (peak_memory(work, "cpu"), sum(allocations(lambda: torch.ones(1000, dtype=torch.float64)))) == (8000, 8000)
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize("row", AGAIN, ids=lambda row: row.kept)
 def test_checkpoints_change_no_gradient(row):
     network = Network(9, 8, 64)
@@ -154,25 +134,3 @@ def test_cotangents_are_those_of_states_as_autograd_keeps_them_and_exact_engines
     k0, k3, cut0, cut1 = (torch.cosine_similarity(cotangents(case, row), exact, 0).item() for row in CUT)
     assert k3 == pytest.approx(1.0) == cut1
     assert k0 < cut0 < 1 - 1e-6
-
-
-@pytest.mark.parametrize("net", [gpt(2, 16, 1), vit(2, 16, 2), resnet(14, 2)], ids=lambda net: net.family)
-def test_other_nets_run_too(net):
-    case = case_of(replace(PARTS["deep nets"], subjects=(net,)))
-    for build in case.timed.steps(case).values():
-        assert build().gradient().isfinite().all()
-
-
-def test_compiled_nets_are_run_up_to_so_many_blocks():
-    part = replace(PARTS["deep nets"], more=compiled_up_to(3))
-    deep, shallow = (list(part.timed.steps(case)) for case in part.timing("cpu"))
-    assert "compiled backprop" in shallow
-    assert deep == ["backprop", "highway_bp k=1"]
-
-
-def test_the_border_lies_where_the_share_last_falls_below_one():
-    assert border([(16, 1.5), (32, 0.9), (64, 1.2), (128, 0.6)]) == pytest.approx(
-        64 * 2 ** (0.18232 / 0.69315), rel=1e-3
-    )
-    assert border([(16, 0.9), (32, 0.8)]) == 16
-    assert border([(16, 0.9), (32, 1.1)]) is None

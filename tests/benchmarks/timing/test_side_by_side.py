@@ -1,8 +1,5 @@
 """Steps in turns: what fails costs the others nothing, every step has its turn in every round, figures are alike."""
 
-import pickle
-
-import pytest
 import torch
 from report_records import section_of, texts, told
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, fake
@@ -49,34 +46,12 @@ def test_steps_that_fail_cost_the_others_no_timing():
     assert (rows[0]["ratio"], rows[3]["time"], rows[3]["ratio"]) == (1.0, 8.0, 2.0)
 
 
-def test_nothing_is_timed_without_the_baseline():
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        case("failing", "abc").run()
-
-
 def test_steps_take_turns_with_the_threads_of_the_case():
     before = torch.get_num_threads()
     case("a", "b", threads=before + 1).run()
     warm = [("a", before + 1)] * 2 + [("b", before + 1)] * 2
     assert warm + [("a", before + 1), ("b", before + 1)] * 3 == LOG
     assert torch.get_num_threads() == before
-
-
-def test_rows_threads_and_settings_are_in_the_config_of_those_that_have_some():
-    assert case("a").config == {"device": "cpu", "names": ["a"]}
-    assert case("a", threads=2, more={"loud": True}).config == {
-        "device": "cpu",
-        "names": ["a"],
-        "threads": 2,
-        "loud": True,
-    }
-    assert [case("a", threads=n).subject for n in (None, 2)] == ["all rows", "all rows, 2 threads"]
-
-
-def test_a_case_can_be_sent_to_another_process():
-    again = pickle.loads(pickle.dumps(case("a")))
-    assert again.timed is counting
-    assert again.id == case("a").id
 
 
 def rows(**ratios):
@@ -134,9 +109,3 @@ def test_engines_can_be_columns_and_the_fastest_is_named():
         found.verdicts[0] == "fastest is highway_bp k=1, 2.00× faster than autograd; slower: backprop via chain (1.50×)"
     )
     assert found.verdicts[1].startswith("none is faster than autograd; the nearest is backprop via chain, 1.50× slower")
-
-
-def test_subjects_can_be_columns():
-    found = section(across="setting")
-    assert found.head == ["engine", "1 ×", "1 letters", "2 ×", "2 letters"]
-    assert found.verdicts[1] == "1: 1.50× slower than autograd; 2: 1.50× slower than autograd"

@@ -1,13 +1,10 @@
 """Runs looked at layer by layer, sweeps over depth and cadence: what is run, and what becomes of the figures."""
 
-import math
-
 import pytest
 import torch
 from report_records import chart, failed, lines, markdown, section_of, told
 from tiny_suite import TASK, fake, points
 
-from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
@@ -45,21 +42,6 @@ def test_each_layer_is_set_against_its_true_gradient():
     assert all(probe["layers"][-1] == 1 for probe in probes)
     assert all(0 < cosine < 1 for probe in probes for cosine in probe["layers"][:-1])
     assert all(probe["layers"] == [1, 1, 1, 1] for probe in run(PLAIN)["fidelity"])
-
-
-def test_the_engine_stays_attached_so_that_it_retracts_every_fourth_step():
-    torch.set_default_dtype(torch.float32)
-    drift = [loss["drift"] for loss in run(FOTON)["losses"]]
-    assert drift[3] < 0.1 * drift[2]
-    assert drift[7] < 0.1 * drift[6]
-    assert max(drift) < run(PLAIN)["losses"][-1]["drift"]
-
-
-def test_sgd_is_part_of_a_cases_name():
-    (case,) = (case for case in SWEEP.comparisons[2].training(0, "cpu", tried(best=0.1)) if case.row == PLAIN)
-    assert case.config["task"]["momentum"] == 0.9
-    optimizer, _ = case.task.create_optimizer(case.task.create_model(0))
-    assert type(optimizer) is torch.optim.SGD
 
 
 def tried(best, part=SWEEP):
@@ -126,48 +108,6 @@ def test_failed_runs_count_as_missing():
     section = section_of(SWEEP, records | dict([failed(lost), failed(first)]))
     assert "| foton | failed | 30.50 ± 6.35 [0.55] |" in markdown(section)
     assert lines(chart(section, "accuracy against depth"))["foton"] == [[3, 30.5]]
-
-
-def test_a_run_that_diverged_is_called_so():
-    records = trained()
-    (lost,) = (record for name, record in records.items() if "points_2/foton/cpu/seed 1" in name)
-    lost["results"]["test"] = math.nan
-    section = section_of(SWEEP, records)
-    assert "| foton | diverged | 30.50 ± 6.35 [0.55] |" in markdown(section)
-    assert section.verdicts[1] == (
-        "accuracy beside autograd: not comparable, as a run diverged at 2; worse at 3 (-1.00 ± 0.00)"
-    )
-
-
-def test_the_charts_show_scores_by_depth_and_alignment_by_layer():
-    section = section_of(SWEEP, trained())
-    assert lines(chart(section, "accuracy against depth")) == {
-        "autograd": [[2, pytest.approx(21.5, abs=1e-3)], [3, pytest.approx(31.5, abs=1e-3)]],
-        "foton": [[2, 20.5], [3, 30.5]],
-    }
-    alignment = lines(chart(section, "behind the training"))
-    assert alignment["foton"] == [[1, 0.55], [2, 0.55], [3, 0.55], [4, 1]]
-    assert not any("autograd" in label for label in alignment)
-
-
-def test_what_is_not_known_yet_is_left_open():
-    assert section_of(SWEEP, {}) is None
-    assert section_of(SWEEP, tried(best=0.1)) is None
-    two = {name: record for name, record in trained().items() if "points_3" not in name}
-    section = section_of(SWEEP, two)
-    assert "| foton | 20.50 ± 6.35 [0.55] | – |" in markdown(section)
-    assert section.verdicts[1] == "accuracy beside autograd: worse at 2 (-1.00 ± 0.00)"
-    assert len(section.charts) == 1
-
-
-def test_stored_data_are_optional(monkeypatch):
-    """Without a folder of data sets the suite runs on digits."""
-    monkeypatch.delenv(DATA_ROOT, raising=False)
-    optional = {part.task.name for part in SUITES["forward-only"] if part.optional}
-    assert optional == {"mnist", "mnist_lenet", "cifar10", "cifar10_conv"}
-    of_stored = {"forward-only", "forward-convolutions", "temperature", "foton-depth", "foton-depth-small"}
-    rest = SUITES.keys() - of_stored
-    assert not any(part.optional for name in rest for part in SUITES[name])
 
 
 @pytest.mark.parametrize("part", [part for part in SUITES["forward-only"] if isinstance(part, DepthSweep)])

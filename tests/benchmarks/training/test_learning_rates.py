@@ -1,21 +1,19 @@
 """Each row's learning rate is chosen on validation data, by runs that are not reported."""
 
-import io
 from dataclasses import replace
 from math import inf, nan
 
 import pytest
-from report_records import markdown, rounds
-from rich.console import Console
+from report_records import markdown
 from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
 
 from gradfree.benchmarks.records.records import RecordFile, failure
-from gradfree.benchmarks.reports.report import print_section, sections
+from gradfree.benchmarks.reports.report import sections
 from gradfree.benchmarks.running.runner import run_cases
 from gradfree.benchmarks.running.workers import Workers
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
-from gradfree.benchmarks.tasks.catalogue import PYDOC, WIKITEXT2
+from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.comparison import Trial
 from gradfree.cli import main
@@ -50,18 +48,6 @@ def test_a_diverged_trial_is_not_chosen(part):
     assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
 
 
-def test_a_trial_whose_loss_diverged_is_not_chosen_whatever_its_score():
-    """There are records of accuracies that were taken of NaN: chance, which other rates may stay below."""
-    scores = {LOW: 0.1, MIDDLE: 0.2, HIGH: 0.3}
-    losses = {LOW: 3.0, MIDDLE: 2.0, HIGH: nan}
-    records = dict(
-        fake(trial, {"validation": scores[rate], "losses": [{"step": 0, "loss": losses[rate]}]})
-        for trial in TUNED.trials("cpu")
-        if (rate := trial.task.learning_rate)
-    )
-    assert rates(TUNED, records) == [MIDDLE, MIDDLE]
-
-
 def test_a_failed_trial_is_not_chosen():
     failed = {name: failure(case, "out of memory") for case in TUNED.trials("cpu") if (name := case.id) in TRIED}
     best = list(TRIED)[1]
@@ -75,19 +61,6 @@ def test_a_row_waits_for_all_of_its_trials():
     assert rates(TUNED, incomplete) == [MIDDLE, None]
     assert rates(TUNED, {}) == [None, None]
     assert last.startswith("trial/points/highway_bp k=1 at 0.1/cpu/seed -1/")
-
-
-def test_the_number_of_cases_is_known_from_the_start():
-    before, after = (list(cases((TUNED,), 2, "cpu", records)) for records in ({}, TRIED))
-    assert len(before) == len(after) == 6 + 2 * 2 + 1
-    assert before.count(None) == 4
-    assert [case for case in before if case] == [case for case in after if case.kind != "training"]
-
-
-def test_another_rate_costs_its_own_trials_only():
-    wider = replace(TUNED, learning_rates=(*TUNED.learning_rates, 1.0))
-    missing = [trial for trial in wider.trials("cpu") if trial.id not in TRIED]
-    assert [trial.task.learning_rate for trial in missing] == [1.0, 1.0]
 
 
 def test_a_trial_is_the_training_run_that_it_stands_for_without_a_look_at_the_test(monkeypatch):
@@ -121,49 +94,6 @@ def test_the_report_shows_the_rates_and_the_runs_at_them():
     assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
     assert "seeds: 2" in section.title
     assert "learning rate of 0.001, 0.01, 0.1 that did best on validation data" in section.legend
-
-
-def test_the_terminal_shows_a_table_with_rates_in_eighty_columns():
-    (part,) = (part for part in SUITES["text"] if part.task is WIKITEXT2)
-    trials = tried(part, **{row.engine: range(len(part.learning_rates)) for row in part.rows})
-    runs = [case for seed in range(2) for case in part.training(seed, "cpu", trials)]
-    results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}]}
-    trained = dict(fake(run, {**results, "validation": 180.0 + run.seed, "test": 160.0 + run.seed}) for run in runs)
-    costs = [rounds(row.label, 1.5, 200) for row in part.rows]
-    (timing,) = part.timing("cpu")
-    (section,) = sections((part,), dict([*trials.items(), *trained.items(), fake(timing, {"rows": costs})]))
-    console = Console(width=80, file=io.StringIO())
-    print_section(section, console)
-    printed = [line.split() for line in console.file.getvalue().splitlines()]
-    figures = f"160.50 ± 6.35 1.50 1.49–1.51 200.0 1.00 0.500 {part.learning_rates[0]:g}".split()
-    assert ["backprop", "via", "chain", *figures] in printed
-    assert ["highway_bp", "k=0", *figures] in printed
-
-
-def test_without_a_choice_there_is_no_column_of_rates():
-    part = replace(TUNED, learning_rates=())
-    (section,) = sections((part,), TRIED | reported())
-    assert table(markdown(section))[0][-1] == "cosine"
-    assert "Rate" not in section.legend
-    assert not any("edge" in remark for remark in section.remarks)
-
-
-def test_the_report_warns_of_the_best_rate_at_the_edge():
-    (section,) = sections((TUNED,), TRIED | reported() | reported(HIGH))
-    warning = "Best at the edge of the learning rates 0.001, 0.01, 0.1, maybe better beyond: highway_bp k=1 (0.1)."
-    assert warning in section.remarks
-    inner = tried(backprop=[1, 2, 1], highway_bp=[1, 2, 1])
-    (section,) = sections((TUNED,), inner | reported())
-    assert not any("edge" in remark for remark in section.remarks)
-
-
-def test_a_report_before_all_rates_are_chosen():
-    incomplete = {name: TRIED[name] for name in list(TRIED)[:3]}
-    assert sections((TUNED,), incomplete) == []
-    (section,) = sections((TUNED,), incomplete | reported())
-    *_, plain, highway = table(markdown(section))
-    assert plain[-1] == "0.01"
-    assert highway[1:] == ["–"] * 7
 
 
 @pytest.mark.processes

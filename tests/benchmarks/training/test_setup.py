@@ -1,13 +1,12 @@
 """What a report's rows depend on is in the report: model, optimizer, rate, batches, sizes, engines' defaults."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
-from report_records import RECORDS, section_of, told
-from tiny_suite import PLAIN, TASK, TUNED, fake, training
+from report_records import section_of, told
+from tiny_suite import PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.tables.facts import select
 from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask
 from gradfree.benchmarks.training.comparison import Comparison
 
@@ -34,27 +33,6 @@ def test_a_record_has_sizes_and_defaults_and_the_section_tells_them():
     assert told(section, metric="batch size")[0] == 8
 
 
-def test_what_old_records_do_not_have_is_left_out():
-    section = section_of(Comparison(TASK, (PLAIN,)), RECORDS)
-    assert "parameters" not in section.setup
-    assert "; 8 examples a batch." in section.setup
-
-
-def test_recorded_defaults_count_and_not_those_of_now():
-    case = training(DEFAULT)
-    found = {"losses": [], "fidelity": [], "validation": 1.0, "test": 1.0, "defaults": "iterations=7"}
-    section = section_of(Comparison(TASK, (PLAIN, DEFAULT)), dict([fake(case, found)]))
-    assert section.setup.endswith("Options that rows do not name: highway_bp(iterations=7).")
-
-
-def test_with_several_rates_none_is_that_of_all_rows():
-    trials = {case.id: fake(case, {"losses": [], "validation": 1.0})[1] for case in TUNED.trials("cpu")}
-    runs = [fake(case, {"losses": [], "fidelity": [], "test": 1.0}) for case in TUNED.training(0, "cpu", trials)]
-    section = section_of(TUNED, trials | dict(runs))
-    assert " at the row's rate, " in section.setup
-    assert select(section.facts, metric="learning rate of all rows").is_empty()
-
-
 @pytest.mark.parametrize(
     ("task", "optimizer", "course"),
     [
@@ -69,30 +47,3 @@ def test_with_several_rates_none_is_that_of_all_rows():
 )
 def test_optimizers_are_told_with_their_settings(task, optimizer, course):
     assert (task.optimizer, task.course) == (optimizer, course)
-
-
-def test_loss_curves_have_a_line_for_each_run():
-    """By the number of the step; runs that diverged end where they did."""
-    comparison = Comparison(replace(TASK, steps=5), (PLAIN, DEFAULT))
-    losses = [[2.0, 1.0, 0.5], [3.0, 2.0, float("inf")]]
-    made = [
-        fake(
-            training(PLAIN, task=comparison.task, seed=seed),
-            {
-                "losses": [{"step": 2 * n, "loss": loss} for n, loss in enumerate(course)],
-                "fidelity": [],
-                "validation": 1.0,
-                "test": 1.0,
-            },
-        )
-        for seed, course in enumerate(losses)
-    ]
-    chart = section_of(comparison, dict(made)).charts[-1]
-    assert chart.title == "points, 5 steps, cpu: training loss"
-    assert chart.points.select("line", "x", "y").rows() == [
-        ("autograd, seed 0", 0.0, 2.0),
-        ("autograd, seed 0", 2.0, 1.0),
-        ("autograd, seed 0", 4.0, 0.5),
-        ("autograd, seed 1", 0.0, 3.0),
-        ("autograd, seed 1", 2.0, 2.0),
-    ]
