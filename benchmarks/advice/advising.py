@@ -63,7 +63,7 @@ def run(
     built = Builder.to(model).build()
     reports, rows = rows_to_try(built, paths, names)
     # Of what cannot be attached only why: its chains and what might be said of them would bury the answer.
-    told = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
+    shown = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
     if not rows:
         console.print(Text(f"Stay with autograd: no engine can be attached to {model}.\n", "bold"))
     elif data is None:
@@ -71,7 +71,7 @@ def run(
             "Nothing is measured without data: --data module:function, which returns batches of inputs and targets.\n"
         )
     if not rows or data is None:
-        _print_reports(told, console)
+        _print_reports(shown, console)
         return
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
@@ -83,7 +83,7 @@ def run(
     report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
     report.print(console)
     if verbose:
-        _print_reports({**told, "On the first batch": _dry_run(rows, net, job)}, console)
+        _print_reports({**shown, "On the first batch": _dry_run(rows, net, job)}, console)
     else:
         console.print("Chains, and which engines do not apply: --verbose.")
     if out is not None:

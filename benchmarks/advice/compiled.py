@@ -1,4 +1,4 @@
-"""Compiled backpropagation beside plain, in a process of its own: a compiler cannot be told to be done in time."""
+"""Compiled backpropagation beside plain, in a process of its own: no compiler ends after a given time."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         model: that the copies are of.
         rows: to try, the most promising first.
         budget: of time; what is begun is ended.
-        say: is told what is being done.
+        say: is given what is being done.
 
     Raises:
         UsageError: plain backpropagation fails.
@@ -239,8 +239,8 @@ def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say
         late[threads] = quantiles(times)[2]
     chosen = min(late, key=lambda threads: late[threads])
     torch.set_num_threads(chosen)
-    told = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in late.items())
-    return chosen, f"three quarters of autograd's steps take at most {told}"
+    words = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in late.items())
+    return chosen, f"three quarters of autograd's steps take at most {words}"
 
 
 def _turn(contestant: Contestant, job: Job, n: int) -> float:

@@ -31,8 +31,8 @@ def contest_section(
     where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": standings.threads}
     facts = table(
         [
-            *(f for c in standings.contestants for f in _told(c, standings, where)),
-            *_told_of_compiled(compiled, where),
+            *(f for c in standings.contestants for f in _facts_of(c, standings, where)),
+            *_compiled_facts(compiled, where),
             *(fact(_NOTE, "", note=f"{label} failed: {error}", **where) for label, error in standings.failures.items()),
         ]
     )
@@ -77,7 +77,7 @@ def _notes(standings: Standings, compiled: Mapping[str, Any] | str) -> Iterator[
         yield f"No time was left for {', '.join(standings.untried)}."
 
 
-def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
+def _facts_of(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
     who = {**contestant.row.named, **where}
     if len(contestant.times) > 1:
         yield from cost_facts(standings.cost(contestant), _BESIDE, **who)
@@ -91,7 +91,7 @@ def _told(contestant: Contestant, standings: Standings, where: Mapping[str, Any]
         yield fact(STEP, _PLAIN, contestant.first, **who)
 
 
-def _told_of_compiled(compiled: Mapping[str, Any] | str, where: Mapping[str, Any]) -> Iterator[Fact]:
+def _compiled_facts(compiled: Mapping[str, Any] | str, where: Mapping[str, Any]) -> Iterator[Fact]:
     who = {"row": LABEL, "series": LABEL, **where}
     if isinstance(compiled, str):
         return

@@ -78,7 +78,7 @@ def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]])
     beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
     near = {label for label, b in beside.items() if b["ratio"] <= _AS_FAST and b["ratio_quartiles"][0] <= 1}
     rivals = [c for c in as_good if c.row.label in near]
-    # Of settings that cannot be told apart, those that are exact or have the tighter tolerance.
+    # Of settings that cannot be distinguished, those that are exact or have the tighter tolerance.
     return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -_tolerance(c), -beside[c.row.label]["ratio"]))
 
 

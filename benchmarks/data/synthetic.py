@@ -29,11 +29,7 @@ def copying(batch_size: int, delay: int, generator: Generator) -> Split:
 
     Returns:
         Inputs and targets, int64 (B, ``delay`` + 20).
-
-    Raises:
-        ValueError: ``delay`` below 1.
     """
-    _check("delay", delay, least=1)
     symbols = _integers(_SYMBOLS, (batch_size, _COPIED), generator)
     blanks = symbols.new_full((batch_size, delay + _COPIED), BLANK)
     inputs = torch.cat([symbols, blanks], 1)
@@ -50,11 +46,7 @@ def adding(batch_size: int, length: int, generator: Generator) -> Split:
 
     Returns:
         Inputs (B, ``length``, 2), number and mark, and targets (B, 1), of the default dtype.
-
-    Raises:
-        ValueError: ``length`` below 2.
     """
-    _check("length", length, least=2)
     half = length // 2
     numbers = torch.rand(batch_size, length, generator=generator, device=generator.device)
     first = _integers(half, (batch_size, 1), generator)
@@ -71,11 +63,7 @@ def parity(batch_size: int, length: int, generator: Generator) -> Split:
 
     Returns:
         Inputs, int64 (B, ``length``), and targets, int64 (B,).
-
-    Raises:
-        ValueError: ``length`` below 1.
     """
-    _check("length", length, least=1)
     bits = _integers(2, (batch_size, length), generator)
     return Split(bits, bits.sum(1) % 2)
 
@@ -123,8 +111,3 @@ def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
 
 def _integers(below: int, shape: tuple[int, int], generator: Generator) -> Tensor:
     return torch.randint(below, shape, generator=generator, device=generator.device)
-
-
-def _check(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}.")

@@ -101,7 +101,7 @@ def _close(case: Timing, step: _OfRow, turns: Sequence[Turn]) -> dict[str, Any]:
     return found
 
 
-def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield how close a row comes."""
     if "cotangents" in cost:
         yield fact(_COTANGENTS, "1", cost["cotangents"])
@@ -127,7 +127,7 @@ def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
     ],
     called=CALLED,
     costs=_close,
-    facts=_told,
+    facts=_facts_of,
     against=(Figure(_AWAY), Axis(_AWAY, "log")),
 )
 def trained_steps(case: Timing) -> Mapping[str, Callable[[], _OfRow]]:

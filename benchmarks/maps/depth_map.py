@@ -143,7 +143,7 @@ def cosine_of(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
     return {"cosine": torch.cosine_similarity(step.gradient(), exact, 0).item()}
 
 
-def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield how close a row's gradients are."""
     if "cosine" in cost:
         yield fact(_COSINE, "1", cost["cosine"])
@@ -163,7 +163,7 @@ def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
     called=CALLED,
     place=lambda net: {"setting": str(net), "at": float(net.depth)},
     costs=cosine_of,
-    facts=_told,
+    facts=_facts_of,
 )
 def deep_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
     """Return what builds the passes of a net as it is initialised; maybe compiled, too, which takes long."""

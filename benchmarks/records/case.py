@@ -39,7 +39,7 @@ class Row:
 
     @property
     def iterations(self) -> int | None:
-        """The engine's sweeps, if it is told."""
+        """The engine's sweeps, if it is given."""
         return self.options.get("iterations")
 
     @property

@@ -45,9 +45,9 @@ def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
 
 def _drawn(chart: Chart, looks: Looks, shown: alt.Parameter) -> alt.LayerChart:
     named = chart.y.kind == "names"
-    told = [f"grey: {what}" for what in chart.band] + [f"dotted: {what}" for what in chart.rules]
-    told += [f"ringed: {chart.ringed}"] if chart.ringed else []
-    title = alt.TitleParams(chart.title, subtitle="; ".join(told))
+    subtitle = [f"grey: {what}" for what in chart.band] + [f"dotted: {what}" for what in chart.rules]
+    subtitle += [f"ringed: {chart.ringed}"] if chart.ringed else []
+    title = alt.TitleParams(chart.title, subtitle="; ".join(subtitle))
     layers = list(_layers(chart, looks, shown))
     return alt.LayerChart(layer=layers, title=title, width="container", height=alt.Step(22) if named else _HEIGHT)
 

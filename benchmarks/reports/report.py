@@ -111,13 +111,13 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
 def _failure_section(failed: Sequence[Record]) -> Section:
     """Return the section on cases that failed, and what with."""
     # The digest of a case's id tells people nothing.
-    told = [
+    errors = [
         fact("error", "", row=r["case"].rpartition("/")[0], device=r["config"]["device"], note=error_of(r))
         for r in failed
     ]
     return Section(
         title="failed cases",
-        facts=table(told),
+        facts=table(errors),
         columns=[column("error", "error")],
         legend="They count as missing everywhere else: no mean and no interval includes them.",
         names={"case": "row"},

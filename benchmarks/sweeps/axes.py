@@ -72,7 +72,7 @@ def listed(names: Paths) -> list[Any]:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """What a run was told.
+    """What a run was asked for.
 
     Attributes:
         sweep: what was named.

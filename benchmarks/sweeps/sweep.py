@@ -141,7 +141,7 @@ def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tu
     for name, given in models.items():
         if names_a_function(name):
             other = replace(task, model=name, builder=Builder.to(name), chains=chains)
-            # What a model of the user's own is told of the data is for the user to say.
+            # What a model of the user's own gets of the data is for the user to say.
             facts: Mapping[str, Any] = {}
         elif name not in list_models():
             raise UsageError(no_such("model", name, list_models()))

@@ -40,7 +40,7 @@ task, device, threads: what was run, and where.
 setting, at: where, if an experiment has several: "5 hidden layers", 5.
 row, series, k: the engine, the line of a chart that it is a point of, and its iterations.
 seed: of a single run; null for what several come to.
-metric, unit: what is told.
+metric, unit: what is measured.
 value: null if not known, NaN if a run diverged.
 low, high, interval: the value's interval and what kind it is, :data:`MEAN` or :data:`MEDIAN`.
 n: number of runs that the value is a mean of.
@@ -133,19 +133,19 @@ def pareto_front(costs: Mapping[str, Estimate], is_better: Callable[[str, str], 
     return front
 
 
-def fact(metric: str, unit: str, told: Estimate | float = nan, **context: Any) -> Fact:
-    """Return the fact that ``metric`` is ``told``; of estimates without ``n``, the interval is of a median."""
-    if not isinstance(told, Estimate):
-        told = Estimate(told)
-    unknown = isnan(told.value) and not told.n
+def fact(metric: str, unit: str, estimate: Estimate | float = nan, **context: Any) -> Fact:
+    """Return the fact that ``metric`` is ``estimate``; of estimates without ``n``, the interval is of a median."""
+    if not isinstance(estimate, Estimate):
+        estimate = Estimate(estimate)
+    unknown = isnan(estimate.value) and not estimate.n
     return {
         "metric": metric,
         "unit": unit,
-        "value": None if unknown else told.value,
-        "low": _known(told.low),
-        "high": _known(told.high),
-        "interval": "" if isnan(told.low) else MEAN if told.n else MEDIAN,
-        "n": told.n,
+        "value": None if unknown else estimate.value,
+        "low": _known(estimate.low),
+        "high": _known(estimate.high),
+        "interval": "" if isnan(estimate.low) else MEAN if estimate.n else MEDIAN,
+        "n": estimate.n,
         **context,
         "note": plain(context.get("note") or "") or None,
     }
@@ -195,7 +195,7 @@ def means(found: pl.DataFrame) -> pl.DataFrame:
 def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str]) -> pl.DataFrame:
     """Return by how much more each row's ``metric`` is than that of the row which ``references`` has, seed by seed.
 
-    Nothing is told of rows without a reference, nor where the two have no seed in common.
+    Rows without a reference are left out, and those where the two have no seed in common.
     """
     ours = found.filter(pl.col("seed").is_not_null(), pl.col("metric") == metric).with_columns(
         reference=pl.col("row").replace_strict(references, default=None, return_dtype=pl.String)
@@ -219,7 +219,7 @@ def difference_to(reference: str, metric: str) -> str:
 def _of_runs(group: dict[str, Any], estimated: Callable[[Sequence[float]], Estimate]) -> Fact:
     """Return the fact that the values of a group of runs come to."""
     values = group.pop("value")
-    return fact(told=estimated(values), **group)
+    return fact(estimate=estimated(values), **group)
 
 
 def _rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:

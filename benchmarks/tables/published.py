@@ -110,18 +110,18 @@ class Beside(Experiment):
 
     def _legend(self, hardware: str) -> str:
         """Say where both were measured."""
-        told = f"Ours: {hardware}. The paper's: {self.published.hardware}. –: not known."
+        legend = f"Ours: {hardware}. The paper's: {self.published.hardware}. –: not known."
         if not self.published.claims:
-            return told
+            return legend
         return (
-            f"{told} Differences: seed by seed, ± 95 % confidence interval; too close to tell where that has 0 in it."
+            f"{legend} Differences: seed by seed, ± 95 % confidence interval; too close to tell where that has 0 in it."
         )
 
     def _claims(self, ours: Section) -> Iterator[str]:
         """Yield whether what the paper says holds here."""
         for claim in self.published.claims:
-            told, found = _outcome(claim, ours)
-            yield f"The paper: {claim.says}. Ours, {claim.column}: {', '.join(told)}; {', '.join(found)}."
+            scores, found = _outcome(claim, ours)
+            yield f"The paper: {claim.says}. Ours, {claim.column}: {', '.join(scores)}; {', '.join(found)}."
 
 
 def _theirs(column: Column, source: str) -> Column:
@@ -160,5 +160,5 @@ def _outcome(claim: Claim, ours: Section) -> tuple[list[str], list[str]]:
 def _hardware(records: Mapping[str, Record], device: str) -> str:
     """Say what the records of ``device`` were taken on."""
     environments = [r["environment"] for r in records.values() if r["config"]["device"] == device]
-    told = [f"{e['device']}, {e['cpus']} CPU cores, {e['platform']}, torch {e['torch']}" for e in environments]
-    return "; ".join(dict.fromkeys(told))
+    machines = [f"{e['device']}, {e['cpus']} CPU cores, {e['platform']}, torch {e['torch']}" for e in environments]
+    return "; ".join(dict.fromkeys(machines))

@@ -76,8 +76,8 @@ class Section:
     @property
     def sentences(self) -> list[str]:
         """What the table comes to row by row, then the remarks."""
-        told = [
+        lines = [
             f"{', '.join(cell.text for cell in row[: self.labels])}: {words}."
             for row, words in zip(self.rows, self.verdicts, strict=False)
         ]
-        return [*told, *self.remarks]
+        return [*lines, *self.remarks]

@@ -102,7 +102,7 @@ class Loaded:
 
     @classmethod
     def by(cls, loader: Imported) -> Self:
-        """Return the examples with their digest; the user is told if they have none.
+        """Return the examples with their digest; a message says if they have none.
 
         Raises:
             UsageError: the loader returns something else.

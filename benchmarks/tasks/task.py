@@ -127,8 +127,8 @@ class Task:
     def optimizer(self) -> str:
         """The optimizer with its settings but for the learning rate, for people."""
         optimizer, _ = self.create_optimizer(nn.Linear(1, 1))
-        told = {name: optimizer.defaults.get(name) for name in ("momentum", "betas", "weight_decay")}
-        settings = ", ".join(f"{name}={value}" for name, value in told.items() if value)
+        defaults = {name: optimizer.defaults.get(name) for name in ("momentum", "betas", "weight_decay")}
+        settings = ", ".join(f"{name}={value}" for name, value in defaults.items() if value)
         return type(optimizer).__name__ + (f"({settings})" if settings else "")
 
     @property

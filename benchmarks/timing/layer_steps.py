@@ -88,7 +88,7 @@ def _medians(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
     return {"phases": list(map(median, zip(*turns, strict=True)))}
 
 
-def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield the times of a row's phases; in one process, each row's steps call the hooks of all."""
     retracts = results["row"] is not None and isinstance(results["row"].create_engine(), OrthogonalEngine)
     for phase, seconds in zip(_PHASES, cost.get("phases", ()), strict=False):
@@ -109,7 +109,7 @@ def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
         column("quartiles", STEP, "{low:.2f}–{high:.2f}", RATIO),
     ],
     costs=_medians,
-    facts=_told,
+    facts=_facts_of,
 )
 def step_phases(case: Timing) -> Mapping[str, Callable[[], Callable[[], Turn]]]:
     """Return what builds the network in training with each row's engine."""

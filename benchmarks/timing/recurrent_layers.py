@@ -168,8 +168,8 @@ def _sweeps(facts: pl.DataFrame) -> Iterator[str]:
         )
         found = [
             f"{layer} {f'{forward[layer].value:.0f}' if layer in forward else 'none'} and {back[layer].value:.0f}"
-            + (", then sequentially" if told.value else "")
-            for layer, told in sequential.items()
+            + (", then sequentially" if figure.value else "")
+            for layer, figure in sequential.items()
         ]
         yield f"Sweeps of {row} behind the first run, forward and backward: {'; '.join(found)}."
 

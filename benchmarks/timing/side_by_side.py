@@ -79,8 +79,8 @@ class Trainee:
 
 
 @contextmanager
-def noted(errors: dict[str, T], label: str, told: Callable[[Exception], T]) -> Iterator[None]:
-    """Go on behind an error, and keep what is ``told`` of it: the error itself would keep the memory of a step.
+def noted(errors: dict[str, T], label: str, describe: Callable[[Exception], T]) -> Iterator[None]:
+    """Go on behind an error, and keep what ``describe`` makes of it: the error itself would keep the memory of a step.
 
     What the user has to put right ends all.
     """
@@ -89,7 +89,7 @@ def noted(errors: dict[str, T], label: str, told: Callable[[Exception], T]) -> I
     except UsageError:
         raise
     except Exception as error:
-        errors[label] = told(error)
+        errors[label] = describe(error)
 
 
 def now(device: torch.device | str) -> float:
@@ -123,9 +123,9 @@ def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, A
 
 def failures(facts: pl.DataFrame) -> Iterator[str]:
     """Yield what did not run, in words."""
-    for told in select(facts, metric=ERROR).iter_rows(named=True):
-        what = ", ".join(told[name] for name in ("setting", "row") if told[name])
-        yield f"{what} did not run: {told['note']}."
+    for row in select(facts, metric=ERROR).iter_rows(named=True):
+        what = ", ".join(row[name] for name in ("setting", "row") if row[name])
+        yield f"{what} did not run: {row['note']}."
 
 
 def cost_facts(cost: Mapping[str, Any], exact: Mapping[str, Any], metric: str = STEP, /, **who: Any) -> Iterator[Fact]:

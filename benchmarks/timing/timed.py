@@ -179,18 +179,18 @@ class Timing(Case):
         return tuple(map(fmean, zip(*phases, strict=True)))
 
     def _costs(self, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
-        told = self.timed.costs(self, step, turns)
+        costs = self.timed.costs(self, step, turns)
         if not self.timed.weighed:
-            return told
+            return costs
         own = getattr(step, "peak_memory", None)
-        return {"peak_memory": own() if own else peak_memory(step, self.device), **told}
+        return {"peak_memory": own() if own else peak_memory(step, self.device), **costs}
 
     def _started(self) -> tuple[dict[str, tuple[Any, bool]], Errors]:
         """Return the steps that a first turn could be taken with, and whether they tell their own time; and errors."""
         steps: dict[str, tuple[Any, bool]] = {}
         errors: dict[str, TracebackException] = {}
         for label, build in self.timed.steps(self).items():
-            # Without the baseline nothing can be told of the others.
+            # Without the baseline the others mean nothing.
             with noted(errors, label, TracebackException.from_exception) if steps else nullcontext():
                 step = build()
                 tells = isinstance(step(), (float, Sequence))
@@ -229,14 +229,14 @@ class Timings(Experiment):
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return what each row takes; nothing if all cases failed."""
         found = table(
-            {"device": device, "threads": self.threads} | self.timed.place(case.item) | told
+            {"device": device, "threads": self.threads} | self.timed.place(case.item) | known
             for case in self.timing(device)
             for record in outcomes(records, case)
-            for told in self._told(case.item, record)
+            for known in self._facts_of(case.item, record)
         )
         return found if found["value"].count() else found.clear()
 
-    def _told(self, item: Any, record: Record) -> Iterator[Fact]:
+    def _facts_of(self, item: Any, record: Record) -> Iterator[Fact]:
         """Yield what a case's record tells of each row, or that it failed."""
         if error := error_of(record):
             yield fact(ERROR, "", note=error)
@@ -248,7 +248,7 @@ class Timings(Experiment):
             exact = {**results["rows"][0], "label": self._named(results["rows"][0]["label"])["row"]}
             yield from cost_facts(cost, exact, self.timed.metric, **who)
             more = {"item": item, "baseline": exact["label"], "row": self._rows.get(cost["label"])}
-            yield from (told | who for told in self.timed.facts(cost, {**results, **more}))
+            yield from (one | who for one in self.timed.facts(cost, {**results, **more}))
         for label, error in results.get("errors", {}).items():
             yield fact(ERROR, "", note=error, **self._named(label))
 
@@ -266,7 +266,7 @@ class Timings(Experiment):
         """Return the table, a verdict on each of its rows, and the chart of times."""
         baseline = next(unit[2:] for unit in facts["unit"].drop_nulls() if unit.startswith(f"{RATIO} "))
         known = select(facts, metric=self.timed.metric, unit=times(baseline)).drop_nulls(["value", "low"])
-        ratios = {(told["setting"], told["row"]): estimate_of(told) for told in known.iter_rows(named=True)}
+        ratios = {(row["setting"], row["row"]): estimate_of(row) for row in known.iter_rows(named=True)}
         several = facts["setting"].n_unique() > 1
         spreads = {f"{row} on {at}" if several else row: ratio for (at, row), ratio in ratios.items()}
         section = Section(
@@ -327,8 +327,10 @@ class Timings(Experiment):
         if names.get("row") == baseline:
             return "the baseline"
         if "row" in names:
-            told = {at: verdict.speed(ratio, baseline) for (at, _), ratio in own.items()}
-            return "; ".join(f"{at}: {words}" if len(told) > 1 else words for at, words in told.items()) or "not timed"
+            speeds = {at: verdict.speed(ratio, baseline) for (at, _), ratio in own.items()}
+            return (
+                "; ".join(f"{at}: {words}" if len(speeds) > 1 else words for at, words in speeds.items()) or "not timed"
+            )
         engines = {row.named["row"] for row in self.rows} or {label for _, label in own}
         known = {label: ratio for (_, label), ratio in own.items() if label in engines and label != baseline}
         if not known:

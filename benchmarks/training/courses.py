@@ -30,7 +30,7 @@ class CourseRun:
 
     def __init__(self, case: Timing, row: Row):
         self.task, self.device = case.item, case.device
-        self.told: dict[str, list[Tensor]] = {name: [] for name in (*_FIGURES, "loss")}
+        self.noted: dict[str, list[Tensor]] = {name: [] for name in (*_FIGURES, "loss")}
         task: Task = case.item
         self.model = task.create_model(case.seed).to(case.device)
         self.optimizer, self.schedule = task.create_optimizer(self.model)
@@ -58,21 +58,21 @@ class CourseRun:
             loss.backward()
         self.optimizer.step()
         self.schedule.step()
-        self.told["loss"].append(loss.detach())
+        self.noted["loss"].append(loss.detach())
         for name in _FIGURES:
-            self.told[name] += [chain[name] for chain in figures.values() if name in chain]
+            self.noted[name] += [chain[name] for chain in figures.values() if name in chain]
 
 
 def _costs(case: Timing, run: CourseRun, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the time of all steps, the mean losses of each turn, and the means of what the engine told."""
-    told = {name: [float(value) for value in values] for name, values in run.told.items()}
-    losses, count = told.pop("loss"), case.item.steps // ROUNDS
+    """Return the time of all steps, the mean losses of each turn, and the means of the engine's figures."""
+    noted = {name: [float(value) for value in values] for name, values in run.noted.items()}
+    losses, count = noted.pop("loss"), case.item.steps // ROUNDS
     means = [fmean(losses[start : start + count]) for start in range(0, len(losses), count)]
-    figures = {name: fmean(values) for name, values in told.items() if values} | {_CUT: len(told[SWEEPS])}
+    figures = {name: fmean(values) for name, values in noted.items() if values} | {_CUT: len(noted[SWEEPS])}
     return {"total": count * sum(map(sum, turns)), "losses": means, "figures": figures}
 
 
-def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield what a row takes in all, where it gets, and how its chains were solved."""
     if "total" not in cost:
         return
@@ -108,7 +108,7 @@ def _told(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
         column("of passes", _CUT, "{value:.0f}"),
     ],
     costs=_costs,
-    facts=_told,
+    facts=_facts_of,
 )
 def courses(case: Timing) -> Mapping[str, Callable[[], CourseRun]]:
     """Return what builds a model in training with each row's engine."""

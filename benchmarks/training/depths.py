@@ -80,8 +80,10 @@ class DepthSummary(Summary):
     @property
     def _title(self) -> str:
         task, device = self.task, self.facts["device"][0]
-        told = ", ".join(f"{name} {value}" for name, value in task.options.items() if name in ("width", "activation"))
-        model = f"{task.model} ({told})" if told else task.model
+        options = ", ".join(
+            f"{name} {value}" for name, value in task.options.items() if name in ("width", "activation")
+        )
+        model = f"{task.model} ({options})" if options else task.model
         return f"{task.name}: {model} by depth, {task.steps} steps, seeds: {self._seeds}, device: {device}"
 
     @property
@@ -103,8 +105,8 @@ class DepthSummary(Summary):
         depths: defaultdict[str, list[str]] = defaultdict(list)
         for depth, difference in self.known(difference_to(reference, scored(self.task)), row).items():
             outcome, figures = verdict.change(difference, score.higher_is_better)
-            told = figures and outcome not in (verdict.SAME, verdict.FEW)
-            depths[outcome].append(f"{depth:g} ({figures})" if told else f"{depth:g}")
+            counts = figures and outcome not in (verdict.SAME, verdict.FEW)
+            depths[outcome].append(f"{depth:g} ({figures})" if counts else f"{depth:g}")
         outcomes = "; ".join(f"{outcome} at {', '.join(found)}" for outcome, found in depths.items())
         return f"{score.name} beside {reference}: {outcomes or 'not compared'}"
 
@@ -127,14 +129,14 @@ class DepthSummary(Summary):
         if len(scores) < 2:
             return ""
         best = max(scores, key=lambda row: score.goodness(scores[row].value))
-        told = f"{self.task.name}: with {setting}, {best} has the best mean test {score.name}"
-        told += f", {scores[best].value:.2f} {score.unit}"
+        answer = f"{self.task.name}: with {setting}, {best} has the best mean test {score.name}"
+        answer += f", {scores[best].value:.2f} {score.unit}"
         if best not in self.references:
-            return f"{told}."
+            return f"{answer}."
         metric = difference_to(self.references[best], scored(self.task))
         difference = estimates(self.facts, metric=metric, setting=setting).get(best, Estimate())
         words = verdict.score(score.name, difference, score.higher_is_better)
-        return f"{told}; beside {self.references[best]}: {words}."
+        return f"{answer}; beside {self.references[best]}: {words}."
 
     def _charts(self) -> Iterator[Chart]:
         """Yield the score against the depth, and the alignment layer by layer of the deepest network at the end."""
@@ -147,7 +149,7 @@ class DepthSummary(Summary):
         else:
             found = points(self.facts, "row", score, "row")
             yield Chart(f"{where}: {name} with {first:g} hidden layers", found, Axis("engine", "names"), axis)
-        inexact = [row for row in self.rows if (told := self.known(COSINE, row).get(deepest)) and told.value < _EXACT]
+        inexact = [row for row in self.rows if (known := self.known(COSINE, row).get(deepest)) and known.value < _EXACT]
         steps = pl.col("setting").str.extract(rf"^{self.depths[deepest]}, step (\d+)").cast(pl.Int64)
         aligned = points(self.facts, "at", Figure(ALIGNMENT), "row").filter(
             pl.col("row").is_in(inexact), steps == steps.max()

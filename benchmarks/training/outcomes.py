@@ -67,15 +67,15 @@ def setup_facts(task: Task, grid: Sequence[float], runs: Iterable[Record], /, **
 def defaults_facts(row: Row, runs: Iterable[Record], /, **who: Any) -> Iterator[Fact]:
     """Yield the options that a row does not name: as recorded, or as they are now."""
     recorded = (run["results"]["defaults"] for run in runs if "defaults" in run["results"])
-    told = next(recorded, None)
-    told = defaults(row.create_engine(), row.options) if told is None else told
-    if told:
-        yield fact(_OWN, "", note=f"{row.engine}({told})", **who)
+    options = next(recorded, None)
+    options = defaults(row.create_engine(), row.options) if options is None else options
+    if options:
+        yield fact(_OWN, "", note=f"{row.engine}({options})", **who)
 
 
 def setup_words(task: Task, facts: pl.DataFrame) -> str:
     """Return what the facts tell of it, in sentences."""
-    known = {told["metric"]: told for told in select(facts, row=None).iter_rows(named=True)}
+    known = {row["metric"]: row for row in select(facts, row=None).iter_rows(named=True)}
     counts = {name: f"{known[metric]['value']:,.0f}" for name, metric in _SIZES.items() if metric in known}
     model = known[_MODEL]["note"] + (f", {counts['parameters']} parameters" if "parameters" in counts else "")
     rate = f" at {known[_ONE_RATE]['value']:g}" if _ONE_RATE in known else " at the row's rate"
@@ -120,9 +120,9 @@ def run_facts(
 def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
     """Yield the training loss of each run on the way."""
     for run in runs:
-        for told in run["results"].get("losses", ()):
-            place = {"setting": f"step {told['step']}", "at": float(told["step"])}
-            yield run_fact(LOSS, "1", told["loss"], run["seeds"][0], **who, **place)
+        for loss in run["results"].get("losses", ()):
+            place = {"setting": f"step {loss['step']}", "at": float(loss["step"])}
+            yield run_fact(LOSS, "1", loss["loss"], run["seeds"][0], **who, **place)
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
@@ -140,4 +140,4 @@ def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
 
     front = pareto_front({row: ratios[row] for row in known if row in ratios}, is_better)
     who = select(facts, metric=FAILED).select("task", "device", "threads", "row", "series", "k")
-    return table(fact(FRONT, "1", float(told["row"] in front), **told) for told in who.iter_rows(named=True))
+    return table(fact(FRONT, "1", float(row["row"] in front), **row) for row in who.iter_rows(named=True))

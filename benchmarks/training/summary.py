@@ -61,22 +61,22 @@ class Summary:
     def verdict(self, label: str) -> str:
         """Return speed, memory and score of a row beside the baseline's, in words."""
         if label == self.baseline:
-            told = "the baseline"
+            words = "the baseline"
         else:
-            told = self._cost(label)
-            told += verdict.score(self.task.score.name, self._difference(label), self.task.score.higher_is_better)
+            words = self._cost(label)
+            words += verdict.score(self.task.score.name, self._difference(label), self.task.score.higher_is_better)
         failed = select(self.facts, metric=FAILED, row=label).row(0, named=True)
         count = int(failed["value"])
         if not count:
-            return told
-        return f"{told}; failed with {count} of {count + self._score(label).n} seeds: {failed['note']}"
+            return words
+        return f"{words}; failed with {count} of {count + self._score(label).n} seeds: {failed['note']}"
 
     def _cost(self, label: str) -> str:
         """Return speed and memory of a row, in words that others follow."""
-        told = verdict.speed(self._ratios.get(label, Estimate()), self.baseline)
+        words = verdict.speed(self._ratios.get(label, Estimate()), self.baseline)
         if label in self._memory and (memory := f"{self._memory[label].value:.2f}") != "1.00":
-            told += f" at {memory}× the memory"
-        return f"{told}, "
+            words += f" at {memory}× the memory"
+        return f"{words}, "
 
     def _difference(self, label: str) -> Estimate:
         return self._differences.get(label, Estimate())
@@ -156,7 +156,7 @@ class Summary:
     @property
     def _front(self) -> list[str]:
         """The rows on the Pareto front of step time and test score, by time."""
-        on = [label for label, told in estimates(self.facts, metric=FRONT).items() if told.value]
+        on = [label for label, front in estimates(self.facts, metric=FRONT).items() if front.value]
         return sorted(on, key=lambda label: self._ratios[label].value)
 
     def _remarks(self) -> Iterator[str]:

@@ -58,8 +58,8 @@ class TimeToTarget(Experiment):
             runs = [record for record in all_runs if not error_of(record)]
             who = {"task": self.comparison.task.name, "device": device, "row": row.name, "series": row.name}
             step = steps.get(row.name, Estimate()).value
-            told, time = self._way(runs, step, who)
-            known += told
+            way, time = self._way(runs, step, who)
+            known += way
             baseline = time if row is self.comparison.rows[0] else baseline
             if time is not None and baseline is not None:
                 known.append(fact(_TIME, times(self.comparison.rows[0].name), time / baseline, **who))
@@ -70,17 +70,17 @@ class TimeToTarget(Experiment):
         task = self.comparison.task
         curves = {record["seeds"][0]: record["results"]["curve"] for record in runs}
         steps = {seed: taken for seed, curve in curves.items() if (taken := self._steps(curve)) is not None}
-        told = [fact(_REACHED, "1", len(steps), note=f"{len(steps)} of {len(curves)}", **who)]
-        told += [run_fact(_STEPS, "count", taken, seed, **who) for seed, taken in steps.items()]
+        known = [fact(_REACHED, "1", len(steps), note=f"{len(steps)} of {len(curves)}", **who)]
+        known += [run_fact(_STEPS, "count", taken, seed, **who) for seed, taken in steps.items()]
         for evaluations in zip(*curves.values(), strict=True):
             at, mean = evaluations[0]["step"] + 1, fmean(evaluation["validation"] for evaluation in evaluations)
             place = {"setting": f"step {at}", "at": float(at)}
-            told.append(fact(_CURVE.format(scored(task, "validation")), task.score.unit, mean, **who, **place))
+            known.append(fact(_CURVE.format(scored(task, "validation")), task.score.unit, mean, **who, **place))
         if not steps or len(steps) < len(curves):
-            return told, None
+            return known, None
         in_all = Estimate.of(list(steps.values()))
         time = in_all.value * step
-        return [*told, fact(_STEPS, "count", in_all, **who), fact(_TIME, "s", time, **who)], time
+        return [*known, fact(_STEPS, "count", in_all, **who), fact(_TIME, "s", time, **who)], time
 
     def _steps(self, curve: list[dict[str, Any]]) -> int | None:
         """Return the step at which a run was first seen at the target."""
@@ -125,7 +125,7 @@ class TimeToTarget(Experiment):
         """Return the validation score against steps and against time, mean over seeds."""
         task = self.comparison.task
         found = points(ours, "at", Figure(way))
-        seconds = {row: told.value for row, told in estimates(ours, metric=STEP).items()}
+        seconds = {row: step.value for row, step in estimates(ours, metric=STEP).items()}
         timed = found.with_columns(
             x=pl.col("at") * pl.col("row").replace_strict(seconds, default=None, return_dtype=pl.Float64)
         )
@@ -146,9 +146,9 @@ class TimeToTarget(Experiment):
         if not found:
             return f"{task.name}: no row reached {level} with every seed."
         best = min(found, key=lambda row: found[row].value)
-        told = f"{task.name}: {best} reached {level} soonest, after {found[best].value:.2f} s"
+        words = f"{task.name}: {best} reached {level} soonest, after {found[best].value:.2f} s"
         if best == baseline:
-            return f"{told}."
+            return f"{words}."
         if baseline in found:
-            told += f", {found[best].value / found[baseline].value:.2f} of {baseline}'s time"
-        return f"{told}: {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."
+            words += f", {found[best].value / found[baseline].value:.2f} of {baseline}'s time"
+        return f"{words}: {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."

@@ -110,14 +110,6 @@ def two():
     return (x[:30], y[:30]), (x[30:], y[30:])
 
 
-def misnamed():
-    return {"train": pair(), "val": pair()}
-
-
-def untrained():
-    return {"validation": pair(), "test": pair()}
-
-
 def spoilt():
     """Three of the forty have numbers that are none; one more's target is fine."""
     x, y = pair()
@@ -129,10 +121,6 @@ def spoilt():
 class Careful(Model):
     def forward(self, x):
         return super().forward(x.nan_to_num(posinf=0.0))
-
-
-def build_careful():
-    return Careful(2, 3)
 
 
 def number():

@@ -48,15 +48,6 @@ def test_the_answer_comes_first_and_every_engine_is_told_of_if_asked_for(capsys,
     assert all(row["cosine"] > 1 - 1e-6 for row in exact)
 
 
-def test_without_data_nothing_is_measured(capsys, tmp_path, monkeypatch):
-    (tmp_path / "lone_module.py").write_text("from user_module import Model\ndef build():\n    return Model(2, 3)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    main(["check", "lone_module:build"])
-    out = capsys.readouterr().out
-    assert "chain 'blocks': 2 blocks" in out
-    assert "Nothing is measured without data: --data module:function" in out
-
-
 @pytest.mark.slow
 def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path, monkeypatch):
     """Each says why, and so does the dry run: nothing is recommended that was never on the model."""
@@ -82,20 +73,6 @@ def test_that_every_engine_fails_in_its_first_step_is_an_error(capsys, tmp_path,
     told = capsys.readouterr()
     assert "every engine fails on kept_inside:build" in told.err
     assert "blocks.2" in told.out
-
-
-def test_blocks_beside_each_other_can_be_named_as_one_chain(capsys, tmp_path, monkeypatch):
-    (tmp_path / "beside.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n"
-        "        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)\n"
-        "    def forward(self, x):\n        return self.two(self.one(x))\n"
-        "def build():\n    return Net()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    main(["advise", "beside:build", "--chains", "[[one, two]]"])
-    assert "2 blocks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,10 @@
 """A user's model and batches, as they are."""
 
-import re
-
-import pytest
 import torch
 import user_module
 from torch import nn
 
 from gradfree.benchmarks.advice.job import Job
-from gradfree.cli import UsageError
 
 MODEL, DATA = "user_module:build", "user_module:loader"
 
@@ -39,21 +35,3 @@ def test_losses_are_the_outputs_own_or_what_is_usual_for_the_targets(monkeypatch
 
     assert job().loss_of(Own(), {"x": x}) == x.sum()
     assert job().loss_of(Own(), (x, y)) == x.sum()
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("user_module:number", "user_module:number returns an int, not examples"),
-        ("user_module:nothing", "user_module:nothing has no batch"),
-    ],
-)
-def test_what_are_no_batches_is_said(data, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        list(job(data).batches)
-
-
-def test_a_loss_that_is_not_known_is_asked_for():
-    x, y = user_module.pair()
-    with pytest.raises(TypeError, match=r"outputs that are a tuple .*: name one, --loss module:function"):
-        job().loss_of(Job("user_module:build_tuple", DATA, None, None, "cpu").build(), (x, y))

@@ -5,7 +5,7 @@ import os
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from multiprocessing import get_context
 
 import numpy as np
@@ -52,10 +52,6 @@ def shuffled_anew():
 def augmented():
     x, y = read()
     return x + torch.randn_like(x) + random.random() + np.random.rand(), y
-
-def augmented_anew():
-    x, y = read()
-    return x + np.random.default_rng().random(), y
 """,
     "parts/__init__.py": "from .blocks import make\n",
     "parts/blocks.py": """
@@ -161,15 +157,6 @@ def test_an_example_is_its_input_with_its_target(dtype):
         {"train": Split(x.to(dtype)[[0, 1, 2, 2]], y[[0, 1, 2, 2]])},
     ]
     assert digest not in {examples_digest(splits) for splits in others}
-
-
-def listed(folder):
-    """Return the cases of a sweep, as the command prints them."""
-    os.chdir(folder)
-    with redirect_stdout(io.StringIO()) as out:
-        named = ["--model", "theirs:build", "--data", "theirs:read", "--engines", "fixed_point"]
-        main(["bench", "run", *named, "--list"])
-    return out.getvalue()
 
 
 OWN = """

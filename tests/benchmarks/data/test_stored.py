@@ -1,7 +1,5 @@
 """Stored sets: how they are found, and how a text becomes sequences."""
 
-from dataclasses import replace
-
 import datasets
 import numpy as np
 import pytest
@@ -71,21 +69,6 @@ def test_a_set_is_read_once_and_then_from_disk(root, monkeypatch):
         assert again is not before
         assert torch.equal(again.inputs, before.inputs)
         assert torch.equal(again.targets, before.targets)
-
-
-def test_a_set_whose_files_or_settings_change_is_read_anew(root):
-    store(root, train=["aab"] * 3, validation=["ab a b"], test=["ab a b"])
-    before = CHARACTERS().train.inputs
-    assert replace(CHARACTERS, unit="word", length=1)().train.inputs.tolist() != before.tolist()
-    Dataset.from_dict({"text": ["bbbbbaa"]}).to_parquet(str(root / "tiny" / "train-00000-of-00001.parquet"))
-    stored._load.cache_clear()
-    assert CHARACTERS().train.inputs.tolist() == [[1, 1, 1], [1, 1, 2]]
-
-
-def test_a_text_that_fills_no_sequence_is_refused(root):
-    store(root, train=["abcabc"], validation=["ab"], test=["cba"])
-    with pytest.raises(UsageError, match="tiny: validation has 3 tokens, fewer than length 3 \\+ 1"):
-        CHARACTERS()
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((2, 3), 1), ((2, 3, 3), 3)])

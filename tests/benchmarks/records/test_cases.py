@@ -106,13 +106,6 @@ def test_peak_memory_of_known_work():
     assert peak_memory(lambda: None, "cpu") == 0
 
 
-def test_a_case_is_named_for_people():
-    case = training(HIGHWAY, seed=2)
-    assert case.id.startswith("training/points/highway_bp k=1/cpu/seed 2/")
-    assert case.id == training(HIGHWAY, seed=2).id
-    assert case.config == training(HIGHWAY, seed=1).config
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -10,7 +10,6 @@ from tiny_suite import TASK, points, training
 
 from gradfree.benchmarks.records.names import recorded_name
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.loaded import Loaded, squared_error
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
@@ -62,13 +61,6 @@ def test_classes_of_equal_fields_are_not_one_case():
     other = OtherTask(**{f.name: getattr(TASK, f.name) for f in fields(TASK)})
     assert training(task=other).config["task"].pop("class").partition(" ")[0].endswith("OtherTask")
     assert training(task=other).id != training().id
-
-
-def test_tasks_whose_classes_records_do_not_name_have_names_of_their_own():
-    """Some classes were in records before their names were: nothing but a task's name tells them apart."""
-    assert all(name == task.name for name, task in TASKS.items())
-    tasks = [part.task for suite in SUITES.values() for part in suite if hasattr(part, "task")]
-    assert len({(task.name, type(task)) for task in tasks}) == len({task.name for task in tasks})
 
 
 def test_a_function_of_ones_own_is_called_by_its_module():

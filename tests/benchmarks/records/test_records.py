@@ -79,15 +79,6 @@ def test_a_failure_does_not_hide_a_result(tmp_path):
     assert failed.keys() - {"error"} == done.keys()
 
 
-def test_each_process_writes_its_own_file_and_reads_all(tmp_path):
-    path = tmp_path / "records.jsonl"
-    whole, one, two = RecordFile(path), RecordFile(path, "1-of-2"), RecordFile(path, "2-of-2")
-    for number, file in enumerate((whole, one, two)):
-        file.append(record(str(number), {}))
-    assert len(list(tmp_path.iterdir())) == 3
-    assert whole.read() == one.read() == two.read() == {name: record(name, {}) for name in "012"}
-
-
 @pytest.mark.parametrize("written", [0, 10])
 def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, written):
     """Whether or not some bytes of the record still fit: the file is as before, and the message says what to do."""

@@ -100,14 +100,6 @@ def test_a_click_on_the_legend_filters():
     assert '"shown_store' in json.dumps(compiled["marks"]).replace("\\", "")
 
 
-def test_an_accuracys_interval_is_drawn_within_its_bounds():
-    """The interval itself goes on to 114.84."""
-    (section,) = sections(SUITE, RECORDS)
-    spec = drawn(chart(section, "accuracy against step time"))
-    highs = [row["y_high"] for rows in spec["datasets"].values() for row in rows if row.get("y_high")]
-    assert max(highs) == 100
-
-
 def errors(*values):
     """A chart of errors, of which each may be off by 50."""
     facts = table(

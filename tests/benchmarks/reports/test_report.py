@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import nan
 
 import pytest
-from report_records import RECORDS, TRAININGS, chart, failed, markdown, table_rows, timed, told, trained
+from report_records import RECORDS, TRAININGS, failed, markdown, table_rows, timed, told, trained
 from rich.console import Console
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, training
 
@@ -14,10 +14,7 @@ from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.experiment import belonging
-from gradfree.benchmarks.tables.facts import fact, table
-from gradfree.benchmarks.tables.section import Section
 from gradfree.cli import UsageError, main
 
 # Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
@@ -50,12 +47,6 @@ def test_the_table_has_the_figures():
     assert "points: residual_mlp, 7 steps, seeds: 3, device: cpu, threads: 1" in text
 
 
-def test_the_legend_tells_the_interval_the_number_of_seeds_and_the_baselines_time():
-    (summary,) = sections(SUITE, RECORDS)
-    assert "±: 95 % confidence interval of the mean over seeds (Student's t, n = 3)." in summary.legend
-    assert "for one training step (10.0 ms, quartiles 9.9 and 10.1)" in summary.legend
-
-
 def test_the_terminal_shows_every_figure_in_eighty_columns():
     (summary,) = sections(SUITE, RECORDS)
     text = printed(summary)
@@ -64,24 +55,6 @@ def test_the_terminal_shows_every_figure_in_eighty_columns():
     assert "…" not in text
     assert summary.legend.split()[-1] in text
     assert " ".join(text.split()).endswith(WORDS[-1])
-
-
-WIDE = Section(
-    title="wide",
-    facts=table(fact(f"figure {n}", "%", n + 0.25, row="dsf", setting="GRU [b]") for n in range(20)),
-    columns=[Column(f"figure {n}", (Figure(f"figure {n}"), Figure(f"figure {n}", "1.5"))) for n in range(20)],
-    legend="",
-    names={"layer": "setting", "engine": "row"},
-)
-
-
-def test_a_table_that_is_wider_than_the_terminal_goes_on_below_with_the_same_labels():
-    text = printed(WIDE)
-    rows = [line.split() for line in text.splitlines() if "dsf" in line]
-    assert len(rows) > 2
-    assert all(row[:3] == ["GRU", "[b]", "dsf"] for row in rows)
-    assert [figure for row in rows for figure in row[3::2]] == [f"{n}.25" for n in range(20)]
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_sentences_follow_from_the_figures():
@@ -131,18 +104,6 @@ def test_devices_are_not_mixed():
     for section, device, score in ((cpu, "cpu", 96), (cuda, "cuda", 50)):
         assert section.facts["device"].unique().to_list() == [device]
         assert told(section, metric="test accuracy", row="autograd")[0] == score
-
-
-def test_the_score_is_drawn_against_the_time_with_intervals_and_front():
-    (section,) = sections(SUITE, RECORDS)
-    found = chart(section, "accuracy against step time")
-    (point,) = found.points.filter(label="highway_bp with k iterations").iter_rows(named=True)
-    assert (point["x"], point["x_low"], point["x_high"], point["y"]) == (0.5, 0.49, 0.51, 90)
-    assert (point["y_low"], point["y_high"]) == pytest.approx((90 - 24.84, 90 + 24.84), abs=0.01)
-    assert found.points.filter("ringed")["row"].to_list() == ["highway_bp k=1"]
-    assert found.band == {"autograd's interval": pytest.approx((96 - 2.48, 96 + 2.48), abs=0.01)}
-    assert found.x.title == "step time, as a multiple of autograd's (×)"
-    assert found.y.title == "test accuracy (%), higher is better"
 
 
 def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, capsys):

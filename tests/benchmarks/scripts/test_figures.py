@@ -29,12 +29,6 @@ def test_no_row_or_column_of_a_table_is_without_any_record(figures, name):
     assert not [line for line in (*cells, *zip(*cells, strict=True)) if {*line} == {"–"}]
 
 
-def test_a_figure_that_was_changed_by_hand_is_made_anew():
-    figures = Figures({"figure": {"x": {**LAYERS, **TIME, "row": "shooting"}}})
-    text = "It is <!-- figure: x -->99× faster<!-- end -->."
-    assert written(text, figures, "page") == "It is <!-- figure: x -->39× faster<!-- end -->."
-
-
 @pytest.mark.parametrize(
     ("row", "more", "shown"),
     [

@@ -48,16 +48,8 @@ def engine():
     return of(Row("mine", "higway_bp", {}))
 
 
-def option():
-    return of(Row("mine", "highway_bp", {"iteration": 1}))
-
-
 def twice():
     return of(PLAIN)
-
-
-def model():
-    return of(model="residual_mpl")
 
 
 def width():
@@ -84,9 +76,7 @@ def run(tmp_path, monkeypatch):
     ("suite", "message"),
     [
         ("engine", "mine: no engine is called 'higway_bp'"),
-        ("option", "mine: HighwayBP takes no option 'iteration'"),
         ("twice", "mine: 2 rows are called 'backprop'"),
-        ("model", "no model is called 'residual_mpl'"),
         ("width", "mine: residual_mlp cannot be trained on these data: mat1 and mat2"),
         ("local", "Can't pickle local object 'local.<locals>.<lambda>'"),
     ],

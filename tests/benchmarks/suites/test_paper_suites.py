@@ -1,30 +1,18 @@
 """The suites after papers: loops compute what fused layers do, settings are the papers', figures stand beside ours."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from report_records import markdown, rounds, section_of, texts
+from report_records import markdown, section_of, texts
 from tiny_suite import SUITE, TASK, fake
 
-from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.timing.recurrent_models import (
-    FUSED,
     LOOP,
-    RecurrentNet,
-    recurrent_steps,
 )
 from gradfree.benchmarks.timing.timed import Timings
-
-ROWS = (Row("backprop", "backprop", {}), Row("highway_bp k=1", "highway_bp", {"iterations": 1}))
-NET = RecurrentNet(
-    "GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, batch=2, example=(6,), classes=5
-)
-STEPS = Timings(recurrent_steps, (NET,), ROWS, threads=1)
 
 
 @pytest.mark.parametrize("name", ["highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small"])
@@ -96,23 +84,6 @@ def test_what_a_paper_says_is_held_against_ours():
     assert worse.endswith("difference +10.00 ± 0.00, agrees.")
     assert better.endswith("difference -10.00 ± 0.00, disagrees.")
     assert unknown.endswith("foton –; not known.")
-
-
-def test_an_order_is_told_from_differences_seed_by_seed():
-    """Seeds that are good for one row are good for the other: what they have in common is no doubt about the order."""
-    agrees, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.4, 82.6)}).remarks
-    assert agrees.endswith("difference +0.50 ± 0.25, agrees.")
-    same, *_ = section({**SCORES, "highway_bp k=1": (80.5, 81.0, 82.5)}).remarks
-    assert same.endswith("difference +0.33 ± 0.72, too close to tell.")
-
-
-def timed_steps(rows):
-    """The section of a model whose fused layer takes 1 ms, a loop 2 ms, and rows 3, 4 and more."""
-    part = replace(STEPS, rows=rows)
-    (case,) = part.timing("cpu")
-    labels = (FUSED, LOOP, *(row.label for row in rows))
-    timings = [rounds(label, 0.1 * n, 1) for n, label in enumerate(labels, 1)]
-    return section_of(part, dict([fake(case, {"rows": timings, "errors": {}})]))
 
 
 def rates(task, momentum=None):

@@ -8,7 +8,6 @@ from gradfree.benchmarks.tables.facts import (
     Estimate,
     differences,
     estimates,
-    fact,
     means,
     pareto_front,
     run_fact,
@@ -85,13 +84,6 @@ def test_means_are_those_of_the_same_row_metric_and_setting():
         ("b", "x", "1", 8.0, 2, None),
         ("a", "y", "1", 10.0, 2, None),
     ]
-
-
-def test_what_is_not_known_is_null_and_what_diverged_is_not():
-    facts = table([fact("a", "%"), fact("b", "%", Estimate.of([nan, 1.0])), fact("c", "s", Estimate(2.0, 1.0, 4.0))])
-    assert facts["value"].to_list()[0] is None
-    assert isnan(facts["value"].to_list()[1])
-    assert facts["interval"].to_list() == ["", "", "quartiles"]
 
 
 def test_differences_that_are_all_the_same_have_no_interval():

@@ -46,14 +46,6 @@ def test_steps_that_fail_cost_the_others_no_timing():
     assert (rows[0]["ratio"], rows[3]["time"], rows[3]["ratio"]) == (1.0, 8.0, 2.0)
 
 
-def test_steps_take_turns_with_the_threads_of_the_case():
-    before = torch.get_num_threads()
-    case("a", "b", threads=before + 1).run()
-    warm = [("a", before + 1)] * 2 + [("b", before + 1)] * 2
-    assert warm + [("a", before + 1), ("b", before + 1)] * 3 == LOG
-    assert torch.get_num_threads() == before
-
-
 def rows(**ratios):
     """What is recorded of engines, if the baseline's step takes 10 ms in each of three rounds."""
     return [

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from report_records import chart, failed, lines, markdown, section_of, told
+from report_records import markdown, section_of, told
 from tiny_suite import TASK, fake, points
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.training.depths import DepthSweep, LayerwiseTraining
 
@@ -64,14 +63,6 @@ def trained(part=SWEEP, best=0.1):
     return records
 
 
-def test_every_row_is_tried_and_trained_at_every_depth():
-    listed = list(cases((SWEEP,), 2, "cpu", tried(best=0.1)))
-    assert [case.kind for case in listed] == ["trial"] * 8 + ["layerwise training"] * 8
-    assert {case.task.learning_rate for case in listed[8:]} == {0.1}
-    assert [case.task.options["depth"] for case in listed[8:12]] == [2, 2, 3, 3]
-    assert len({case.id for case in listed}) == 16
-
-
 def test_the_table_has_a_column_for_each_depth():
     section = section_of(SWEEP, trained())
     text = markdown(section)
@@ -95,19 +86,6 @@ def test_the_table_has_a_column_for_each_depth():
     drift = "largest drift from orthogonality"
     assert told(section, row="foton", setting="2 hidden layers", metric=drift)[0] == 2e-3
     assert section.answer == "points: with 3 hidden layers, autograd has the best mean test accuracy, 31.50 %."
-
-
-def test_failed_runs_count_as_missing():
-    records, (_, lost) = trained(), SWEEP.comparisons[2].training(1, "cpu", tried(best=0.1))
-    section = section_of(SWEEP, records | dict([failed(lost)]))
-    assert "| foton | 20.00 ± – [0.50] | 30.50 ± 6.35 [0.55] |" in markdown(section)
-    assert section.verdicts[1] == (
-        "accuracy beside autograd: one seed: no interval at 2 (-1.00); worse at 3 (-1.00 ± 0.00)"
-    )
-    first = next(case for case in SWEEP.comparisons[2].training(0, "cpu", records) if case.row == FOTON)
-    section = section_of(SWEEP, records | dict([failed(lost), failed(first)]))
-    assert "| foton | failed | 30.50 ± 6.35 [0.55] |" in markdown(section)
-    assert lines(chart(section, "accuracy against depth"))["foton"] == [[3, 30.5]]
 
 
 @pytest.mark.parametrize("part", [part for part in SUITES["forward-only"] if isinstance(part, DepthSweep)])

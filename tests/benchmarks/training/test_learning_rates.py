@@ -11,12 +11,9 @@ from gradfree.benchmarks.records.records import RecordFile, failure
 from gradfree.benchmarks.reports.report import sections
 from gradfree.benchmarks.running.runner import run_cases
 from gradfree.benchmarks.running.workers import Workers
-from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.comparison import Trial
-from gradfree.cli import main
 
 LOW, MIDDLE, HIGH = TUNED.learning_rates
 LOWER_IS_BETTER = replace(TUNED, task=replace(TASK, score=PYDOC.score))
@@ -94,45 +91,6 @@ def test_the_report_shows_the_rates_and_the_runs_at_them():
     assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
     assert "seeds: 2" in section.title
     assert "learning rate of 0.001, 0.01, 0.1 that did best on validation data" in section.legend
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_a_run_tries_then_trains_then_times_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
-    """Interrupted among the trials, then among the training runs."""
-    monkeypatch.setitem(SUITES, "tiny", (TUNED,))
-    file = RecordFile(tmp_path / "records.jsonl")
-    append = RecordFile.append
-
-    def run():
-        main(["bench", "run", "--suite", "tiny", "--out", str(tmp_path), "--jobs", "2", "--seeds", "2"])
-
-    before = {}
-    for finished in (2, 8):
-
-        def append_and_stop(self, record, finished=finished):
-            append(self, record)
-            if len(self.read()) == finished:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(RecordFile, "append", append_and_stop)
-            with pytest.raises(SystemExit):
-                run()
-        assert "the same command does the rest" in capsys.readouterr().err
-        assert dict(list(file.read().items())[: len(before)]) == before
-        before = file.read()
-        assert len(before) == finished
-
-    run()
-    out, err = capsys.readouterr()
-    assert "8 of 11 cases are in" in out
-    assert "11/11" in err
-    assert "rate" in out
-    records = file.read()
-    assert [record["kind"] for record in records.values()] == ["trial"] * 6 + ["training"] * 4 + ["speed"]
-    assert dict(list(records.items())[:8]) == before
-    assert records.keys() == {case.id for case in cases((TUNED,), 2, "cpu", records)}
 
 
 @pytest.mark.processes
