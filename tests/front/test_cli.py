@@ -131,7 +131,7 @@ def test_bad_options_are_refused_in_a_line(args, message, capsys, monkeypatch):
     [
         (["advize", "mine:build"], "no command is called 'advize'; there are: engines, models, advise, bench, check,"),
         (["advize", "mine:build"], "Did you mean 'advise'?"),
-        (["bench", "rum"], "no command is called 'rum'; there are: run, report, compare. Did you mean 'run'?"),
+        (["bench", "rum"], "no command is called 'rum'; there are: run, report. Did you mean 'run'?"),
         (["advise"], "the following arguments are required: model"),
         (["advise", "nowhere:build"], "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
     ],

@@ -52,10 +52,10 @@ def run_alone(code, folder, filed):
 def test_each_example_of_a_page_runs_alone(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    if "results/quick" in "".join(examples(page)):
-        (tmp_path / "results" / "quick").mkdir(parents=True)
+    for name in re.findall(r"results/(\w+)/report.parquet", "".join(examples(page))):
+        (tmp_path / "results" / name).mkdir(parents=True, exist_ok=True)
         # What ``make demo`` leaves.
-        committed("quick").facts.write_parquet("results/quick/report.parquet")
+        committed("quick").facts.write_parquet(f"results/{name}/report.parquet")
     torch.set_default_dtype(torch.float32)
     filed = {}
     try:

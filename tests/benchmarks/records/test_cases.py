@@ -8,18 +8,17 @@ from statistics import median
 import pytest
 import torch
 from places import RESULTS
-from report_records import committed, section_of, texts
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, fake, speed, training
+from report_records import committed
+from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, speed, training
 
 from gradfree.benchmarks.data.bundled import Split
-from gradfree.benchmarks.records.case import ADDED, Row
+from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.errors import ChainError
 
 
 @cache
@@ -50,23 +49,6 @@ def test_training_results():
     assert [loss["step"] for loss in results["losses"]] == list(range(7))
     assert 0 <= results["test"] <= 100
     assert 0 <= results["validation"] <= 100
-
-
-def test_a_row_that_cannot_take_a_step_costs_the_others_no_timing():
-    """One engine that fails on a model must not take the figures of all others with it; without a baseline are none."""
-    refused = Row("foton", "foton", {})
-    case = speed((PLAIN, refused, HIGHWAY))
-    plain, lost, highway = case.run()["rows"]
-    assert min(plain["time"], highway["time"]) > 0
-    assert lost["label"] == "foton"
-    assert "FOTON cannot be attached" in lost["error"]
-    comparison = Comparison(TASK, case.rows)
-    (timing,) = comparison.timing("cpu")
-    section = section_of(comparison, dict([fake(timing, {"rows": [plain, lost, highway]})]))
-    shown = [cells[section.head.index("step time (×)")] for cells in texts(section)]
-    assert [cell == "–" for cell in shown] == [False, True, False]
-    with pytest.raises(ChainError):
-        speed((refused, PLAIN)).run()
 
 
 @pytest.mark.parametrize("score", [TASK.score, DIGITS.score])

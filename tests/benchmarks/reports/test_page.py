@@ -4,10 +4,8 @@ from html.parser import HTMLParser
 
 import polars as pl
 from report_records import RECORDS, texts
-from rich.console import Console
 from tiny_suite import SUITE
 
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.reports.publication import page, publish
 from gradfree.benchmarks.reports.report import SuiteReport
 
@@ -75,24 +73,6 @@ def test_the_page_has_every_figure_and_verdict():
         *([*row, words] for row, words in zip(texts(summary), summary.verdicts, strict=True)),
     ]
     assert Page(page(report())).cells == [cell for row in expected for cell in row]
-
-
-def test_a_click_on_the_head_sorts_by_figures_and_not_by_their_text():
-    """Every cell with a number has it, unrounded: "100.0" comes before "24.8" as a text."""
-    found = Page(page(report()))
-    values = [found.values[n : n + 8] for n in range(0, len(found.values), 8)]
-    assert [float(row[4]) for row in values] == [4, 5, 10]
-    assert [row[0] for row in values] == [None] * 3
-    assert any("data-value" in script or "dataset.value" in script for script in found.scripts)
-
-
-def test_code_to_paste_is_in_one_piece_wherever_the_report_is_read(capsys):
-    code = f"optimizer = gradfree.EngineOptimizer(optimizer, {'model, ' * 20}engine='shooting')"
-    advice = SuiteReport("advice", [], Provenance([]), code=code)
-    advice.print(Console(width=40))
-    assert f"\n    {code}\n" in capsys.readouterr().out
-    assert f"```python\n{code}\n```\n" in advice.markdown()
-    assert f"<pre>{code}</pre>".replace("'", "&#39;") in page(advice)
 
 
 def test_csv_and_parquet_have_every_number(tmp_path):

@@ -1,20 +1,12 @@
 """What a report's rows depend on is in the report: model, optimizer, rate, batches, sizes, engines' defaults."""
 
-from dataclasses import fields
-
-import pytest
 from report_records import section_of, told
 from tiny_suite import PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask
 from gradfree.benchmarks.training.comparison import Comparison
 
 DEFAULT = Row("highway_bp", "highway_bp", {})
-
-
-def as_fields(task):
-    return {field.name: getattr(task, field.name) for field in fields(task)}
 
 
 def test_a_record_has_sizes_and_defaults_and_the_section_tells_them():
@@ -31,19 +23,3 @@ def test_a_record_has_sizes_and_defaults_and_the_section_tells_them():
     )
     assert told(section, metric="parameters")[0] == 1249
     assert told(section, metric="batch size")[0] == 8
-
-
-@pytest.mark.parametrize(
-    ("task", "optimizer", "course"),
-    [
-        (TASK, "AdamW(betas=(0.9, 0.999), weight_decay=0.01)", "warmed up for a tenth of the steps, then annealed"),
-        (ConstantSGDTask(**as_fields(TASK), momentum=0.0), "SGD", "throughout"),
-        (
-            AdamTask(**as_fields(TASK), weight_decay=0.1, max_norm=0.5),
-            "Adam(betas=(0.9, 0.999), weight_decay=0.1) on gradients cut to a norm of 0.5",
-            "warmed up for a tenth of the steps, then a cosine down to a tenth",
-        ),
-    ],
-)
-def test_optimizers_are_told_with_their_settings(task, optimizer, course):
-    assert (task.optimizer, task.course) == (optimizer, course)
