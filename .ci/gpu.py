@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -52,6 +52,8 @@ ALSO_NEEDED = {
 """What files of tests and suites are left out without."""
 PATH = [str(ROOT), str(ROOT / ".ci")]
 """Where processes find modules, before all other places."""
+PRETEND = [str(ROOT / "tests" / "support"), str(ROOT / "build" / "pretend-entry")]
+"""Where torch finds the device of ``pytest --device pretend``; tests know where themselves."""
 _AT_ONCE = 4
 _TO_END = 30.0
 """Seconds left for what runs when the time is over."""
@@ -69,7 +71,9 @@ class Runner:
     def __init__(self, out: Path, end: float, last: float):
         self.out, self.end, self.last = out, end, last
 
-    def __call__(self, log: str, *arguments: str, advanced: Callable[[], bool] = lambda: True) -> int | None:
+    def __call__(
+        self, log: str, *arguments: str, path: Sequence[str] = PATH, advanced: Callable[[], bool] = lambda: True
+    ) -> int | None:
         """Return the exit code, ``None`` if the time was over before; everything printed goes to the file ``log``.
 
         Past the stage's time a process goes on until it has ``advanced``: else it could begin anew in every call.
@@ -77,7 +81,7 @@ class Runner:
         if monotonic() > self.last:
             return None
         # cuBLAS adds in the same order each time, which tests for equal bits need.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(PATH), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         with (self.out / log).open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -134,7 +138,8 @@ def run_suite(suite: str, device: str, run: Runner) -> Result:
     # Not by the command line, whose parser is one more package.
     call = f"run({suite!r}, Path({str(folder)!r}), device={device!r}, jobs={jobs})"
     call = f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}"
-    code = run(log, "-c", call, advanced=lambda: bool(records_in(folder)))
+    path = PATH + PRETEND * (device == "pretend")
+    code = run(log, "-c", call, path=path, advanced=lambda: bool(records_in(folder)))
     failed = [record for record in records_in(folder) if "error" in record]
     problems = [f"{record['case']}: {record['error'].splitlines()[-1]}" for record in failed]
     if code and not problems:
@@ -161,7 +166,7 @@ def digest(device: str) -> str:
     Raises:
         SystemExit: the device is not there.
     """
-    sys.path[:0] = PATH
+    sys.path[:0] = PATH + PRETEND * (device == "pretend")
     import torch
 
     from gradfree.devices.hardware import description, is_available
@@ -173,6 +178,14 @@ def digest(device: str) -> str:
         for path in sorted((ROOT / folder).rglob("*.py")):
             found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return f"sources {found.hexdigest()[:12]}, torch {torch.__version__}, {description(device)}"
+
+
+def load_pretend_with_torch() -> None:
+    """Let the suites' processes find the device of ``pytest --device pretend`` by an entry point of torch's."""
+    folder = Path(PRETEND[-1], "pretend_device-1.dist-info")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pretend-device\nVersion: 1\n", encoding="utf-8")
+    (folder / "entry_points.txt").write_text("[torch.backends]\npretend = pretend_device:register\n", encoding="utf-8")
 
 
 def has_all(name: str) -> bool:
@@ -235,6 +248,8 @@ def main() -> None:
         sys.exit(f"{sys.executable} lacks {', '.join(missing)}.")
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    if options.device == "pretend":
+        load_pretend_with_torch()
     of = digest(options.device)
     print(f"{of}; logs and results: {out}", flush=True)
     left, failed = run_stages(stages(options.device, of), out, begin + 60 * options.minutes - _TO_END)

@@ -49,6 +49,15 @@ def test_each_stage_has_its_share_of_the_time_and_goes_on_with_what_is_left(monk
     assert "long: not done yet" in capsys.readouterr().out
 
 
+def test_nothing_runs_when_the_time_is_over(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(CI)
+    gpu = runpy.run_path(str(CI / "gpu.py"))
+    over = monotonic() - 1
+    assert gpu["Runner"](tmp_path, over, over)("log", "-c", "raise SystemExit") is None
+    left, failed = gpu["run_stages"]([gpu["Stage"]("one", None, 1)], tmp_path, monotonic() - 1)
+    assert (left, failed) == (["one"], False)
+
+
 def test_a_process_goes_on_past_its_stage_until_it_has_advanced(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(CI)
     run = runpy.run_path(str(CI / "gpu.py"))["Runner"](tmp_path, monotonic() - 1, monotonic() + 60)
@@ -63,3 +72,11 @@ def test_every_listed_file_of_tests_is_there(monkeypatch):
     gpu = runpy.run_path(str(CI / "gpu.py"))
     tests = CI.parent / "tests"
     assert [name for name in gpu["EXACTNESS"] + gpu["OTHERS"] if not (tests / f"{name}.py").exists()] == []
+
+
+def test_outcomes_are_of_sources_torch_and_device(monkeypatch):
+    monkeypatch.syspath_prepend(CI)
+    gpu = runpy.run_path(str(CI / "gpu.py"))
+    assert "cpu" in gpu["digest"]("cpu")
+    with pytest.raises(SystemExit, match="nowhere"):
+        gpu["digest"]("nowhere")
