@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree.errors import ChainError
+from gradfree.rows.structure import Structures
 from gradfree.testing.cases.models import LayeredModel, NormAndDropout, Plain, PostLN, assert_equal_gradients, gradients
 from gradfree.torchside.graph import walk
 
@@ -156,6 +157,7 @@ CHANGES = {
     "a block more": lambda model, x: model.blocks.append(Plain()),
     "another block": lambda model, x: model.blocks.__setitem__(2, Plain()),
     "another layer": lambda model, x: setattr(model.blocks[2], "linear", nn.Linear(6, 6)),
+    "a layer more in each": lambda model, x: [setattr(inner, "act", nn.ReLU()) for inner in model.blocks],
     "a frozen block": lambda model, x: model.blocks[2].requires_grad_(False),
     "other weights": lambda model, x: model.load_state_dict({n: t / 2 for n, t in model.state_dict().items()}),
     "a larger batch": lambda model, x: x.resize_(7, 6).normal_(),
@@ -165,7 +167,8 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_each_pass_sees_what_the_blocks_are_now(change):
     def forward(self, x):
-        return x + torch.tanh(self.linear(x.detach() if getattr(self, "off", False) else x))
+        act = getattr(self, "act", torch.tanh)
+        return x + act(self.linear(x.detach() if getattr(self, "off", False) else x))
 
     model, x = net(block(forward)), torch.randn(4, 6)
     with attach(model, batched="auto", iterations=L + 1):
@@ -270,6 +273,13 @@ def test_refused_and_exact_again_in_the_next_pass(why):
         seen.clear()
         actual = gradients(model, lambda: model(x))
     assert_equal_gradients(actual, gradients(model, lambda: model(x)))
+
+
+def test_each_thread_has_its_own_structure():
+    structures = Structures(Plain())
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(structures.get).result() is not structures.get()
+    assert structures.get() is structures.get()
 
 
 def test_threads_run_rows_at_the_same_time():
