@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
+from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
@@ -227,6 +228,11 @@ class BlockRecorder:
             what = f"a tensor of shape {tuple(strange.shape)} that needs a gradient and"
         elif any(node is not call.entry for node, _ in graph.stops) or not graph.kinds.isdisjoint(BORDERS):
             what = "another state of a chain, or what is computed from one,"
+        elif _REENTRANT in graph.kinds:
+            raise ChainError(
+                f"{self.path} has a checkpoint with use_reentrant=True in it, which only loss.backward() can run. Use "
+                "use_reentrant=False, or leave the block out of the chain: chains=[...]."
+            )
         else:
             return
         raise ChainError(
@@ -279,6 +285,9 @@ class BlockRecorder:
                 "the out-of-place operation (nn.ReLU(inplace=False), x = x + y), or the engine 'backprop'."
             )
         return True
+
+
+_REENTRANT: type = CheckpointFunction._backward_cls
 
 
 # Why a block does not go on in the pass of the block before it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 from collections.abc import Hashable, Sequence
 from threading import Lock, get_ident
@@ -73,7 +74,7 @@ def why_no_row(blocks: Sequence[nn.Module], declared: bool) -> str | None:
         own = tensors_of(block).values()
         if len(own) > len(set(map(id, own))):
             return "two layers of a block share a parameter or buffer"
-    return _untraced(blocks[0], declared)
+    return _why_not_traced(blocks[0], declared)
 
 
 def first_line(error: Exception) -> str:
@@ -101,8 +102,20 @@ def _hindrance(module: nn.Module) -> str | None:
     return None
 
 
-def _untraced(block: nn.Module, declared: bool) -> str | None:
+def _why_not_traced(block: nn.Module, declared: bool) -> str | None:
     made: list[Any] = []
+    reason = _untraced(block, declared, made)
+    if any(proxy() is not None for proxy in made):
+        gc.collect()
+        if any(proxy() is not None for proxy in made):
+            raise ChainError(
+                f"the forward of {type(block).__name__} keeps tensors outside of the block, and so has kept symbolic "
+                "ones while an engine looked whether such blocks can run in a batch. Attach with batched=False."
+            )
+    return reason
+
+
+def _untraced(block: nn.Module, declared: bool, made: list[Any]) -> str | None:
     try:
         # Called by another module, a block gets its state alone, as in the chain.
         tracer, structure = _Tracer(made), nn.Sequential(structure_of(block))
@@ -120,13 +133,8 @@ def _untraced(block: nn.Module, declared: bool) -> str | None:
     if tracer.reason:
         return tracer.reason
     # A tensor that outlives the pass, kept for a loss, has no gradient in a row.
-    if any(map(_changed, before.items())):
+    if any(map(_changed, before.items())) or any(proxy() is not None for proxy in made):
         return "it keeps tensors from inside, and a loss on them would have no gradient"
-    if any(proxy() is not None for proxy in made):
-        raise ChainError(
-            f"the forward of {type(block).__name__} keeps tensors outside of the block, and so has kept symbolic "
-            "ones while an engine looked whether such blocks can run in a batch. Attach with batched=False."
-        )
     if any(version(buffer) != number for buffer, number in buffers):
         return "it changes its buffers"
     for node in graph.nodes:

@@ -104,7 +104,7 @@ FOUND = {
     ),
     "a gradient of nothing, which a reentrant checkpoint makes zeros of": (
         {"blocks": (replace(BLOCK, operations=("reentrant",)), replace(BLOCK, operations=("cut",), form="g"))},
-        "exact",
+        "refused: … has a checkpoint with use_reentrant=True",
     ),
     "a change in place of a state that retains its gradient": (
         {"between": behind(1, "retain_grad"), "end": "add_", "engine": engine("truncated")},
