@@ -116,9 +116,14 @@ def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> No
 
 def _changed(cases: Sequence[Case | None], records: Mapping[str, Record]) -> int:
     """Return how many cases have records of the same settings with other code of the user's own."""
-    known = {without_sources(record["config"]) for record in records.values()}
+    known = {(_name(id), without_sources(record["config"])) for id, record in records.items()}
     missing = [case for case in cases if case is not None and case.id not in records]
-    return sum(without_sources(case.config) in known for case in missing)
+    return sum((_name(case.id), without_sources(case.config)) in known for case in missing)
+
+
+def _name(id: str) -> str:
+    """Return an id without its digest: labels, device and seed."""
+    return id.rpartition("/")[0]
 
 
 def _executor(options: RunOptions) -> Executor:

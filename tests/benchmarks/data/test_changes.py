@@ -190,6 +190,7 @@ def test_an_engine_by_import_path_has_cases_of_its_own_and_a_changed_one_is_run_
     for case in cases((suite,), 1, "cpu", {}):
         file.append(fake(case, {})[1])
     assert "3 of 3 cases are in" in planned(folder, capsys, "--dry-run")
+    assert "anew" not in planned(folder, capsys, "--dry-run", "--seeds", "2")
     edit(folder / "own_engine.py", "# a flipped sign\n")
     said = planned(folder, capsys, "--dry-run")
     assert "2 of 3 cases are run anew" in said
