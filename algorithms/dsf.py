@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
-from gradfree.devices.hardware import sent
+from gradfree.devices.hardware import to_device
 from gradfree.engines.options import check_count
 from gradfree.engines.sweeps import SweepEngine
 from gradfree.errors import ChainError
@@ -90,5 +90,5 @@ class DSF(SweepEngine):
             if len(self.feedback) != units:
                 raise ChainError(f"DSF: feedback has {len(self.feedback)} numbers, but the states have {units} units.")
             numbers = torch.tensor(self.feedback, dtype=wide, device="cpu")
-            return chain.constant(sent(numbers, chain.like.device))
+            return chain.constant(to_device(numbers, chain.like.device))
         return chain.constant(cast("float", self.feedback))

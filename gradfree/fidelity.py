@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypass_message, bypassed
 from gradfree.chains.handle import Handle
 from gradfree.chains.site import Site
-from gradfree.devices.hardware import widest, without_tf32
+from gradfree.devices.hardware import widest_float, without_tf32
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
@@ -248,4 +248,4 @@ def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
 
 def _vector(grad: Tensor) -> Tensor:
     grad = grad.to_dense() if grad.is_sparse else grad
-    return (torch.view_as_real(grad) if grad.is_complex() else grad).flatten().to(widest(grad.device))
+    return (torch.view_as_real(grad) if grad.is_complex() else grad).flatten().to(widest_float(grad.device))

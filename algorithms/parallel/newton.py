@@ -9,8 +9,8 @@ from typing import Any
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.until import SettlingEngine
-from gradfree.newton.newton_backward import by_newton
-from gradfree.newton.newton_forward import AllAtOnce
+from gradfree.newton.newton_backward import newton_gradients
+from gradfree.newton.newton_forward import NewtonForward
 from gradfree.newton.newton_options import NewtonOptions
 from gradfree.time.forward import Forward, LayerCall
 
@@ -49,7 +49,7 @@ class Newton(SettlingEngine):
     @property
     def forwards(self) -> Sequence[Forward]:
         """All steps at once."""
-        return (AllAtOnce(self._options),)
+        return (NewtonForward(self._options),)
 
     def leaves(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave to torch what is not swept, where its own kernel is faster than the closed form."""
@@ -58,7 +58,7 @@ class Newton(SettlingEngine):
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients to the tolerance."""
-        return by_newton(chain, direct, self._options)
+        return newton_gradients(chain, direct, self._options)
 
     @property
     def asks_for_gate(self) -> str:

@@ -10,9 +10,9 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.options import check_count
 from gradfree.engines.until import SettlingEngine
-from gradfree.segments.rule import Part, Rule
-from gradfree.segments.segmented_backward import in_segments
-from gradfree.segments.segmented_forward import InSegments
+from gradfree.segments.rule import ChainPass, SegmentRule
+from gradfree.segments.segmented_backward import segmented_gradients
+from gradfree.segments.segmented_forward import SegmentedForward
 from gradfree.time.forward import Forward, LayerCall
 
 
@@ -59,16 +59,16 @@ class Shooting(SettlingEngine):
     @property
     def forwards(self) -> Sequence[Forward]:
         """In segments."""
-        return (InSegments(self._rule),)
+        return (SegmentedForward(self._rule),)
 
     def leaves(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave to torch what is not cut, where its own kernel is faster than the closed form."""
-        part = Part("", "forward", "", {}, call.length, call.like, call.mode, fused=not call.packed)
-        return left_to_torch(call, "segments", self._rule.cuts(part))
+        part = ChainPass("", "forward", "", {}, call.length, call.like, call.mode, fused=not call.packed)
+        return left_to_torch(call, "segments", self._rule.should_cut(part))
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients to the tolerance."""
-        return in_segments(chain, direct, self._rule)
+        return segmented_gradients(chain, direct, self._rule)
 
     @property
     def asks_for_gate(self) -> str:
@@ -76,5 +76,5 @@ class Shooting(SettlingEngine):
         return "that could correct its borders. Use corrector=None." if self.corrector else ""
 
     @property
-    def _rule(self) -> Rule:
-        return Rule(self.segments, self.tolerance, self.burn, self.corrector, self.max_sweeps)
+    def _rule(self) -> SegmentRule:
+        return SegmentRule(self.segments, self.tolerance, self.burn, self.corrector, self.max_sweeps)

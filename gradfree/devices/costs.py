@@ -16,19 +16,19 @@ from torch import Tensor
 from gradfree.devices.hardware import runs_cudnn
 
 # What segments must promise to win, for the copies into segments that the model leaves out: measured.
-_MARGIN = 1.5
+_MIN_GAIN = 1.5
 # What steps that are left over cost at most beside the model, for copies that they need: measured, 1.15 to 1.3.
-_LEFT_OVER = 1.2
+_REMAINDER_COST = 1.2
 
 # What a sweep of Newton's method takes for a row, in multiples of what a step takes for it, and to start, in starts of
 # a step: measured for torch's own cells and for those with separate units.
-_ROW, _START = 3.0, 50.0
+_SWEEP_ROW, _SWEEP_START = 3.0, 50.0
 # Layers have not been seen to take fewer sweeps, with K a part of F, and with all of it.
-_FEWEST, _FEWEST_OF_ALL = 8, 3
+_FEWEST, _FEWEST_EXACT = 8, 3
 
-_SMALL = 192
+_PERSISTENT_UNITS = 192
 """Up to so many units cuDNN keeps the weights in registers, where each row of a batch costs."""
-_SHORT_FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+_PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Of what it keeps there."""
 
 
@@ -82,9 +82,9 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
     if runs_onednn(like, kind):
         return ONEDNN
     usual = step_cost(like.device, units, known=True)
-    if not runs_cudnn(like.device) or like.dtype not in _SHORT_FORMATS:
+    if not runs_cudnn(like.device) or like.dtype not in _PERSISTENT_DTYPES:
         return usual
-    if units <= _SMALL:
+    if units <= _PERSISTENT_UNITS:
         # 0.6 µs a step of 64 units, and some 0.01 µs for a row, in segments too.
         return StepCost(64.0)
     if kind == "LSTM" and like.dtype is torch.float16 and units % 128 == 0 and batch % 8 == 0 and batch <= 128:
@@ -99,7 +99,7 @@ def runs_onednn(like: Tensor, kind: str) -> bool:
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
 
 
-def is_known(kind: str) -> bool:
+def is_torch_cell(kind: str) -> bool:
     """Return whether ``kind`` is one of torch's own cells."""
     return kind not in ("separate units", "any")
 
@@ -109,7 +109,7 @@ def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
     if length < 4 * burn:
         return False
     count = best_count(length, batch, cost, burn)
-    return _MARGIN * _steps(length, batch, cost, count, burn) < length * cost.sequential(batch)
+    return _MIN_GAIN * _segmented_cost(length, batch, cost, count, burn) < length * cost.sequential(batch)
 
 
 @cache
@@ -125,13 +125,13 @@ def best_count(length: int, batch: int, cost: StepCost, burn: int, whole: bool =
     """
 
     def taken(count: int) -> float:
-        return _steps(length, batch, cost, count, burn)
+        return _segmented_cost(length, batch, cost, count, burn)
 
     counts = range(2, max(3, min(1024, length // 8)))
     best = min(counts, key=taken)
     # Of two as good ones the larger: its steps have more rows, and may keep their gates.
     even = min((count for count in reversed(counts) if length % count == 0), key=taken, default=best)
-    return even if whole or taken(even) <= _LEFT_OVER * taken(best) else best
+    return even if whole or taken(even) <= _REMAINDER_COST * taken(best) else best
 
 
 def segments_worth(count: int, batch: int, cost: StepCost) -> float:
@@ -139,7 +139,7 @@ def segments_worth(count: int, batch: int, cost: StepCost) -> float:
     return count * cost.sequential(batch) / cost.segments(count * batch)
 
 
-def _steps(length: int, batch: int, cost: StepCost, count: int, burn: int) -> float:
+def _segmented_cost(length: int, batch: int, cost: StepCost, count: int, burn: int) -> float:
     """Return what a guess, a run in segments and the steps that are left over take."""
     return (length // count + burn) * cost.segments(count * batch) + length % count * cost.sequential(batch)
 
@@ -153,14 +153,16 @@ def sweeps_worth(length: int, like: Tensor, kind: str) -> int:
         kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
     """
     batch, units = like.shape
-    cost = ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_known(kind))
-    worth = int(length * cost.sequential(batch) / (_START + _ROW * length * batch / cost.free))
-    return worth if worth >= (_FEWEST_OF_ALL if kind == "separate units" else _FEWEST) else 0
+    cost = (
+        ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_torch_cell(kind))
+    )
+    worth = int(length * cost.sequential(batch) / (_SWEEP_START + _SWEEP_ROW * length * batch / cost.free))
+    return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 
 
 # In seconds, roughly those of one core and of any GPU of today.
-_NODE = {"cpu": 15e-6}
-_NUMBER = {"cpu": 1e-9}
+_SECONDS_PER_NODE = {"cpu": 15e-6}
+_SECONDS_PER_NUMBER = {"cpu": 1e-9}
 
 
 def batch_pays(device: torch.device, nodes: int, parameters: int, activations: int) -> bool:
@@ -175,7 +177,9 @@ def batch_pays(device: torch.device, nodes: int, parameters: int, activations: i
         parameters: how many numbers one module has.
         activations: how many numbers one module keeps.
     """
-    return nodes * _NODE.get(device.type, 20e-6) > (parameters + activations) * _NUMBER.get(device.type, 1e-11)
+    return nodes * _SECONDS_PER_NODE.get(device.type, 20e-6) > (parameters + activations) * _SECONDS_PER_NUMBER.get(
+        device.type, 1e-11
+    )
 
 
 def kept_gates_pay(x: Tensor, units: int) -> bool:

@@ -32,12 +32,12 @@ def keeps_pinned(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Return a CPU tensor on ``device``; waits for the device only if it may still read memory that is freed."""
     return x.pin_memory().to(device, non_blocking=True) if keeps_pinned(device) else x.to(device)
 
 
-def fetched(x: Tensor) -> Callable[[], Tensor]:
+def start_copy_to_cpu(x: Tensor) -> Callable[[], Tensor]:
     """Begin to copy ``x`` to the CPU; return what waits for the copy and returns it."""
     if x.device.type in _WITHOUT_QUEUE:
         return lambda: x
@@ -101,7 +101,7 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
     torch.get_device_module(device).set_rng_state(state, device)
 
 
-def in_use() -> list[torch.device]:
+def devices_in_use() -> list[torch.device]:
     """Return the accelerator's devices if a tensor has been made there; to look for more would start it."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
@@ -136,7 +136,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
     return int(module.max_memory_allocated(device) - before)
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_float(device: torch.device) -> torch.dtype:
     """Return float64, or float32 if ``device`` does not compute in float64."""
     try:
         torch.ones(1, dtype=torch.float64, device=device).neg()

@@ -13,13 +13,13 @@ from gradfree.algebra.block_scan import Blocks, block_scan, clamped
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
 from gradfree.time.forward import Recurrence
-from gradfree.time.unrolled_chain import check_rows
+from gradfree.time.unrolled_chain import check_batched_states
 
 Guess = Sequence[Tensor]
 """The states behind all steps, part by part, (T, B, H)."""
 
 # Elements of a state's part in one piece: measured.
-_PIECE = 2**16
+_CHUNK_ELEMENTS = 2**16
 
 
 class AllSteps(ABC):
@@ -35,9 +35,9 @@ class AllSteps(ABC):
         self.first = [part.flatten(0, -2) for part in recurrence.first]
 
     @staticmethod
-    def of(recurrence: Recurrence, jacobian: str) -> AllSteps:
+    def create(recurrence: Recurrence, jacobian: str) -> AllSteps:
         """Return it in the form that fits the cell."""
-        return (_UnitByUnit if recurrence.mode is None else _Closed)(recurrence, jacobian)
+        return (_ElementwiseSteps if recurrence.mode is None else _TorchCellSteps)(recurrence, jacobian)
 
     def start(self) -> Guess:
         """Return f(0, x_t) for all steps t but the first, which comes from the initial state."""
@@ -49,11 +49,11 @@ class AllSteps(ABC):
         after, blocks = self.step(guess)
         if blocks is None:
             return after
-        base = self.base(guess, after)
+        base = self.linearised_at(guess, after)
         changes = block_scan([new - old for new, old in zip(after, base, strict=True)], blocks)
         return [old + change for old, change in zip(base, changes, strict=True)]
 
-    def base(self, guess: Guess, after: Guess) -> Guess:
+    def linearised_at(self, guess: Guess, after: Guess) -> Guess:
         """Return what the blocks of :meth:`step` are a linearisation at."""
         return guess
 
@@ -66,7 +66,7 @@ class AllSteps(ABC):
         return [torch.cat([f.unsqueeze(0), part[:-1]]) for f, part in zip(self.first, guess, strict=True)]
 
 
-class _Closed(AllSteps):
+class _TorchCellSteps(AllSteps):
     """One of torch's own cells. Of an LSTM h alone is guessed: with its gates given c is one scan."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -76,7 +76,7 @@ class _Closed(AllSteps):
         self.bias: Tensor | None = b_hh
         self.p = F.linear(self.x, w_ih, b_ih)
 
-    def base(self, guess: Guess, after: Guess) -> Guess:
+    def linearised_at(self, guess: Guess, after: Guess) -> Guess:
         """Return h as guessed, and c as solved for."""
         return [guess[0], *after[1:]]
 
@@ -96,7 +96,7 @@ class _Closed(AllSteps):
             h, cell = self._linearised(self.p[steps], before[steps])
             return (h,), cell.unit_blocks(None if self.jacobian == "gate" else self.weight)
 
-        after, blocks = _in_pieces(run, before)
+        after, blocks = _in_chunks(run, before)
         return after, clamped(blocks)
 
     def _linearised(self, p: Tensor, before: Tensor) -> tuple[Tensor, LinearisedRNN | LinearisedGRU]:
@@ -105,13 +105,13 @@ class _Closed(AllSteps):
         if self.recurrence.mode == "GRU":
             gates = recompute_gates(p.clone(), q)
             h = torch.lerp(gates.new, before, gates.reset_update[..., before.shape[-1] :])
-            return h, LinearisedGRU(gates, before, room=q)
+            return h, LinearisedGRU(gates, before, buffer=q)
         relu = self.recurrence.mode == "RNN_RELU"
         h = torch.relu(p + q) if relu else torch.tanh(p + q)
         return h, LinearisedRNN(h, relu)
 
 
-class _UnitByUnit(AllSteps):
+class _ElementwiseSteps(AllSteps):
     """A cell whose units see each other through the input alone, which is gone through once."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -130,7 +130,7 @@ class _UnitByUnit(AllSteps):
         with torch.no_grad():
             alone = apply_cell(self.cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
         if len(self.x) > 1:
-            check_rows(alone, [part[-1] for part in guess], self.recurrence.paths[0])
+            check_batched_states(alone, [part[-1] for part in guess], self.recurrence.paths[0])
         return guess
 
     def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
@@ -143,21 +143,21 @@ class _UnitByUnit(AllSteps):
                 after = self.cell.advance(self.fed[steps], given)
             return [part.detach() for part in after], unit_blocks(after, given)
 
-        found, blocks = _in_pieces(run, before[0])
+        found, blocks = _in_chunks(run, before[0])
         return found, clamped(blocks)
 
 
-def _in_pieces(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
+def _in_chunks(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
     """Return what ``run`` gives for all steps, on a CPU by pieces that stay in its caches."""
-    most = len(like) if like.device.type != "cpu" else max(1, _PIECE // like[0].numel())
+    most = len(like) if like.device.type != "cpu" else max(1, _CHUNK_ELEMENTS // like[0].numel())
     found = [run(slice(start, start + most)) for start in range(0, len(like), most)]
     if len(found) == 1:
         return found[0]
     states, blocks = zip(*found, strict=True)
-    rows = [[_joined(block) for block in zip(*row, strict=True)] for row in zip(*blocks, strict=True)]
+    rows = [[_cat_or_none(block) for block in zip(*row, strict=True)] for row in zip(*blocks, strict=True)]
     return [torch.cat(part) for part in zip(*states, strict=True)], rows
 
 
-def _joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
+def _cat_or_none(pieces: Sequence[Tensor | None]) -> Tensor | None:
     there = [piece for piece in pieces if piece is not None]
     return torch.cat(there) if there else None

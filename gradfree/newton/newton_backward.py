@@ -12,12 +12,12 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 from gradfree.convergence.passes import Pass
 from gradfree.newton.iteration import iterate
-from gradfree.newton.newton_options import NewtonOptions, Solved
+from gradfree.newton.newton_options import NewtonOptions, NewtonPass
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
 
 
-def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainGradients:
+def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainGradients:
     """Return the gradients of ``chain`` to the tolerance, or where they do not settle in time the exact ones.
 
     Args:
@@ -27,41 +27,43 @@ def by_newton(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainG
     """
     delta, backward = _settled(chain, direct, options)
     for solved in (chain.forward_pass, backward):
-        if isinstance(solved, Solved):
+        if isinstance(solved, NewtonPass):
             solved.record_outcome(chain)
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 
-def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, Solved | None]:
+def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, NewtonPass | None]:
     """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
     if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
         return None, None
-    this = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
-    if this.waits:
-        return None, Solved(this)
+    chain_pass = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
+    if chain_pass.waits:
+        return None, NewtonPass(chain_pass)
     delta, outcome = _solve(chain, direct, options, stopping)
-    return delta if outcome.settled else None, Solved(this, outcome)
+    return delta if outcome.settled else None, NewtonPass(chain_pass, outcome)
 
 
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:
     terms = [torch.zeros_like(s) if e is None else e for e, s in zip(direct, chain.states, strict=True)]
-    whole = chain.kind == "separate units"
+    exact = chain.kind == "separate units"
     blocks = chain.unit_blocks(options.jacobian == "gate")
-    blocks = transposed(blocks if whole else clamped(blocks))
+    blocks = transposed(blocks if exact else clamped(blocks))
     nothing = chain.constant(0.0)
 
-    def off(delta: Sequence[Tensor]) -> list[Tensor]:
+    def residual(delta: Sequence[Tensor]) -> list[Tensor]:
         pulled = chain.pull(tuple(terms), tuple(delta), nothing)
         return [new - part for new, part in zip(pulled, delta, strict=True)]
 
     def sweep(delta: Sequence[Tensor]) -> list[Tensor]:
-        return [part + change for part, change in zip(delta, block_scan(off(delta), blocks, reverse=True), strict=True)]
+        return [
+            part + change for part, change in zip(delta, block_scan(residual(delta), blocks, reverse=True), strict=True)
+        ]
 
     delta: Sequence[Tensor] = block_scan(terms, blocks, reverse=True)
-    if whole:
-        mismatch = relative(off(delta), [largest(part) for part in delta])
+    if exact:
+        mismatch = relative(residual(delta), [largest(part) for part in delta])
         if mismatch <= stopping.tolerance:
             return tuple(delta), Outcome(0, [mismatch], settled=True)
-    delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states], whole=False)
+    delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states], exact_jacobian=False)
     return tuple(delta), outcome

@@ -36,21 +36,21 @@ class NewtonOptions:
         return StoppingRule(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
 
-class Solved(NamedTuple):
+class NewtonPass(NamedTuple):
     """A pass that has run: how it went, or ``None`` if sequentially from the start."""
 
-    this: Pass
+    chain_pass: Pass
     outcome: Outcome | None = None
 
     def record_outcome(self, chain: Chain) -> None:
         """Keep what it has shown, and offer its figures to those who ask."""
         if self.outcome is not None:
-            self.this.report(chain, self.outcome)
+            self.chain_pass.report(chain, self.outcome)
             done = f"{self.outcome.sweeps} sweeps and would still change by {self.outcome.mismatches[-1]:.0e}"
         else:
             done = ""
-        self.this.learn(
+        self.chain_pass.learn(
             self.outcome,
-            f"does not settle: the {self.this.what} pass took {done}, and runs sequentially now. It tries Newton's "
-            "method again now and then; max_sweeps allows more sweeps, the engine 'backprop' takes none.",
+            f"does not settle: the {self.chain_pass.what} pass took {done}, and runs sequentially now. It tries "
+            "Newton's method again now and then; max_sweeps allows more sweeps, the engine 'backprop' takes none.",
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from gradfree.devices.hardware import fetched
+from gradfree.devices.hardware import start_copy_to_cpu
 from gradfree.orthogonal.weights import drift_along, far, matrices, project, retract
 
 _LIMIT = 0.1
@@ -60,4 +60,4 @@ class Retraction:
             products, drifts = drift_along(list(weights.values()), probes)
             self._memory.update(zip((_PROBE + path for path in weights), products, strict=True))
             self._memory[_DRIFTS] = drifts
-            self._fetched = drifts, fetched(drifts)
+            self._fetched = drifts, start_copy_to_cpu(drifts)

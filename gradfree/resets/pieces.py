@@ -28,7 +28,7 @@ class Pieces:
     batch: int
 
     @staticmethod
-    def between(resets: Tensor) -> Pieces:
+    def from_resets(resets: Tensor) -> Pieces:
         """Return the pieces between ``resets`` (T, B), sequence by sequence, on the CPU; waits for the device."""
         resets = resets.cpu()
         begins = resets.clone()
@@ -46,10 +46,10 @@ class Pieces:
             # The means of the longest n fall with n.
             filled = 3 * length.cumsum(0) > 2 * length[0] * torch.arange(1, len(order) + 1, device="cpu")
             count = int(filled.sum())
-            yield self.rows(order[:count])
+            yield self.batch_of(order[:count])
             order = order[count:]
 
-    def rows(self, chosen: Tensor) -> PieceBatch:
+    def batch_of(self, chosen: Tensor) -> PieceBatch:
         """Return some pieces as the rows of one batch."""
         length = self.length[chosen]
         number = torch.arange(int(length.max()), device="cpu")[:, None]
@@ -66,51 +66,51 @@ class PieceBatch:
 
     Attributes:
         index: where each step is among those of all sequences, (L, N), for a flat (T · B).
-        inside: which steps are no padding, likewise.
+        valid: which steps are no padding, likewise.
         sequence: as of :class:`Pieces`.
-        zero: whether a row begins with a zero state and not with its sequence's initial one, (N,).
-        last: whether it ends where its sequence does, (N,).
+        from_zero: whether a row begins with a zero state and not with its sequence's initial one, (N,).
+        ends_sequence: whether it ends where its sequence does, (N,).
     """
 
     index: Tensor
-    inside: Tensor
+    valid: Tensor
     sequence: Tensor
-    zero: Tensor
-    last: Tensor
+    from_zero: Tensor
+    ends_sequence: Tensor
 
-    def of(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """Return the rows (L, N, ·) of ``x`` (T, B, ·)."""
         index = self.index.to(x.device)
         return x.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
 
-    def initial(self, state: Tensor) -> Tensor:
+    def initial_states(self, state: Tensor) -> Tensor:
         """Return the initial states of the rows, of those of the sequences (B, ...)."""
         given = state.index_select(0, self.sequence.to(state.device))
-        return given.masked_fill(self.zero.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0.0)
+        return given.masked_fill(self.from_zero.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0.0)
 
-    def last_of(self, out: Tensor) -> Tensor:
+    def last_steps(self, out: Tensor) -> Tensor:
         """Return what ``out`` (L, N, ·) is behind the last step of each row, (N, ·)."""
-        ends = (self.inside.sum(0) - 1).to(out.device)
+        ends = (self.valid.sum(0) - 1).to(out.device)
         return out[ends, torch.arange(out.shape[1], device=out.device)]
 
 
-def gathered(outs: Sequence[Tensor], batches: Sequence[PieceBatch], shape: tuple[int, int]) -> Tensor:
+def in_sequence_order(outs: Sequence[Tensor], batches: Sequence[PieceBatch], shape: tuple[int, int]) -> Tensor:
     """Return (T, B, ·) of what all batches have given, (L, N, ·) each, or packed."""
     place = torch.empty(shape[0] * shape[1], dtype=torch.int64, device="cpu")
     done = 0
     for out, rows in zip(outs, batches, strict=True):
         packed = out.dim() == 2
-        count = len(out) if packed else rows.inside.numel()
+        count = len(out) if packed else rows.valid.numel()
         number = torch.arange(count, device="cpu")
-        place[rows.index[rows.inside]] = done + (number if packed else number.view_as(rows.inside)[rows.inside])
+        place[rows.index[rows.valid]] = done + (number if packed else number.view_as(rows.valid)[rows.valid])
         done += count
     flat = torch.cat([out if out.dim() == 2 else out.flatten(0, 1) for out in outs])
     return flat.index_select(0, place.to(flat.device)).unflatten(0, shape)
 
 
-def final(states: Sequence[Tensor], batches: Sequence[PieceBatch]) -> Tensor:
+def final_states(states: Sequence[Tensor], batches: Sequence[PieceBatch]) -> Tensor:
     """Return the states behind all sequences (B, ...), of those behind the rows of all batches."""
-    last = torch.cat([rows.last for rows in batches])
+    last = torch.cat([rows.ends_sequence for rows in batches])
     order = torch.cat([rows.sequence for rows in batches])[last].argsort()
     whole = torch.cat(list(states))
     return whole.index_select(0, last.nonzero()[:, 0][order].to(whole.device))

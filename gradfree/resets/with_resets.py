@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.errors import ChainError
-from gradfree.resets.pieces import PieceBatch, Pieces, final, gathered
+from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
 from gradfree.time.cell_layer import CellLayer
 from gradfree.time.forward import Recurrence, run_kernel
 from gradfree.time.fused import recorder_on
 
-_CLOSED = 1e4
+_SATURATED = 1e4
 """A pre-activation at which a gate is closed, or open, exactly."""
 
 
@@ -45,36 +45,44 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     _check_input(layer, input, resets)
     x = input.transpose(0, 1) if layer.batch_first else input
     if isinstance(layer, CellLayer):
-        parts = list(layer.initial(x, state))
+        parts = list(layer.initial_parts(x, state))
         _check_cell_state(parts, x)
     else:
         parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
     if len(x) == 1:
         return _run_one_step(layer, input, parts, resets, isinstance(state, tuple))
-    pieces = Pieces.between(resets.t() if layer.batch_first else resets)
+    pieces = Pieces.from_resets(resets.t() if layer.batch_first else resets)
     if isinstance(layer, CellLayer):
         batches = list(pieces.batches())
-        found = [layer.unroll(rows.of(x), [rows.initial(part) for part in parts], rows.last_of) for rows in batches]
-    elif run := _way(layer, x):
+        found = [
+            layer.unroll(rows.gather(x), [rows.initial_states(part) for part in parts], rows.last_steps)
+            for rows in batches
+        ]
+    elif run := _padded_runner(layer, x):
         batches = list(pieces.batches())
-        found = [_run_padded(layer, run, rows.of(x), [rows.initial(part) for part in parts], rows) for rows in batches]
+        found = [
+            _run_padded(layer, run, rows.gather(x), [rows.initial_states(part) for part in parts], rows)
+            for rows in batches
+        ]
     else:
-        batches = [pieces.rows(pieces.length.argsort(descending=True, stable=True))]
+        batches = [pieces.batch_of(pieces.length.argsort(descending=True, stable=True))]
         found = [_run_packed(layer, x, parts, rows) for rows in batches]
     outs, *ends = zip(*found, strict=True)
-    out = gathered(outs, batches, (x.shape[0], x.shape[1]))
+    out = in_sequence_order(outs, batches, (x.shape[0], x.shape[1]))
     cells = isinstance(layer, CellLayer)
-    finals = tuple(final(part, batches) if cells else final(part, batches).transpose(0, 1) for part in ends)
-    finals = finals[layer.outputs :] if isinstance(layer, CellLayer) else finals
+    finals = tuple(
+        final_states(part, batches) if cells else final_states(part, batches).transpose(0, 1) for part in ends
+    )
+    finals = finals[layer.extra_outputs :] if isinstance(layer, CellLayer) else finals
     single = len(finals) == 1 and not isinstance(state, tuple)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
 
 
 def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Tensor, several: bool) -> Any:
-    """Return what the layer returns for a masked state: agents that act call it so, step by step."""
+    """Run the layer from the masked state; agents that act call it so, step by step."""
     kept = [part.masked_fill(resets.view(-1, *[1] * (part.dim() - 1)), 0.0) for part in parts]
     if isinstance(layer, CellLayer):
-        kept = kept[layer.outputs :]
+        kept = kept[layer.extra_outputs :]
     else:
         kept = [part.transpose(0, 1).contiguous() for part in kept]
     return layer(input, tuple(kept) if several or len(kept) > 1 else kept[0])
@@ -84,7 +92,7 @@ _Run = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]
 """Returns the outputs and final states of a layer: of its number, input, initial states and weights."""
 
 
-def _way(layer: Any, x: Tensor) -> _Run | None:
+def _padded_runner(layer: Any, x: Tensor) -> _Run | None:
     """Return how to run padded pieces layer by layer; ``None`` if packed ones are to run through the module."""
     recorder = recorder_on(layer)
     if x.device.type != "cpu":
@@ -97,9 +105,9 @@ def _way(layer: Any, x: Tensor) -> _Run | None:
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run the layer's own forward on rows by falling length; return the packed outputs and the final states."""
-    index = rows.index[rows.inside].to(x.device)
-    packed = PackedSequence(x.flatten(0, 1).index_select(0, index), rows.inside.sum(1))
-    first = [rows.initial(part).transpose(0, 1).contiguous() for part in parts]
+    index = rows.index[rows.valid].to(x.device)
+    packed = PackedSequence(x.flatten(0, 1).index_select(0, index), rows.valid.sum(1))
+    first = [rows.initial_states(part).transpose(0, 1).contiguous() for part in parts]
     out, last = layer(packed, tuple(first) if len(first) > 1 else first[0])
     return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
 
@@ -124,13 +132,13 @@ def _run_layer(
     mode: str, run: Any, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
 ) -> tuple[Tensor, list[Tensor]]:
     """Return a layer's outputs and the states behind the last step of each row."""
-    if mode == "LSTM" and not rows.inside.all():
+    if mode == "LSTM" and not rows.valid.all():
         # Of c the kernel returns the last step's alone. An input more, which is one on padding, keeps c there.
-        padding = (~rows.inside).to(x.device, x.dtype)[..., None]
-        held = weights[0].new_tensor([-_CLOSED, _CLOSED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
+        padding = (~rows.valid).to(x.device, x.dtype)[..., None]
+        held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
         x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
     out, _, *c = run(x, first, weights)
-    return out, [rows.last_of(out), *(part[0] for part in c)]
+    return out, [rows.last_steps(out), *(part[0] for part in c)]
 
 
 def _check_layer(layer: Any) -> None:

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
-from gradfree.segments.rows import Rows
+from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.segments.rule import SegmentPlan
-from gradfree.segments.settling import Run
+from gradfree.segments.segment_rows import SegmentRows
 from gradfree.time.forward import Recurrence, Trajectory
-from gradfree.time.gru_forward import Gates, sequences_first
+from gradfree.time.gru_forward import Gates, is_batch_major
 
 
 def keeps_gates(recurrence: Recurrence) -> bool:
     """Return whether ``recurrence`` is a GRU whose gates may be kept."""
     x = recurrence.x
-    gru = recurrence.mode == "GRU" and recurrence.cell is None and not recurrence.lean
+    gru = recurrence.mode == "GRU" and recurrence.cell is None and not recurrence.states_only
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return gru and exact and x.device.type == "cpu"
 
@@ -35,12 +35,12 @@ class GRUSegments:
         plan: of how many segments, and of how many steps of them the guess is.
     """
 
-    replay = None
+    graph = None
 
     def __init__(self, recurrence: Recurrence, plan: SegmentPlan):
         self.recurrence, self.count, self.burn = recurrence, plan.count, plan.burn
-        self.rows = Rows(plan.count, sequences_first(recurrence.x))
-        self.done = len(recurrence.x) // plan.count * plan.count
+        self.rows = SegmentRows(plan.count, is_batch_major(recurrence.x))
+        self.covered = len(recurrence.x) // plan.count * plan.count
         self.first = recurrence.first[0][0]
         self.width = self.first.shape[-1]
         _, w_hh, *biases = recurrence.weights
@@ -52,32 +52,32 @@ class GRUSegments:
         end = self.first.new_zeros(self.count, *self.first.shape)
         if self.burn:
             assert self.fed is not None
-            fed = self.rows.of(self.fed[: self.done])[-self.burn :]
+            fed = self.rows.by_step(self.fed[: self.covered])[-self.burn :]
             # Every step may overwrite what the one before it has left.
             room = fed.new_empty(*fed.shape[1:-1], 5 * self.width).expand(len(fed), *[-1] * (fed.dim() - 1))
             gates, hidden, out = room.split([3 * self.width, self.width, self.width], -1)
-            end = self.rows.states(self._steps(fed, gates, hidden, out, self.rows.of_states(end)))
+            end = self.rows.to_states(self._steps(fed, gates, hidden, out, self.rows.from_states(end)))
         return [torch.cat([self.first[None], end[:-1]])]
 
-    def run(self, entering: Sequence[Tensor]) -> Run:
+    def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run all segments from what enters them."""
         # r, z and n take the places of what they are made of, so that another run needs that anew.
         self.gates, self.fed = self._fed() if self.fed is None else self.fed, None
-        self.hidden, out = (self.rows.room(self.gates, self.width) for _ in range(2))
-        gates, hidden, h = (self.rows.of(whole[: self.done]) for whole in (self.gates, self.hidden, out))
-        leaving = self.rows.states(self._steps(gates, gates, hidden, h, self.rows.of_states(entering[0])))
-        return Run(out, [leaving], [largest(out[: self.done])])
+        self.hidden, out = (self.rows.empty(self.gates, self.width) for _ in range(2))
+        gates, hidden, h = (self.rows.by_step(whole[: self.covered]) for whole in (self.gates, self.hidden, out))
+        leaving = self.rows.to_states(self._steps(gates, gates, hidden, h, self.rows.from_states(entering[0])))
+        return SweepResult(out, [leaving], [largest(out[: self.covered])])
 
-    def reach(self) -> Sequence[Factor]:
+    def gate_products(self) -> Sequence[Factor]:
         """Return the products over each segment of the update gates."""
-        z = self.gates[: self.done, :, self.width : 2 * self.width]
+        z = self.gates[: self.covered, :, self.width : 2 * self.width]
         return [z.unflatten(0, (self.count, -1)).prod(1)]
 
-    def whole(self, out: Tensor) -> Trajectory:
+    def trajectory(self, out: Tensor) -> Trajectory:
         """Return what all steps have given, those that no segment has run last."""
-        if self.done < len(out):
-            gates, hidden, h = (part[self.done :] for part in (self.gates, self.hidden, out))
-            self._steps(gates, gates, hidden, h, out[self.done - 1])
+        if self.covered < len(out):
+            gates, hidden, h = (part[self.covered :] for part in (self.gates, self.hidden, out))
+            self._steps(gates, gates, hidden, h, out[self.covered - 1])
         reset_update, new = self.gates.split([2 * self.width, self.width], -1)
         return Trajectory(out, [out[-1:].clone()], Gates(reset_update, new, self.hidden))
 
@@ -85,13 +85,13 @@ class GRUSegments:
         """Return what comes from the inputs, (T, B, 3H)."""
         w_ih, _, *biases = self.recurrence.weights
         x = self.recurrence.x
-        return self.rows.unflat(F.linear(self.rows.flat(x), w_ih, biases[0] if biases else None), len(x))
+        return self.rows.from_matrix(F.linear(self.rows.to_matrix(x), w_ih, biases[0] if biases else None), len(x))
 
     def _steps(self, fed: Tensor, gates: Tensor, hidden: Tensor, out: Tensor, h: Tensor) -> Tensor:
         """Run some steps of all segments.
 
         Args:
-            fed: what comes from the inputs, step by step as :meth:`Rows.of` has them, of 3H numbers each.
+            fed: what comes from the inputs, step by step as :meth:`SegmentRows.by_step` has them, of 3H numbers each.
             gates: where r, z and n go, likewise.
             hidden: where Q_n goes, likewise.
             out: where h goes, likewise.

@@ -10,18 +10,18 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
-from gradfree.segments.rows import Rows
+from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.segments.rule import SegmentPlan
-from gradfree.segments.settling import Run
+from gradfree.segments.segment_rows import SegmentRows
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
-from gradfree.time.gru_forward import Gates, sequences_first
+from gradfree.time.gru_forward import Gates, is_batch_major
 
 _NEAR = 2**17
 """Numbers that lie near a core: those of as many steps are made at once."""
 
 
-class GRUPieces:
+class GRUSegmentsBackward:
     """A GRU whose gates were kept, and the direct cotangents.
 
     Steps that are left over are gone through first, one behind the other.
@@ -35,19 +35,19 @@ class GRUPieces:
 
     def __init__(self, chain: CellChain, gates: Gates, direct: State, plan: SegmentPlan):
         self.chain, self.gates, self.burn = chain, gates, plan.burn
-        self.rows = Rows(plan.count, sequences_first(gates.hidden))
-        self.e = self.rows.laid(direct[0])
-        self.done = len(chain) // plan.count * plan.count
+        self.rows = SegmentRows(plan.count, is_batch_major(gates.hidden))
+        self.e = self.rows.in_layout(direct[0])
+        self.covered = len(chain) // plan.count * plan.count
         self.width = chain.out.shape[-1]
         # The cotangents of Q_n, P_r, P_z and P_n side by side have in them those of Q and those of P.
-        self.found = self.rows.room(chain.out, 4 * self.width)
+        self.found = self.rows.empty(chain.out, 4 * self.width)
         self.weight = chain.parameters[1].roll(self.width, 0)
         self.size = largest(self.e)
-        ends = chain.out[: self.done].unflatten(0, (plan.count, -1))[:-1, -1]
-        self.starts = self.rows.of_states(torch.cat([chain.first[0][None], ends]))
+        ends = chain.out[: self.covered].unflatten(0, (plan.count, -1))[:-1, -1]
+        self.starts = self.rows.from_states(torch.cat([chain.first[0][None], ends]))
         self.last = torch.zeros_like(chain.first[0])
-        if self.done < len(chain):
-            self.last = self._steps(lambda x: x[self.done :], chain.out[self.done - 1], self.last)
+        if self.covered < len(chain):
+            self.last = self._steps(lambda x: x[self.covered :], chain.out[self.covered - 1], self.last)
 
     def guess(self) -> list[Tensor]:
         """Return the cotangents that the first steps of each segment lead to from zero."""
@@ -57,14 +57,14 @@ class GRUPieces:
         entering[-1] = self.last
         return [entering]
 
-    def run(self, entering: Sequence[Tensor]) -> Run:
+    def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Go back through all segments from what enters them."""
-        leaving = self._through(self.done, entering[0])
-        return Run(leaving[0], [leaving], [torch.maximum(largest(leaving), self.size)])
+        leaving = self._through(self.covered, entering[0])
+        return SweepResult(leaving[0], [leaving], [torch.maximum(largest(leaving), self.size)])
 
-    def reach(self) -> Sequence[Factor]:
+    def gate_products(self) -> Sequence[Factor]:
         """Return the products over each segment of the update gates."""
-        z = self.gates.reset_update[: self.done, :, self.width :]
+        z = self.gates.reset_update[: self.covered, :, self.width :]
         return [z.unflatten(0, (self.rows.count, -1)).prod(1)]
 
     def gradients(self, initial: Tensor) -> ChainGradients:
@@ -72,10 +72,10 @@ class GRUPieces:
         chain, width = self.chain, self.width
         of_x, of_w_ih, of_w_hh, *of_biases = chain.wanted
         w_hh = self._of_weight().roll(-width, 0) if of_w_hh else None
-        found = self.rows.flat(self.found)
+        found = self.rows.to_matrix(self.found)
         fed, sums = found[:, width:], found.sum(0) if any(of_biases) else None
-        inputs = self.rows.unflat(fed @ chain.parameters[0], len(chain)) if of_x else None
-        parameters = [fed.t() @ self.rows.flat(chain.x) if of_w_ih else None, w_hh]
+        inputs = self.rows.from_matrix(fed @ chain.parameters[0], len(chain)) if of_x else None
+        parameters = [fed.t() @ self.rows.to_matrix(chain.x) if of_w_ih else None, w_hh]
         if sums is not None:
             both = sums[width:], sums[: 3 * width].roll(-width)
             parameters += [own if want else None for own, want in zip(both, of_biases, strict=True)]
@@ -85,7 +85,7 @@ class GRUPieces:
         """Return the gradient of W_hh, its rows as those of ``weight``."""
         of_q, out = self.found[..., : 3 * self.width], self.chain.out
         total = of_q[0].t() @ self.chain.first[0]
-        if not self.rows.sequences_first:
+        if not self.rows.batch_major:
             return total.addmm_(of_q[1:].flatten(0, 1).t(), out[:-1].flatten(0, 1))
         for cotangents, states in zip(of_q[1:].unbind(1), out[:-1].unbind(1), strict=True):
             total.addmm_(cotangents.t(), states)
@@ -93,14 +93,16 @@ class GRUPieces:
 
     def _through(self, steps: int, entering: Tensor) -> Tensor:
         """Go back through the first ``steps`` of each segment; return what leaves them, both (C, B, H)."""
-        rows = self.rows.of_states(entering)
-        return self.rows.states(self._steps(lambda x: self.rows.of(x[: self.done])[:steps], self.starts, rows))
+        rows = self.rows.from_states(entering)
+        return self.rows.to_states(
+            self._steps(lambda x: self.rows.by_step(x[: self.covered])[:steps], self.starts, rows)
+        )
 
     def _steps(self, chosen: Callable[[Tensor], Tensor], start: Tensor, entering: Tensor) -> Tensor:
         """Go back through some steps of some segments.
 
         Args:
-            chosen: returns of a tensor (T, B, ·) the steps, rows by step as :meth:`Rows.of` has them.
+            chosen: returns of a tensor (T, B, ·) the steps, rows by step as :meth:`SegmentRows.by_step` has them.
             start: the states before the first of them, as rows.
             entering: the cotangents that come from behind the last of them, likewise.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def pieces(x: Tensor, count: int) -> Tensor:
+def split_segments(x: Tensor, count: int) -> Tensor:
     """Return ``x`` (T, B, ...) in ``count`` segments, (⌈T / count⌉, count, B, ...), the last step again behind it.
 
     Without B if that is 1. A view where no step is missing.
@@ -18,13 +18,13 @@ def pieces(x: Tensor, count: int) -> Tensor:
     return found.squeeze(2) if x.shape[1] == 1 else found
 
 
-def cut(x: Tensor, count: int) -> Tensor:
+def split_into_rows(x: Tensor, count: int) -> Tensor:
     """Return the same with segments and sequences in one dimension, (⌈T / count⌉, count · B, ...)."""
-    found = pieces(x, count)
+    found = split_segments(x, count)
     return found if x.shape[1] == 1 else found.flatten(1, 2)
 
 
-def joined(segments: Tensor, count: int, length: int) -> Tensor:
+def join_segments(segments: Tensor, count: int, length: int) -> Tensor:
     """Undo both: return the first ``length`` steps, (T, B, ...)."""
     whole = segments if segments.dim() == 4 else segments.unflatten(1, (count, -1))
     return whole.transpose(0, 1).flatten(0, 1)[:length]

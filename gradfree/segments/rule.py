@@ -15,19 +15,19 @@ from gradfree.devices.costs import (
     ONEDNN,
     StepCost,
     best_count,
-    is_known,
+    is_torch_cell,
     kernel_cost,
     segments_pay,
     segments_worth,
     step_cost,
 )
-from gradfree.segments.replay import Replay
+from gradfree.segments.lstm import LSTMGraph
 
 _FIRST_BURN = 32
 
 
 @dataclass(frozen=True)
-class Part(Pass):
+class ChainPass(Pass):
     """What a rule decides on: one pass through one chain.
 
     Attributes:
@@ -35,21 +35,21 @@ class Part(Pass):
         like: a state, (B, H), of the states' dtype and device.
         kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
         fused: whether it runs in a kernel of torch's for whole sequences.
-        replays: whether it runs by oneDNN's LSTM, forward and backward.
+        keeps_graph: whether it runs by oneDNN's LSTM, forward and backward.
     """
 
     length: int
     like: Tensor
     kind: str
     fused: bool = False
-    replays: bool = False
+    keeps_graph: bool = False
 
     @property
     def cost(self) -> StepCost:
         """What a step takes."""
         if self.fused:
             return kernel_cost(self.like, self.kind)
-        return step_cost(self.like.device, self.like.shape[1], is_known(self.kind))
+        return step_cost(self.like.device, self.like.shape[1], is_torch_cell(self.kind))
 
     @property
     def burn(self) -> int:
@@ -79,17 +79,17 @@ class SegmentPlan:
 class FinishedPass(NamedTuple):
     """A pass that has run: by which plan, and how it went; neither if sequentially from the start.
 
-    A forward pass may leave a graph for the backward pass, a ``Replay``.
+    A forward pass may leave a graph for the backward pass, an ``LSTMGraph``.
     """
 
-    part: Part
+    part: ChainPass
     plan: SegmentPlan | None = None
     outcome: Outcome | None = None
-    replay: Replay | None = None
+    graph: LSTMGraph | None = None
 
 
 @dataclass(frozen=True)
-class Rule:
+class SegmentRule:
     """When and how to cut a chain; the fields are the options of the engine ``shooting``."""
 
     segments: int | str
@@ -98,7 +98,7 @@ class Rule:
     corrector: str | None
     max_sweeps: int | None
 
-    def cuts(self, part: Part) -> bool:
+    def should_cut(self, part: ChainPass) -> bool:
         """Return whether such a pass is cut at all; looks at no tensor."""
         batch = len(part.like)
         if not batch:
@@ -108,20 +108,20 @@ class Rule:
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
         return segments_pay(part.length, batch, part.cost, burn)
 
-    def plan(self, part: Part, count: int | None = None) -> SegmentPlan | None:
+    def plan(self, part: ChainPass, count: int | None = None) -> SegmentPlan | None:
         """Return how to solve ``part``, or ``None``: sequentially; changes nothing.
 
         Args:
             part: the pass.
             count: of segments, if that is given already.
         """
-        if part.waits or not self.cuts(part):
+        if part.waits or not self.should_cut(part):
             return None
         batch, cost = len(part.like), part.cost
         burn = self.burn if isinstance(self.burn, int) else part.burn
         if count is None:
             # What goes back through the kernel leaves no step over.
-            best = best_count(part.length, batch, ONEDNN if part.replays else cost, burn, whole=part.replays)
+            best = best_count(part.length, batch, ONEDNN if part.keeps_graph else cost, burn, whole=part.keeps_graph)
             count = self.segments if isinstance(self.segments, int) else best
         count = min(count, part.length)
         if self.max_sweeps is None:
@@ -131,12 +131,12 @@ class Rule:
         stopping = StoppingRule(within(self.tolerance, part.like.dtype), most, worth)
         return SegmentPlan(count, min(burn, part.length // count), stopping)
 
-    def learn(self, taken: FinishedPass) -> None:
+    def learn(self, finished: FinishedPass) -> None:
         """Keep what a pass has shown: a better burn, or that the chain does not forget; said the first time.
 
         Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
         """
-        part, plan, outcome = taken[:3]
+        part, plan, outcome = finished[:3]
         failed = ""
         if plan is not None and outcome is not None:
             failed = (

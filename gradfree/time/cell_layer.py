@@ -45,9 +45,9 @@ class CellLayer(nn.Module):
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
-        parts = self.initial(x, state)
+        parts = self.initial_parts(x, state)
         out, *final = self.unroll(x, parts)
-        final = final[self.outputs :]
+        final = final[self.extra_outputs :]
         single = len(final) == 1 and not isinstance(state, tuple)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
@@ -59,18 +59,18 @@ class CellLayer(nn.Module):
             parts: of the initial state.
             ends: takes of (T, B, ·) what is behind the last step of each sequence; ``None``: behind the last of all.
         """
-        steps = steps_of(self.cell, x, parts)
+        steps = run_steps(self.cell, x, parts)
         out = torch.stack([step[0] for step in steps])
         if ends is None:
             return [out, *steps[-1]]
         return [out, *(ends(torch.stack(part)) for part in zip(*steps, strict=True))]
 
     @property
-    def outputs(self) -> int:
+    def extra_outputs(self) -> int:
         """How many parts that no step reads are unrolled before a state's own: 1 if the output is none of these."""
         return int(output_size(self.cell) is not None)
 
-    def initial(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
+    def initial_parts(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
         """Return the parts that are unrolled, from the state that :meth:`forward` is given, for ``x`` (T, B, I)."""
         given = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
         size = output_size(self.cell)
@@ -117,7 +117,7 @@ class ElementwiseCell(nn.Module, ABC):
         return after if self.parts > 1 else after[0]
 
 
-def steps_of(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Return the state behind every step, part by part."""
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
     if isinstance(cell, ElementwiseCell):

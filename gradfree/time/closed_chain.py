@@ -31,7 +31,7 @@ class CellChain(TimeChain):
         memory: what is kept of the module's layers from pass to pass.
         name: of this layer and direction in ``memory``.
         gates: of a GRU, if they were kept; recomputed if not.
-        inside: see :attr:`TimeChain.inside`.
+        valid: see :attr:`TimeChain.valid`.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class CellChain(TimeChain):
         memory: Memory,
         name: str,
         gates: Gates | None = None,
-        inside: Tensor | None = None,
+        valid: Tensor | None = None,
     ):
-        self.inside = inside
+        self.valid = valid
         super().__init__(len(x), out, memory, name)
         self.x, self.parameters, self.wanted = x, weights, wanted
         self.kind, self.out, self.first, self.gates = mode, out, first, gates
@@ -63,12 +63,12 @@ class CellChain(TimeChain):
         """The gates."""
         return self.cell.diagonal
 
-    def crossed(self, delta: State, factors: SplitJacobian) -> State:
+    def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
-        parts = list(self.cell.crossing(delta, _LATER))
+        parts = list(self.cell.cross_terms(delta, _LATER))
         for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
-        parts[0] = plus(self.cell.hidden(delta, _LATER) @ self.parameters[1], parts[0])
+        parts[0] = plus(self.cell.hidden_cotangent(delta, _LATER) @ self.parameters[1], parts[0])
         return tuple(parts)
 
     def unit_blocks(self, carried: bool) -> Blocks:
@@ -83,22 +83,22 @@ class CellChain(TimeChain):
         """Return the exact gradients: δ step by step, everything else at once."""
         return self.gradients(self.cell.unroll(direct, self.parameters[1]))
 
-    def regrouped(self, change: Callable[[Tensor], Tensor]) -> Links:
+    def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
-        return _Regrouped(self.cell.regrouped(change), self.parameters[1])
+        return _ClosedFormLinks(self.cell.rearranged(change), self.parameters[1])
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
-        self.show_delta(delta)
-        initial = self.cell.leaving(delta, self.parameters[1])
+        self.record_delta(delta)
+        initial = self.cell.initial_cotangent(delta, self.parameters[1])
         # The last that is asked of the Jacobians: their place serves, and whoever asks again gets new ones.
         cell = vars(self).pop("cell")
-        hidden = cell.into_hidden(delta)
+        hidden = cell.hidden_cotangent_inplace(delta)
         of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
         of_b_ih, of_b_hh = of_biases or (False, False)
         w_hh = _product(hidden[1:], self.out[:-1]).addmm_(hidden[0].t(), self.first[0]) if of_w_hh else None
         b_hh = hidden.sum((0, 1)) if of_b_hh else None
-        fed = cell.fed(delta, hidden)
+        fed = cell.input_cotangent(delta, hidden)
         w_ih = _product(fed, self.x) if of_w_ih else None
         b_ih = fed.sum((0, 1)) if of_b_ih else None
         inputs = [fed @ self.parameters[0] if of_x else None]
@@ -107,7 +107,7 @@ class CellChain(TimeChain):
 
 
 @dataclass(frozen=True)
-class _Regrouped:
+class _ClosedFormLinks:
     """The :class:`Links` of a cell in closed form."""
 
     cell: Linearised
@@ -116,10 +116,10 @@ class _Regrouped:
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         return self.cell.unroll(direct, self.weight, entering)
 
-    def leaving(self, delta: State) -> Sequence[Tensor]:
-        return [part[0] for part in self.cell.leaving(delta, self.weight)]
+    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
+        return [part[0] for part in self.cell.initial_cotangent(delta, self.weight)]
 
-    def reach(self) -> Sequence[Factor]:
+    def gate_products(self) -> Sequence[Factor]:
         return [d.prod(0) if isinstance(d, Tensor) else d for d in self.cell.diagonal]
 
 

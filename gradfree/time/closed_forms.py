@@ -43,36 +43,36 @@ class Linearised(ABC):
     def diagonal(self) -> tuple[Factor, ...]:
         """The diagonal of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
 
-    def regrouped(self: _Self, change: Callable[[Tensor], Tensor]) -> _Self:
+    def rearranged(self: _Self, change: Callable[[Tensor], Tensor]) -> _Self:
         """Return the same Jacobians with their steps and sequences in another order."""
         other = copy(self)
         for name in self.links:
             setattr(other, name, change(getattr(self, name)))
         return other
 
-    def leaving(self, delta: State, weight: Tensor) -> State:
+    def initial_cotangent(self, delta: State, weight: Tensor) -> State:
         """Return δ_1 F_1, (1, B, H) a part; ``weight`` is W_hh."""
         first = slice(0, 1)
-        parts = list(self.crossing(delta, first))
+        parts = list(self.cross_terms(delta, first))
         for n, (part, d) in enumerate(zip(delta, self.diagonal, strict=True)):
             own = None if part is None else part[first]
             parts[n] = plus(parts[n], times(own, d[first] if isinstance(d, Tensor) else d))
-        parts[0] = plus(self.hidden(delta, first) @ weight, parts[0])
+        parts[0] = plus(self.hidden_cotangent(delta, first) @ weight, parts[0])
         return tuple(parts)
 
     @abstractmethod
-    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangent of Q at ``steps``, (T, B, gates · H)."""
 
     @abstractmethod
-    def into_hidden(self, delta: State) -> Tensor:
-        """Return :meth:`hidden` at all steps, where :attr:`links` were: the end of them."""
+    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
+        """Return :meth:`hidden_cotangent` at all steps, where :attr:`links` were: the end of them."""
 
-    def fed(self, delta: State, hidden: Tensor) -> Tensor:
+    def input_cotangent(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the cotangent of P at all steps, given that of Q, which may be overwritten."""
         return hidden
 
-    def crossing(self, delta: State, steps: slice) -> State:
+    def cross_terms(self, delta: State, steps: slice) -> State:
         """Return what one part of δ_t sends elementwise to another part of the state before."""
         return (None,) * len(self.diagonal)
 
@@ -104,11 +104,11 @@ class LinearisedRNN(Linearised):
     def __init__(self, h: Tensor, relu: bool):
         self.slope = (h > 0).to(h.dtype) if relu else 1 - h * h
 
-    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ ⊙ φ'."""
         return delta[0][steps] * self.slope[steps]
 
-    def into_hidden(self, delta: State) -> Tensor:
+    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
         """Return the same where φ' was."""
         return self.slope.mul_(delta[0])
 
@@ -118,11 +118,11 @@ class LinearisedRNN(Linearised):
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return diag(φ') W_hh."""
-        return _wide(self.slope[steps]).unsqueeze(-1) * weight
+        return _at_least_float32(self.slope[steps]).unsqueeze(-1) * weight
 
     def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
-        delta = _entered(direct[0].clone(), entering, 0)
+        delta = _with_entering(direct[0].clone(), entering, 0)
         steps, slopes = delta.unbind(0), self.slope.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
             _add_product(steps[t - 1], steps[t] * slopes[t], weight)
@@ -134,13 +134,13 @@ class LinearisedGRU(Linearised):
 
     links = ("factors", "carry")
 
-    def __init__(self, gates: Gates, before: Tensor, room: Tensor | None = None):
-        """Linearise at ``before``, the states before all steps; ``room`` (T, B, 3H) may hold ``gates.hidden`` last."""
+    def __init__(self, gates: Gates, before: Tensor, buffer: Tensor | None = None):
+        """Linearise at ``before``, the states before all steps, in ``buffer`` (T, B, 3H), which may end in Q_n."""
         (r, z), n = gates.reset_update.chunk(2, -1), gates.new
         self.new = through_tanh(1 - z, n)
         # The cotangents of Q's three parts are δ times these.
-        room = n.new_empty(*n.shape[:-1], 3 * n.shape[-1]) if room is None else room
-        self.factors = room.unflatten(-1, (3, -1))
+        buffer = n.new_empty(*n.shape[:-1], 3 * n.shape[-1]) if buffer is None else buffer
+        self.factors = buffer.unflatten(-1, (3, -1))
         f_r, f_z, f_n = self.factors.unbind(-2)
         through_sigmoid(torch.mul(self.new, gates.hidden, out=f_r), r)
         through_sigmoid(torch.sub(before, n, out=f_z), z)
@@ -152,26 +152,26 @@ class LinearisedGRU(Linearised):
         """The update gate."""
         return (self.carry,)
 
-    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return δ times the three factors."""
         return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)
 
-    def into_hidden(self, delta: State) -> Tensor:
+    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
         """Return the same where the factors were."""
         return self.factors.mul_(delta[0].unsqueeze(-2)).flatten(-2)
 
-    def fed(self, delta: State, hidden: Tensor) -> Tensor:
+    def input_cotangent(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the same but for n, whose Q is multiplied by r."""
         torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
 
     def unit_blocks(self, weight: Tensor | None) -> Blocks:
         """Return diag(z), and the three factors times the diagonals."""
-        return [[self.carry if weight is None else self.carry + _on_diagonals(self.factors, weight)]]
+        return [[self.carry if weight is None else self.carry + _sum_on_diagonals(self.factors, weight)]]
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return the sum over the three parts of diag(their factor) W_hh, and diag(z)."""
-        jacobians = _scaled(self.factors[steps], weight)
+        jacobians = _sum_of_scaled(self.factors[steps], weight)
         jacobians.diagonal(0, -2, -1).add_(self.carry[steps])
         return jacobians
 
@@ -179,7 +179,7 @@ class LinearisedGRU(Linearised):
         """Return the exact δ."""
         delta = torch.empty_like(direct[0])
         delta[-1] = direct[0][-1]
-        _entered(delta, entering, 0)
+        _with_entering(delta, entering, 0)
         e, steps, factors, z = (x.unbind(0) for x in (direct[0], delta, self.factors, self.carry))
         for t in range(len(steps) - 1, 0, -1):
             torch.addcmul(e[t - 1], steps[t], z[t], out=steps[t - 1])
@@ -205,13 +205,13 @@ class LinearisedLSTM(Linearised):
         """The forget gate, on c alone."""
         return 0.0, self.carry
 
-    def hidden(self, delta: State, steps: slice = ALL) -> Tensor:
+    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
         """Return the cotangents of c' (with what comes through h') and of h' times the four factors."""
         h, cell = delta[0][steps], delta[1]
         whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
         return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
 
-    def into_hidden(self, delta: State) -> Tensor:
+    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
         """Return the same where the factors were."""
         h, cell = delta
         whole = h * self.out if cell is None else torch.addcmul(cell, h, self.out)
@@ -219,7 +219,7 @@ class LinearisedLSTM(Linearised):
         self.factors[..., 3, :].mul_(h)
         return self.factors.flatten(-2)
 
-    def crossing(self, delta: State, steps: slice) -> State:
+    def cross_terms(self, delta: State, steps: slice) -> State:
         """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
         return None, delta[0][steps] * self.out[steps] * self.carry[steps]
 
@@ -229,26 +229,26 @@ class LinearisedLSTM(Linearised):
         if weight is None:
             return [[None, block] for block in of_c]
         width = self.carry.shape[-1]
-        c_h = _on_diagonals(self.factors[..., :3, :], weight[: 3 * width])
-        h_h = torch.addcmul(_on_diagonals(self.factors[..., 3:, :], weight[3 * width :]), c_h, self.out)
+        c_h = _sum_on_diagonals(self.factors[..., :3, :], weight[: 3 * width])
+        h_h = torch.addcmul(_sum_on_diagonals(self.factors[..., 3:, :], weight[3 * width :]), c_h, self.out)
         return [[h_h, of_c[0]], [c_h, of_c[1]]]
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
         """Return what h' and c' get from h, through the four factors, and from c, unit by unit."""
         factors, out, f = self.factors[steps], self.out[steps], self.carry[steps]
         width = f.shape[-1]
-        jacobians = _wide(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
+        jacobians = _at_least_float32(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
         (of_h_h, of_h_c), (of_c_h, of_c_c) = (rows.split(width, -1) for rows in jacobians.split(width, -2))
-        of_c_h.copy_(_scaled(factors[..., :3, :], weight[: 3 * width]))
-        of_h_h.copy_(_scaled(factors[..., 3:, :], weight[3 * width :])).addcmul_(of_c_h, out.unsqueeze(-1))
+        of_c_h.copy_(_sum_of_scaled(factors[..., :3, :], weight[: 3 * width]))
+        of_h_h.copy_(_sum_of_scaled(factors[..., 3:, :], weight[3 * width :])).addcmul_(of_c_h, out.unsqueeze(-1))
         of_h_c.diagonal(0, -2, -1).copy_(out * f)
         of_c_c.diagonal(0, -2, -1).copy_(f)
         return jacobians
 
     def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
-        delta_h = _entered(direct[0].clone(), entering, 0)
-        delta_c = _entered(torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone(), entering, 1)
+        delta_h = _with_entering(direct[0].clone(), entering, 0)
+        delta_c = _with_entering(torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone(), entering, 1)
         cs, hs, outs, fs = (x.unbind(0) for x in (delta_c, delta_h, self.out, self.carry))
         factors = self.factors.unbind(0)
         for t in range(len(hs) - 1, 0, -1):
@@ -259,7 +259,7 @@ class LinearisedLSTM(Linearised):
         return delta_h, delta_c
 
 
-def _entered(delta: Tensor, entering: Sequence[Tensor] | None, part: int) -> Tensor:
+def _with_entering(delta: Tensor, entering: Sequence[Tensor] | None, part: int) -> Tensor:
     """Add to δ of the last step what enters it from behind."""
     if entering is not None:
         delta[-1] += entering[part]
@@ -284,19 +284,21 @@ def through_sigmoid(cotangent: Tensor, y: Tensor) -> Tensor:
     return torch.ops.aten.sigmoid_backward.grad_input(cotangent, y, grad_input=cotangent)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _on_diagonals(factors: Tensor, weight: Tensor) -> Tensor:
+def _sum_on_diagonals(factors: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over n of factors_n ⊙ diag(weight_n), for factors (·, B, n, H) and weight (n · H, H)."""
     return (factors * weight.unflatten(0, (factors.shape[-2], -1)).diagonal(0, -2, -1)).sum(-2)
 
 
-def _scaled(factors: Tensor, weight: Tensor) -> Tensor:
+def _sum_of_scaled(factors: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over n of diag(factors_n) weight_n, for factors (·, B, n, H) and weight (n · H, H)."""
     each = zip(
-        _wide(factors).unsqueeze(-1).unbind(-3), weight.to(_wide(factors).dtype).chunk(factors.shape[-2]), strict=True
+        _at_least_float32(factors).unsqueeze(-1).unbind(-3),
+        weight.to(_at_least_float32(factors).dtype).chunk(factors.shape[-2]),
+        strict=True,
     )
     factor, part = next(each)
     total = factor * part
@@ -358,5 +360,5 @@ def linearise(
     b_ih, b_hh = biases or (None, None)
     p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
     if mode == "GRU":
-        return LinearisedGRU(recompute_gates(p, q), before, room=q)
+        return LinearisedGRU(recompute_gates(p, q), before, buffer=q)
     return LinearisedLSTM(lstm_gates(p + q, first[1]), first[1])

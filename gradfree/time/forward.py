@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
 from gradfree.devices.costs import kept_gates_pay
-from gradfree.time.cell_layer import ElementwiseCell, steps_of
+from gradfree.time.cell_layer import ElementwiseCell, run_steps
 from gradfree.time.gru_forward import gru_with_gates
 from gradfree.time.packing import Packing
 
@@ -32,7 +32,7 @@ class Recurrence:
         cell: the module that computes f; ``None`` for a layer of a recurrent module.
         directions: 1, or 2 for a layer that runs in both.
         packing: where the rows of packed sequences lie; ``None`` if they are not packed.
-        lean: whether to keep nothing but the states.
+        states_only: whether to keep nothing but the states.
         memory: what is kept of the module's layers from pass to pass.
         names: of each direction in ``memory``.
         paths: what the chain of each direction is called.
@@ -45,7 +45,7 @@ class Recurrence:
     cell: nn.Module | None = None
     directions: int = 1
     packing: Packing | None = None
-    lean: bool = False
+    states_only: bool = False
     memory: Memory = field(default_factory=Memory)
     names: Sequence[str] = ("0",)
     paths: Sequence[str] = ("",)
@@ -58,7 +58,7 @@ class Recurrence:
         return "separate units" if isinstance(self.cell, ElementwiseCell) else "any"
 
     @property
-    def is_whole(self) -> bool:
+    def is_dense(self) -> bool:
         """Whether sequences are not packed, and states are vectors."""
         vectors = 3 if self.cell is None else 2
         return self.packing is None and all(part.dim() == vectors for part in self.first)
@@ -89,7 +89,7 @@ class LayerCall:
     say: Callable[[str], None]
 
 
-class OneStepCalls:
+class SingleStepWarning:
     """Says, once, that a layer sees only calls of one step, of which no engine can make more.
 
     Args:
@@ -173,14 +173,14 @@ def _call(recurrence: Recurrence, batch_sizes: Tensor | None = None) -> Sequence
 def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
     """Run ``recurrence`` in the first of the engine's ways that allows it, or else step behind step."""
     way = next((way for way in engine.forwards if way.allows(recurrence)), None)
-    return run_plainly(recurrence) if way is None else way.run(recurrence)
+    return run_sequentially(recurrence) if way is None else way.run(recurrence)
 
 
-def run_plainly(recurrence: Recurrence) -> Trajectory:
+def run_sequentially(recurrence: Recurrence) -> Trajectory:
     """Run ``recurrence`` step behind step: torch's outputs, or those of a cell's own loop, to the last bit."""
     x, first, weights = recurrence.x, recurrence.first, recurrence.weights
     if recurrence.cell is not None:
-        steps = steps_of(recurrence.cell, x, first)
+        steps = run_steps(recurrence.cell, x, first)
         out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
         return Trajectory(out, steps[-1], tuple(others))
     if _keeps_gates(recurrence):
@@ -198,11 +198,11 @@ def run_plainly(recurrence: Recurrence) -> Trajectory:
 
 def _keeps_gates(recurrence: Recurrence) -> bool:
     """Return whether it is a GRU in one direction, and wide enough."""
-    whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.lean
+    whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.states_only
     return recurrence.mode == "GRU" and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
 
 
-def by_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]) -> Trajectory:
+def run_each_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]) -> Trajectory:
     """Return what ``run`` gives for each direction by itself, with sequences in the order in which it runs."""
     if recurrence.cell is not None:
         return run(recurrence)
@@ -215,7 +215,7 @@ def by_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]
                 first=[part[d : d + 1] for part in recurrence.first],
                 weights=recurrence.weights[d * each : (d + 1) * each],
                 directions=1,
-                lean=recurrence.lean or recurrence.directions > 1,
+                states_only=recurrence.states_only or recurrence.directions > 1,
                 names=recurrence.names[d : d + 1],
                 paths=recurrence.paths[d : d + 1],
             )

@@ -20,7 +20,7 @@ from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, ChainError
-from gradfree.time.forward import LayerCall, OneStepCalls, Recurrence, run_kernel
+from gradfree.time.forward import LayerCall, Recurrence, SingleStepWarning, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import refuse_transforms
@@ -64,7 +64,7 @@ class Recurrent(Site):
             yield ATTACHED.said(path=self.path or "the model")
         elif "forward" in vars(module):
             yield f"{self.path} has another forward on the instance. Remove it while an engine is attached."
-        elif torchs_own(type(module)) is nn.RNNBase:
+        elif torch_layer_class(type(module)) is nn.RNNBase:
             yield f"{self.path} is a {type(module).__name__}, which is neither an nn.RNN nor an nn.GRU or nn.LSTM."
         if module.proj_size:
             yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
@@ -89,9 +89,9 @@ class RecurrentRecorder:
 
     def __init__(self, attachment: Attachment, module: nn.RNNBase):
         self.attachment, self.module = attachment, module
-        self.short = OneStepCalls(attachment.path)
-        self._torchs = torchs_own(type(module))
-        self._has_recorded = self._has_said = False
+        self.single_steps = SingleStepWarning(attachment.path)
+        self._torch_class = torch_layer_class(type(module))
+        self._has_recorded = self._has_warned = False
 
     def remove(self) -> None:
         """Give the module its own forward back."""
@@ -100,7 +100,7 @@ class RecurrentRecorder:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns, bitwise; arguments as the module's."""
         kind: Any = type(self.module)
-        if kind.forward is self._torchs.forward:
+        if kind.forward is self._torch_class.forward:
             return self.record(*args, **kwargs)
         # The same attributes under a class whose super().forward is record.
         module = object.__new__(_with_recorded_super(kind))
@@ -109,7 +109,7 @@ class RecurrentRecorder:
         if torch.is_grad_enabled() and not self._has_recorded:
             raise ChainError(
                 f"{self.attachment.path or 'the model'} is a {kind.__name__} whose forward does not call "
-                f"super().forward, the {self._torchs.__name__}'s, which is what an engine solves. Leave it out: "
+                f"super().forward, the {self._torch_class.__name__}'s, which is what an engine solves. Leave it out: "
                 "chains=[...]."
             )
         return result
@@ -118,23 +118,23 @@ class RecurrentRecorder:
         """Return what torch's own forward returns, bitwise."""
         module = self.module
         if not torch.is_grad_enabled():
-            return self._own(input, hx)
+            return self._run_torch(input, hx)
         refuse_transforms(self.attachment.path or "the layer")
         packed = isinstance(input, PackedSequence)
         x: Any
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
         if not packed and not _well_formed(x, hx):
-            return self._own(input, hx)  # It raises, in its own words.
+            return self._run_torch(input, hx)  # It raises, in its own words.
         self._has_recorded = True
         length, batch = self._sizes(x, batch_sizes)
         # Packed sequences of one length are a batch, row by row.
         ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
-        self.short.count(length)
+        self.single_steps.count(length)
         like = x.new_empty(batch, module.hidden_size)
-        left = [self._left(number, length, like, ragged) for number in range(module.num_layers)]
+        left = [self._torch_callback(number, length, like, ragged) for number in range(module.num_layers)]
         learn = [call for call in left if call is not None]
         if len(learn) == len(left):
-            out, final = self._own(input, hx)
+            out, final = self._run_torch(input, hx)
             when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), learn)
             return out, final
         batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
@@ -162,10 +162,10 @@ class RecurrentRecorder:
         steps = 1 if self.module.batch_first and x.dim() == 3 else 0
         return x.shape[steps], x.shape[1 - steps] if x.dim() == 3 else 1
 
-    def _own(self, input: Any, hx: Any) -> Any:
-        return self._torchs.forward(self.module, input, hx)
+    def _run_torch(self, input: Any, hx: Any) -> Any:
+        return self._torch_class.forward(self.module, input, hx)
 
-    def _left(self, number: int, length: int, like: Tensor, ragged: bool) -> Callable[[], None] | None:
+    def _torch_callback(self, number: int, length: int, like: Tensor, ragged: bool) -> Callable[[], None] | None:
         """Return what to do in the backward pass of a layer that the engine leaves to torch; ``None``: it does not."""
         at = self.attachment
         # Who asks to see the chain is shown it. What autocast runs a kernel in has not been measured.
@@ -185,8 +185,8 @@ class RecurrentRecorder:
         return solved
 
     def _warn_once(self, message: str) -> None:
-        if not self._has_said and not self.attachment.contested:
-            self._has_said = True
+        if not self._has_warned and not self.attachment.contested:
+            self._has_warned = True
             warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
 
     def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:
@@ -211,7 +211,7 @@ class RecurrentRecorder:
     ) -> Sequence[Tensor]:
         """Return the outputs and the final states of a layer, (directions, B, H) each: the engine's, or torch's own."""
         length = len(x) if packing is None else packing.shape[0]
-        learn = self._left(number, length, first[0][0], packing is not None)
+        learn = self._torch_callback(number, length, first[0][0], packing is not None)
         layer = self._layer(number, packing)
         if learn is None:
             applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
@@ -248,7 +248,7 @@ def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
     return recorder if isinstance(recorder, RecurrentRecorder) else None
 
 
-def torchs_own(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
+def torch_layer_class(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
     """Return which of torch's layers ``kind`` is a subclass of."""
     return next((own for own in (nn.RNN, nn.GRU, nn.LSTM) if issubclass(kind, own)), nn.RNNBase)
 
@@ -260,7 +260,7 @@ def _with_recorded_super(kind: Any) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return vars(self)["forward"].__self__.record(*args, **kwargs)
 
-    between = type(kind)("Recorded", (torchs_own(kind),), {"forward": forward})
+    between = type(kind)("Recorded", (torch_layer_class(kind),), {"forward": forward})
     return type(kind)(kind.__name__, (kind, between), {})
 
 

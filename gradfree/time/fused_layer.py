@@ -14,7 +14,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory, run
-from gradfree.time.gru_forward import Gates, sequences_first
+from gradfree.time.gru_forward import Gates, is_batch_major
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_batched, refuse_second_derivatives, saved
 
@@ -61,14 +61,14 @@ class FusedLayer:
         ends = ("", "_reverse")[: self.directions]
         return [f"{self.attachment.path}.l{self.number}{end}".removeprefix(".") for end in ends]
 
-    def direct(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
+    def direct_cotangents(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
         of_h, *of_c = finals
         h = torch.zeros_like(like) if cotangent is None else cotangent if of_h is None else cotangent.clone()
-        c = [None if final is None else self._add_at_the_end(torch.zeros_like(like), final) for final in of_c]
-        return self._add_at_the_end(h, of_h), *c
+        c = [None if final is None else self._add_to_last_step(torch.zeros_like(like), final) for final in of_c]
+        return self._add_to_last_step(h, of_h), *c
 
-    def _add_at_the_end(self, e: Tensor, final: Tensor | None) -> Tensor:
+    def _add_to_last_step(self, e: Tensor, final: Tensor | None) -> Tensor:
         if final is None:
             return e
         if self.packing is None:
@@ -77,14 +77,14 @@ class FusedLayer:
             e.flatten(0, 1).index_add_(0, self.packing.last, final)
         return e
 
-    def grid(self, x: Tensor, direction: int, as_it_lies: bool = False) -> Tensor:
+    def to_grid(self, x: Tensor, direction: int, keep_layout: bool = False) -> Tensor:
         """Return ``x`` as (T, B, ·) in the order in which ``direction`` runs."""
         if self.packing is None:
-            return x.flip(0) if direction else x if as_it_lies else x.contiguous()
+            return x.flip(0) if direction else x if keep_layout else x.contiguous()
         return self.packing.pad(x.index_select(0, self.packing.mirror) if direction else x)
 
-    def rows(self, x: Tensor, direction: int) -> Tensor:
-        """Undo :meth:`grid`."""
+    def from_grid(self, x: Tensor, direction: int) -> Tensor:
+        """Undo :meth:`to_grid`."""
         if self.packing is None:
             return x.flip(0) if direction else x
         packed = self.packing.pack(x)
@@ -132,22 +132,23 @@ class LayerFunction(torch.autograd.Function):
         of_x: Tensor | None = None
         of_states, of_weights = [], []
         gates = Gates(*kept) if kept else None
-        lies = gates is not None and sequences_first(gates.hidden)
+        keep_layout = gates is not None and is_batch_major(gates.hidden)
         for d in range(layer.directions):
             mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
-            outs = layer.grid(out[..., mine], d, lies)
-            e = None if cotangent is None else layer.grid(cotangent[..., mine].to(out.dtype), d, lies)
-            direct = layer.direct(outs, e, [None if final is None else final[d] for final in finals])
-            first, fed, own = [state[d] for state in rest[:parts]], layer.grid(x, d, lies), rest[parts:][weights]
+            outs = layer.to_grid(out[..., mine], d, keep_layout)
+            e = None if cotangent is None else layer.to_grid(cotangent[..., mine].to(out.dtype), d, keep_layout)
+            direct = layer.direct_cotangents(outs, e, [None if final is None else final[d] for final in finals])
+            first = [state[d] for state in rest[:parts]]
+            inputs, own = layer.to_grid(x, d, keep_layout), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
-            inside = layer.packing.inside if layer.packing else None
+            valid = layer.packing.valid if layer.packing else None
             name, memory = layer.names[d], layer.attachment.memory
             # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
             with torch.autocast(x.device.type, enabled=False):
-                chain = CellChain(layer.mode, fed, outs, first, own, needs, memory, name, gates, inside)
+                chain = CellChain(layer.mode, inputs, outs, first, own, needs, memory, name, gates, valid)
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None
-                initial, inputs, parameters = layer.attachment.solve(chain, direct, layer.paths[d])
-            of_x = plus(of_x, None if inputs[0] is None else layer.rows(inputs[0], d))
+                initial, (grad_x,), parameters = layer.attachment.solve(chain, direct, layer.paths[d])
+            of_x = plus(of_x, None if grad_x is None else layer.from_grid(grad_x, d))
             of_states.append(initial)
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights

@@ -28,7 +28,7 @@ class Gates(NamedTuple):
     hidden: Tensor
 
 
-def sequences_first(x: Tensor) -> bool:
+def is_batch_major(x: Tensor) -> bool:
     """Return whether in memory ``x`` (T, B, ...) has one sequence behind the other."""
     return x.shape[1] > 1 and x.stride(0) < x.stride(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradfree.devices.hardware import sent
+from gradfree.devices.hardware import to_device
 
 
 class Packing:
@@ -16,15 +16,15 @@ class Packing:
         steps, batch = len(batch_sizes), int(batch_sizes[0])
         # On the CPU, as the sizes are, whatever torch.set_default_device says.
         samples, step = (torch.arange(n, device=batch_sizes.device) for n in (batch, steps))
-        inside = samples < batch_sizes.unsqueeze(1)
-        lengths = inside.sum(0)
-        number = inside.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
+        valid = samples < batch_sizes.unsqueeze(1)
+        lengths = valid.sum(0)
+        number = valid.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
         mirrored = (lengths - 1 - step.unsqueeze(1)).clamp(min=0)
         self.shape = (steps, batch)
-        self.inside = sent(inside.unsqueeze(-1), device)
-        self.rows = sent(inside.flatten().nonzero().squeeze(1), device)
-        self.last = sent((lengths - 1) * batch + samples, device)
-        self.mirror = sent(number.gather(0, mirrored)[inside], device)
+        self.valid = to_device(valid.unsqueeze(-1), device)
+        self.rows = to_device(valid.flatten().nonzero().squeeze(1), device)
+        self.last = to_device((lengths - 1) * batch + samples, device)
+        self.mirror = to_device(number.gather(0, mirrored)[valid], device)
 
     def pad(self, data: Tensor) -> Tensor:
         """Return packed rows (N, ·) as (T, B, ·), zeros behind each sequence."""

@@ -44,10 +44,10 @@ class Links(Protocol):
             entering: what the last of those steps gets from the next one, part by part, (B, H); ``None``: nothing.
         """
 
-    def leaving(self, delta: State) -> Sequence[Tensor]:
+    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
         """Return δ_1 F_1, part by part, (B, H)."""
 
-    def reach(self) -> Sequence[Factor]:
+    def gate_products(self) -> Sequence[Factor]:
         """Return the product over all steps of what the gates carry, part by part, (B, H) or 0.0."""
 
 
@@ -66,7 +66,7 @@ class TimeChain(Chain):
     kind: str
     """Which kind of cell it is: :attr:`~gradfree.time.forward.Recurrence.kind`."""
 
-    inside: Tensor | None = None
+    valid: Tensor | None = None
     """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""
 
     def __init__(self, length: int, like: Tensor, memory: Memory, name: str):
@@ -110,7 +110,7 @@ class TimeChain(Chain):
     def _mean(self, d: Tensor) -> Tensor:
         """Return the mean over the steps that are no padding."""
         d = d.to(torch.promote_types(d.dtype, torch.float32))
-        return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()
+        return d.mean((0, 1)) if self.valid is None else (d * self.valid).sum((0, 1)) / self.valid.sum()
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
         return SplitJacobian(known, list(map(_minus, self.diagonal, known)))
@@ -121,9 +121,9 @@ class TimeChain(Chain):
 
     def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
-        return tuple(map(shifted_sum, direct, self.crossed(delta, factors)))
+        return tuple(map(shifted_sum, direct, self.rest_vjp(delta, factors)))
 
-    def show_delta(self, delta: State) -> None:
+    def record_delta(self, delta: State) -> None:
         """Let who asks know δ of the state that the layer returns."""
         if self.deltas is not None and delta[0] is not None:
             self.deltas[self.path] = delta[0].detach()
@@ -131,10 +131,10 @@ class TimeChain(Chain):
     def survey(self, direct: State) -> list[LinkFindings]:
         """Return what the gates of all steps carry of the exact cotangents."""
         gates = [self._mean(d).mean() for d in self.diagonal if isinstance(d, Tensor)]
-        delta = self.regrouped(lambda x: x).unroll(direct)
+        delta = self.rearranged(lambda x: x).unroll(direct)
         pulled, rest = (
-            self.crossed(delta, self.constant(0.0)),
-            self.crossed(delta, self.residual() if gates else self.constant(0.0)),
+            self.rest_vjp(delta, self.constant(0.0)),
+            self.rest_vjp(delta, self.residual() if gates else self.constant(0.0)),
         )
         carried = [plus(p, None if r is None else -r) for p, r in zip(pulled, rest, strict=True)]
         mean = torch.stack(gates).mean().item() if gates else 0.0
@@ -163,11 +163,11 @@ class TimeChain(Chain):
         """
 
     @abstractmethod
-    def crossed(self, delta: State, factors: SplitJacobian) -> State:
+    def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
 
     @abstractmethod
-    def regrouped(self, change: Callable[[Tensor], Tensor]) -> Links:
+    def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links with steps and sequences in another order: ``change`` of each (T, B, ...) tensor."""
 
 
@@ -184,10 +184,10 @@ def scan_steps(terms: Tensor | None, factor: Factor) -> Tensor | None:
     return scan(terms, factor, reverse=True)
 
 
-def shifted_sum(direct: Tensor | None, crossed: Tensor | None) -> Tensor | None:
+def shifted_sum(direct: Tensor | None, rest_vjp: Tensor | None) -> Tensor | None:
     """Return e_t + v_{t+1}."""
-    if crossed is None:
+    if rest_vjp is None:
         return direct
     if direct is None:
-        return torch.cat([crossed, crossed.new_zeros(1, *crossed.shape[1:])])
-    return torch.cat([direct[:-1] + crossed, direct[-1:]])
+        return torch.cat([rest_vjp, rest_vjp.new_zeros(1, *rest_vjp.shape[1:])])
+    return torch.cat([direct[:-1] + rest_vjp, direct[-1:]])

@@ -16,9 +16,15 @@ from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
 from gradfree.time.closed_chain import CellChain
-from gradfree.time.forward import OneStepCalls, Recurrence, run
+from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.time_chain import TimeChain
-from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_rows, closed_form
+from gradfree.time.unrolled_chain import (
+    UnrolledChain,
+    autocast_now,
+    cell_problems,
+    check_batched_states,
+    torch_cell_mode,
+)
 from gradfree.torchside.guards import (
     Marks,
     check_finite,
@@ -53,12 +59,12 @@ class Unrolled(Site):
     @property
     def has_residual(self) -> bool:
         """Whether it is known what the cell carries."""
-        return closed_form(self._layer.cell) in ("GRU", "LSTM") or isinstance(self._layer.cell, ElementwiseCell)
+        return torch_cell_mode(self._layer.cell) in ("GRU", "LSTM") or isinstance(self._layer.cell, ElementwiseCell)
 
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return a vector's shape: of the gate of h or, for LSTM, of c; of other cells that of every part."""
         cell = self._layer.cell
-        part = int(closed_form(cell) == "LSTM")
+        part = int(torch_cell_mode(cell) == "LSTM")
         parts = range(cell.parts) if isinstance(cell, ElementwiseCell) else (part,)
         return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc]
 
@@ -97,7 +103,7 @@ class CellRecorder:
     def __init__(self, attachment: Attachment, layer: CellLayer, inside: dict[str, nn.Module]):
         self.attachment, self.layer, self.inside = attachment, layer, inside
         self.where = f"{attachment.path}.cell".removeprefix(".")
-        self.short = OneStepCalls(attachment.path)
+        self.single_steps = SingleStepWarning(attachment.path)
         self._compared: Marks = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,7 +123,7 @@ class CellRecorder:
                 f"{self.where} has a state of several tensors, of which an engine only knows the last step's: "
                 "run_with_resets takes it without an engine, or nn.LSTM in place of nn.LSTMCell."
             )
-        self.short.count(len(x))
+        self.single_steps.count(len(x))
         refuse_transforms(self.where)
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))
@@ -149,7 +155,7 @@ class CellRecorder:
         now = held_marks(cell)
         if not (unchanged(ctx.held, now) and unchanged(ctx.held, self._compared)):
             within = max(self.attachment.engine.outputs_within(s.dtype) for s in states)
-            check_rows(chain.after, states, self.where, within)
+            check_batched_states(chain.after, states, self.where, within)
             self._compared = now if len(x) > 1 else []
         return chain
 
@@ -173,7 +179,7 @@ class _UnrollFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         cell = recorder.layer.cell
-        ctx.recorder, ctx.parts, ctx.mode = recorder, parts, closed_form(cell)
+        ctx.recorder, ctx.parts, ctx.mode = recorder, parts, torch_cell_mode(cell)
         ctx.autocast = autocast_now(x)
         before = marks_of([x, *rest, *cell.buffers()])
         at, random = recorder.attachment, RandomState.of(x.device) if ctx.mode is None else None

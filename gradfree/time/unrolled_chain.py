@@ -51,8 +51,8 @@ class UnrolledChain(TimeChain):
         where: str,
     ):
         # The parts before the state's own, which no step reads.
-        self._outputs = int(output_size(cell) is not None)
-        super().__init__(len(x), before[self._outputs], memory, "0")
+        self._extra_outputs = int(output_size(cell) is not None)
+        super().__init__(len(x), before[self._extra_outputs], memory, "0")
         own = list(cell.parameters())
         self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
         self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"
@@ -77,7 +77,7 @@ class UnrolledChain(TimeChain):
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it on the cell."
             )
-        self._writes = may_write(graph.kinds)
+        self._may_overwrite = may_write(graph.kinds)
 
     @property
     def diagonal(self) -> Sequence[Factor]:
@@ -93,17 +93,17 @@ class UnrolledChain(TimeChain):
 
     def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part of the state."""
-        own = len(self.states) - self._outputs
-        widths = {state.shape[-1] for state in self.states[self._outputs :]}
+        own = len(self.states) - self._extra_outputs
+        widths = {state.shape[-1] for state in self.states[self._extra_outputs :]}
         if isinstance(factor, Tensor) and factor.dim() and len(widths) > 1:
             raise ChainError(
                 f"the parts of the cell's state have {sorted(widths)} units: a number for each unit does not fit all. "
                 "Use one number for all units, DSF's feedback=0.7, say."
             )
-        return self._split([*[0.0] * self._outputs, *[factor] * own])
+        return self._split([*[0.0] * self._extra_outputs, *[factor] * own])
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
-        """Leave the rest to :meth:`crossed`, which needs nothing but what is known."""
+        """Leave the rest to :meth:`rest_vjp`, which needs nothing but what is known."""
         return SplitJacobian(known, [0.0] * len(known))
 
     def unit_blocks(self, carried: bool) -> Blocks:
@@ -116,10 +116,10 @@ class UnrolledChain(TimeChain):
             raise ChainError("the cell has no gate that is known.")
         return self._blocks
 
-    def crossed(self, delta: State, factors: SplitJacobian) -> State:
+    def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
-        pulled = self._pull(delta, self.before, keep=True)
-        whole = (plus(v, times(d, -known)) for v, d, known in zip(pulled, delta, factors.known, strict=True))
+        vjps = self._vjp(delta, self.before, keep=True)
+        whole = (plus(v, times(d, -known)) for v, d, known in zip(vjps, delta, factors.known, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
 
     def jacobians(self) -> Tensor:
@@ -129,83 +129,83 @@ class UnrolledChain(TimeChain):
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
         given = [row.reshape(len(row), *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
         live = [n for n, a in enumerate(self.after) if a.requires_grad]
-        pulled = pull_many([self.after[n] for n in live], self.before, [given[n] for n in live], self._writes)
-        parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, pulled, strict=True)]
+        vjps = pull_many([self.after[n] for n in live], self.before, [given[n] for n in live], self._may_overwrite)
+        parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, vjps, strict=True)]
         wide = torch.promote_types(self.like.dtype, torch.float32)
         return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients."""
-        return self.gradients(self.regrouped(lambda x: x).unroll(direct))
+        return self.gradients(self.rearranged(lambda x: x).unroll(direct))
 
-    def regrouped(self, change: Callable[[Tensor], Tensor]) -> Links:
+    def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
         before = [change(part.detach()) for part in self.before]
-        return _Steps(self.cell, change(self.x.detach()), before, self._writes)
+        return _CellLinks(self.cell, change(self.x.detach()), before, self._may_overwrite)
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
-        self.show_delta(delta)
+        self.record_delta(delta)
         x = [self.x] if self.x.requires_grad else []
         with without_hooks(self.trained):
-            pulled = iter(self._pull(delta, [*self.before, *x, *self.trained], keep=self.keep_graph))
-        initial = tuple(None if (g := next(pulled)) is None else g[0] for _ in self.before)
-        of_x = next(pulled) if x else None
-        of_trained = {id(p): g for p, g in zip(self.trained, pulled, strict=True)}
+            vjps = iter(self._vjp(delta, [*self.before, *x, *self.trained], keep=self.keep_graph))
+        initial = tuple(None if (g := next(vjps)) is None else g[0] for _ in self.before)
+        of_x = next(vjps) if x else None
+        of_trained = {id(p): g for p, g in zip(self.trained, vjps, strict=True)}
         return ChainGradients(initial, [of_x], [of_trained.get(id(p)) for p in self.parameters])
 
-    def _pull(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
+    def _vjp(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
         live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
-        after, cotangents = zip(*((a, self._given(d)) for a, d in live), strict=True)
+        after, cotangents = zip(*((a, self._safe_cotangent(d)) for a, d in live), strict=True)
         return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
 
-    def _given(self, delta: Tensor) -> Tensor:
+    def _safe_cotangent(self, delta: Tensor) -> Tensor:
         """Return ``delta`` for a graph of the cell to start from, a copy if it must not be changed."""
-        return delta.clone() if self._writes else delta
+        return delta.clone() if self._may_overwrite else delta
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _CellLinks:
     """The :class:`Links` of any cell, with one small graph a step.
 
     Attributes:
         cell: the cell.
         x: (T, B, I).
         before: the states before each step, part by part, (T, B, ·).
-        writes: whether the cell's graph may change the cotangents that it is given.
+        may_overwrite: whether the cell's graph may change the cotangents that it is given.
     """
 
     cell: nn.Module
     x: Tensor
     before: Sequence[Tensor]
-    writes: bool
+    may_overwrite: bool
 
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         delta = tuple(torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True))
         for part, enters in zip(delta, entering or (), strict=False):
             part[-1] += enters
         for t in range(len(delta[0]) - 1, 0, -1):
-            for part, v in zip(delta, self._pulled(delta, t), strict=True):
+            for part, v in zip(delta, self._step_vjp(delta, t), strict=True):
                 part[t - 1] += v
         return delta
 
-    def leaving(self, delta: State) -> Sequence[Tensor]:
-        return self._pulled(delta, 0)
+    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
+        return self._step_vjp(delta, 0)
 
-    def reach(self) -> Sequence[Factor]:
+    def gate_products(self) -> Sequence[Factor]:
         return [0.0] * len(self.before)
 
-    def _pulled(self, delta: State, t: int) -> list[Tensor]:
+    def _step_vjp(self, delta: State, t: int) -> list[Tensor]:
         """Return δ_t F_t."""
         with torch.enable_grad():
             before = [part[t].detach().requires_grad_() for part in self.before]
             after = apply_cell(self.cell, self.x[t], before)
-        given = [part[t].clone() if self.writes else part[t] for part in delta]
-        pulled = torch.autograd.grad(after, before, given, allow_unused=True)
-        return [torch.zeros_like(b) if v is None else v for b, v in zip(before, pulled, strict=True)]
+        given = [part[t].clone() if self.may_overwrite else part[t] for part in delta]
+        vjps = torch.autograd.grad(after, before, given, allow_unused=True)
+        return [torch.zeros_like(b) if v is None else v for b, v in zip(before, vjps, strict=True)]
 
 
-def check_rows(again: Sequence[Tensor], states: Sequence[Tensor], where: str, within: float = 0.0) -> None:
+def check_batched_states(again: Sequence[Tensor], states: Sequence[Tensor], where: str, within: float = 0.0) -> None:
     """Refuse a cell that gives other states on all steps as one batch; waits for the device.
 
     Args:
@@ -241,7 +241,7 @@ def autocast_now(x: Tensor) -> torch.autocast:
     return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
 
-def closed_form(cell: nn.Module) -> str | None:
+def torch_cell_mode(cell: nn.Module) -> str | None:
     """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
     if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or global_hooks("forward_pre"):
         return None

@@ -13,7 +13,7 @@ from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.chains.survey import ChainFindings
 from gradfree.depth.ports import tensors_in
-from gradfree.devices.hardware import widest
+from gradfree.devices.hardware import widest_float
 from gradfree.errors import ChainError
 from gradfree.torchside.hooks import without_hooks
 from gradfree.trial.intact import left_intact
@@ -91,5 +91,5 @@ def _probe(root: Tensor) -> Tensor:
     """Return a cotangent whose numbers no symmetry makes vanish; nothing is drawn."""
     if root.dim() == 0:
         return torch.ones_like(root)
-    count = torch.arange(1.0, root.numel() + 1, dtype=widest(root.device), device=root.device)
+    count = torch.arange(1.0, root.numel() + 1, dtype=widest_float(root.device), device=root.device)
     return (count * count).sin().div(root.numel()).reshape(root.shape).to(root.dtype)

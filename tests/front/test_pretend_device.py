@@ -11,7 +11,7 @@ import torch
 from places import ROOT
 from torch import nn
 
-from gradfree.devices.hardware import fetched
+from gradfree.devices.hardware import start_copy_to_cpu
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_what_the_library_fetches_is_waited_for():
     """Copies that need not be waited for arrive when the host waits next, not before."""
     pretend_device.make_copies_late(True)
     try:
-        assert fetched(torch.ones(2))().tolist() == [1.0, 1.0]
+        assert start_copy_to_cpu(torch.ones(2))().tolist() == [1.0, 1.0]
     finally:
         pretend_device.make_copies_late(False)
 

@@ -66,8 +66,8 @@ MUTANTS = (
         RECURRENT,
         (
             "gradfree/time/time_chain.py",
-            "torch.cat([direct[:-1] + crossed, direct[-1:]])",
-            "torch.cat([direct[:-1] + crossed, torch.zeros_like(direct[-1:])])",
+            "torch.cat([direct[:-1] + rest_vjp, direct[-1:]])",
+            "torch.cat([direct[:-1] + rest_vjp, torch.zeros_like(direct[-1:])])",
         ),
     ),
     mutant(
@@ -89,7 +89,7 @@ MUTANTS = (
         "time/test_gate_mean.py",
         (
             "gradfree/time/time_chain.py",
-            "return d.mean((0, 1)) if self.inside is None else (d * self.inside).sum((0, 1)) / self.inside.sum()",
+            "return d.mean((0, 1)) if self.valid is None else (d * self.valid).sum((0, 1)) / self.valid.sum()",
             "return d.mean((0, 1))",
         ),
     ),
@@ -151,13 +151,13 @@ MUTANTS = (
     mutant(
         "borders move away from what enters them",
         SHOOTING,
-        ("gradfree/segments/settling.py", "start[here] += jump", "start[here] -= jump"),
+        ("gradfree/segments/multiple_shooting.py", "start[here] += jump", "start[here] -= jump"),
     ),
     mutant(
         "segments settle at once",
         SHOOTING,
         (
-            "gradfree/segments/settling.py",
+            "gradfree/segments/multiple_shooting.py",
             "outcome.settled = exact or outcome.mismatches[-1] <=",
             "outcome.settled = True or outcome.mismatches[-1] <=",
         ),
@@ -167,8 +167,8 @@ MUTANTS = (
         SHOOTING,
         (
             "gradfree/segments/segmented_forward.py",
-            "segments.whole(found) if outcome.settled else run_plainly(recurrence)",
-            "segments.whole(found)",
+            "segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)",
+            "segments.trajectory(found)",
         ),
     ),
     mutant(
@@ -248,21 +248,21 @@ MUTANTS = (
     mutant(
         "the second direction starts from the first one's state",
         RECURRENT,
-        ("gradfree/time/fused_layer.py", "first, fed, own = [state[d] for", "first, fed, own = [state[0] for"),
+        ("gradfree/time/fused_layer.py", "first = [state[d] for", "first = [state[0] for"),
     ),
     mutant(
         "a part of the state without direct cotangents gets none from other parts",
         RECURRENT,
         (
             "gradfree/time/time_chain.py",
-            "return torch.cat([crossed, crossed.new_zeros(1, *crossed.shape[1:])])",
+            "return torch.cat([rest_vjp, rest_vjp.new_zeros(1, *rest_vjp.shape[1:])])",
             "return None",
         ),
     ),
     mutant(
         "borders' changes are not carried on by the gates",
         "time/test_shooting.py",
-        ("gradfree/segments/settling.py", "scan(jump, d[:-1], reverse)", "jump"),
+        ("gradfree/segments/multiple_shooting.py", "scan(jump, d[:-1], reverse)", "jump"),
     ),
     mutant(
         "parameters that are frozen between the passes get gradients",

@@ -19,7 +19,11 @@ MUTANTS = (
     mutant(
         "on padding an LSTM forgets its memory",
         RESETS,
-        ("gradfree/resets/with_resets.py", "[-_CLOSED, _CLOSED, 0.0, 0.0]", "[_CLOSED, -_CLOSED, 0.0, 0.0]"),
+        (
+            "gradfree/resets/with_resets.py",
+            "[-_SATURATED, _SATURATED, 0.0, 0.0]",
+            "[_SATURATED, -_SATURATED, 0.0, 0.0]",
+        ),
     ),
     mutant(
         "the initial state goes into every piece of a sequence",

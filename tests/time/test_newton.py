@@ -32,7 +32,7 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(name, h0):
     parts = layer.cell.parts
     state = [torch.randn(2, 8) if h0 else torch.zeros(2, 8) for _ in range(parts)]
     expected = layer.unroll(x, state)
-    steps = AllSteps.of(Recurrence(x, state, [], None, layer.cell), "diagonal")
+    steps = AllSteps.create(Recurrence(x, state, [], None, layer.cell), "diagonal")
     guess, errors = steps.start(), []
     for _ in range(5):
         guess = steps.sweep(guess)
@@ -45,7 +45,7 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(name, h0):
 @pytest.mark.parametrize("make", [nn.GRU, nn.RNN, ParaGRU, ParaLSTM])
 def test_long_sequences_are_stepped_in_pieces(make, monkeypatch):
     """As many elements at once as a CPU's caches hold: the same numbers, whatever is left over."""
-    monkeypatch.setattr("gradfree.newton.all_steps._PIECE", 100)
+    monkeypatch.setattr("gradfree.newton.all_steps._CHUNK_ELEMENTS", 100)
     layer, x = make(3, 8), torch.randn(61, 2, 3, requires_grad=True)
     expected = everything(layer, x)
     with newton().attach(layer), gradfree.engine_figures() as figures:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import set_torch_threads
 
-from gradfree.devices.hardware import in_use, without_tf32
+from gradfree.devices.hardware import devices_in_use, without_tf32
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.models import (
     BLOCKS,
@@ -167,7 +167,7 @@ def isolated() -> Iterator[None]:
     with (
         torch.device("cpu") if elsewhere else nullcontext(),
         set_torch_threads(1),
-        torch_states_kept(in_use()),
+        torch_states_kept(devices_in_use()),
         cudnn,
         without_tf32(),
     ):

@@ -9,53 +9,53 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
+class SegmentRows:
     """All segments' states side by side, one a row.
 
     Attributes:
         count: C.
-        sequences_first: whether the segments of a sequence lie side by side, and not those of all sequences that begin
+        batch_major: whether the segments of a sequence lie side by side, and not those of all sequences that begin
             at the same step. Where no step is left over the rows of one step are then those of a matrix.
     """
 
     count: int
-    sequences_first: bool
+    batch_major: bool
 
-    def of(self, x: Tensor) -> Tensor:
+    def by_step(self, x: Tensor) -> Tensor:
         """Return a view of ``x`` (C · S, B, ·) step by step: (S, C · B, ·), or where that is none with B by itself.
 
-        ``x`` lies as :meth:`laid` returns it.
+        ``x`` lies as :meth:`in_layout` returns it.
         """
         parts = x.unflatten(0, (self.count, -1)).transpose(0, 1)
-        parts = parts.transpose(1, 2) if self.sequences_first else parts
+        parts = parts.transpose(1, 2) if self.batch_major else parts
         even = parts.stride(1) == parts.shape[2] * parts.stride(2) or 1 in parts.shape[1:3]
         return parts.flatten(1, 2) if even else parts
 
-    def of_states(self, states: Tensor) -> Tensor:
+    def from_states(self, states: Tensor) -> Tensor:
         """Return states (C, B, H) as rows, (C · B, H)."""
-        return (states.transpose(0, 1) if self.sequences_first else states).flatten(0, 1)
+        return (states.transpose(0, 1) if self.batch_major else states).flatten(0, 1)
 
-    def states(self, rows: Tensor) -> Tensor:
-        """Undo :meth:`of_states`."""
-        if self.sequences_first:
+    def to_states(self, rows: Tensor) -> Tensor:
+        """Undo :meth:`from_states`."""
+        if self.batch_major:
             return rows.unflatten(0, (-1, self.count)).transpose(0, 1)
         return rows.unflatten(0, (self.count, -1))
 
-    def flat(self, x: Tensor) -> Tensor:
+    def to_matrix(self, x: Tensor) -> Tensor:
         """Return ``x`` (T, B, ·) as a matrix of as many rows, in the order in which they lie."""
-        return (x.transpose(0, 1) if self.sequences_first else x).flatten(0, 1)
+        return (x.transpose(0, 1) if self.batch_major else x).flatten(0, 1)
 
-    def laid(self, x: Tensor) -> Tensor:
+    def in_layout(self, x: Tensor) -> Tensor:
         """Return ``x`` (T, B, ·), copied if it does not lie as these rows do."""
-        return x.transpose(0, 1).contiguous().transpose(0, 1) if self.sequences_first else x.contiguous()
+        return x.transpose(0, 1).contiguous().transpose(0, 1) if self.batch_major else x.contiguous()
 
-    def unflat(self, x: Tensor, length: int) -> Tensor:
-        """Undo :meth:`flat` for T = ``length``."""
-        if self.sequences_first:
+    def from_matrix(self, x: Tensor, length: int) -> Tensor:
+        """Undo :meth:`to_matrix` for T = ``length``."""
+        if self.batch_major:
             return x.unflatten(0, (-1, length)).transpose(0, 1)
         return x.unflatten(0, (length, -1))
 
-    def room(self, like: Tensor, width: int) -> Tensor:
+    def empty(self, like: Tensor, width: int) -> Tensor:
         """Return an empty tensor for ``width`` numbers for every step and sequence of ``like`` (T, B, ·)."""
         length, batch = like.shape[:2]
-        return self.unflat(torch.empty(length * batch, width, dtype=like.dtype, device=like.device), length)
+        return self.from_matrix(torch.empty(length * batch, width, dtype=like.dtype, device=like.device), length)

@@ -11,20 +11,20 @@ from torch.autograd.graph import saved_tensors_hooks
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
 from gradfree.devices.costs import runs_onednn
-from gradfree.segments.layout import cut, joined
-from gradfree.segments.settling import Run
+from gradfree.segments.layout import join_segments, split_into_rows
+from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory
 
 
-def replays(recurrence: Recurrence) -> bool:
+def can_keep_graph(recurrence: Recurrence) -> bool:
     """Return whether torch has oneDNN's kernel for ``recurrence``, and a graph of it may be kept."""
-    whole = recurrence.cell is None and not recurrence.lean and not torch.is_autocast_enabled("cpu")
+    whole = recurrence.cell is None and not recurrence.states_only and not torch.is_autocast_enabled("cpu")
     return whole and runs_onednn(recurrence.x, recurrence.kind)
 
 
-class Replay:
+class LSTMGraph:
     """One run of all segments: what it gave, and the graph behind it.
 
     Two calls, of each segment's first steps and of the others, so that cotangents can go through the first alone.
@@ -58,13 +58,13 @@ class Replay:
         return Trajectory(torch.cat(outs), [final.detach() for final in self.finals])
 
 
-class ReplayPieces:
+class LSTMSegmentsBackward:
     """A chain whose forward pass has left a graph, and the direct cotangents."""
 
-    def __init__(self, replay: Replay, chain: CellChain, direct: State):
-        self.replay, self.chain, self.count = replay, chain, replay.count
-        self.e = cut(direct[0], self.count)
-        self.outs = self.e.split([len(out) for out in replay.outs])
+    def __init__(self, graph: LSTMGraph, chain: CellChain, direct: State):
+        self.graph, self.chain, self.count = graph, chain, graph.count
+        self.e = split_into_rows(direct[0], self.count)
+        self.outs = self.e.split([len(out) for out in graph.outs])
         batch, units = direct[0].shape[1:]
         # That of the final h is among those of the outputs.
         of_c = self.e.new_zeros(batch, units) if direct[1] is None else direct[1][-1]
@@ -72,28 +72,28 @@ class ReplayPieces:
 
     def guess(self) -> list[Tensor]:
         """Return the cotangents that the first steps of each segment lead to from zero."""
-        replay = self.replay
-        leaving = torch.autograd.grad(replay.outs[0], replay.first, self.outs[0], retain_graph=True)
+        graph = self.graph
+        leaving = torch.autograd.grad(graph.outs[0], graph.first, self.outs[0], retain_graph=True)
         return [torch.cat([v[1:], own[None]]) for v, own in zip(self._parts(leaving), self.last, strict=True)]
 
-    def run(self, entering: Sequence[Tensor]) -> Run:
+    def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Go back through all segments from what enters them."""
-        replay = self.replay
+        graph = self.graph
         ends = [part.flatten(0, 1)[None] for part in entering]
         found = torch.autograd.grad(
-            [*replay.outs, *replay.finals],
-            [*replay.first, *replay.x, *replay.weights],
+            [*graph.outs, *graph.finals],
+            [*graph.first, *graph.x, *graph.weights],
             [*self.outs, *ends],
             retain_graph=True,
         )
         leaving = self._parts(found[:2])
         sizes = [torch.maximum(largest(v), largest(self.e)) for v in leaving]
-        return Run(found, leaving, sizes)
+        return SweepResult(found, leaving, sizes)
 
     def gradients(self, found: Sequence[Tensor]) -> ChainGradients:
         """Return what the last run gave."""
-        parts, rest = len(self.replay.x), found[2:]
-        of_x = joined(torch.cat([*rest[:parts]]), self.count, len(self.chain))
+        parts, rest = len(self.graph.x), found[2:]
+        of_x = join_segments(torch.cat([*rest[:parts]]), self.count, len(self.chain))
         wanted = [g if want else None for g, want in zip((of_x, *rest[parts:]), self.chain.wanted, strict=True)]
         return ChainGradients(tuple(v[0] for v in self._parts(found[:2])), wanted[:1], wanted[1:])
 

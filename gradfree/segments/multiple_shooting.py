@@ -18,7 +18,7 @@ from gradfree.algebra.time_scan import scan
 from gradfree.convergence.outcome import Outcome, StoppingRule, relative
 
 
-class Run(NamedTuple):
+class SweepResult(NamedTuple):
     """What all segments at once have given.
 
     Attributes:
@@ -32,11 +32,11 @@ class Run(NamedTuple):
     largest: Sequence[Tensor]
 
 
-def settle(
-    run: Callable[[Sequence[Tensor]], Run],
+def solve_borders(
+    run: Callable[[Sequence[Tensor]], SweepResult],
     entering: Sequence[Tensor],
     stopping: StoppingRule,
-    reach: Callable[[], Sequence[Factor]] | None = None,
+    gate_products: Callable[[], Sequence[Factor]] | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Outcome]:
     """Run all segments until their borders fit, or stopping says that it is no use; waits for the device once a run.
@@ -45,8 +45,8 @@ def settle(
         run: all segments, from what enters them.
         entering: the first guess, part by part, (C, B, H); what enters the first segment to run is right.
         stopping: when to stop.
-        reach: the diagonals by which a change at one border is carried to the next, part by part, (C, B, H) or 0.0;
-            ``None``: as if none were.
+        gate_products: returns the diagonals that carry a change at one border to the next, part by part, (C, B, H) or
+            0.0. ``None``: changes are not carried on.
         reverse: whether segments run from the last to the first.
 
     Returns:
@@ -63,8 +63,8 @@ def settle(
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance
         if outcome.settled or stopping.should_stop(outcome):
             return result, outcome
-        if reach is not None:
-            factors = reach() if factors is None else factors
+        if gate_products is not None:
+            factors = gate_products() if factors is None else factors
             carried = zip(jumps, factors, strict=True)
             jumps = [scan(jump, d[:-1], reverse) if isinstance(d, Tensor) else jump for jump, d in carried]
         entering = [start.clone() for start in entering]
