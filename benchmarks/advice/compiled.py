@@ -14,7 +14,7 @@ import torch
 from gradfree.benchmarks.advice.contest import Contestant
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.suites.rows import BACKPROP
-from gradfree.benchmarks.timing.side_by_side import clocked, in_turns, statistics
+from gradfree.benchmarks.timing.side_by_side import interleaved, mean_seconds, statistics
 
 LABEL = "torch.compile"
 _WARM_UP = 3
@@ -56,7 +56,7 @@ def _time(there: Connection, job: Job, threads: int) -> None:
         for step in steps:
             for _ in range(_WARM_UP):
                 step(job.batches[0])
-        times = in_turns([partial(clocked, partial(step, job.batches[0])) for step in steps])
+        times = interleaved([partial(mean_seconds, partial(step, job.batches[0])) for step in steps])
     except Exception as error:
         there.send(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
     else:

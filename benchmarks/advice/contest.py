@@ -20,7 +20,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.timing.side_by_side import clocked, noted, statistics
+from gradfree.benchmarks.timing.side_by_side import collecting_errors, mean_seconds, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
@@ -182,7 +182,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     every = torch.get_num_threads()
     # Where others compute as well, threads that wait for each other may take a hundred times as long.
     torch.set_num_threads(1)
-    with noted(failures, BACKPROP.label, _words):
+    with collecting_errors(failures, BACKPROP.label, _words):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
         loss = float(step())
@@ -191,8 +191,8 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
                 f"the loss of {job.model} on the first batch of {job.data} is {loss}: look for NaN or infinite numbers "
                 "in the data. No engine can be judged by it."
             )
-        if clocked(step, 1) < _LONG:
-            clocked(step, _WARM_UP)
+        if mean_seconds(step, 1) < _LONG:
+            mean_seconds(step, _WARM_UP)
         plain.gradient = _EXACT
     if failures:
         hint = _CARRIED if "through the graph a second time" in failures[BACKPROP.label] else ""
@@ -209,7 +209,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         if problems := candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems:
             failures[candidate.label] = "; ".join(problems)
             continue
-        with noted(failures, candidate.label, _words):
+        with collecting_errors(failures, candidate.label, _words):
             standings.contestants.append(_tried(candidate, model, plain, job, usual))
     close = [c for c in standings.contestants if c.first is None]
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
@@ -247,7 +247,7 @@ def _turn(contestant: Contestant, job: Job, n: int) -> float:
     """Return the mean seconds of a few steps, in the ``n``-th round."""
     step = partial(contestant.step, job.batches[n % len(job.batches)])
     usual = median(contestant.times) if contestant.times else _TURN
-    return clocked(step, max(1, ceil(_TURN / usual)) if usual < _TURN else 1)
+    return mean_seconds(step, max(1, ceil(_TURN / usual)) if usual < _TURN else 1)
 
 
 def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual: float) -> Contestant:
@@ -260,7 +260,7 @@ def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual:
     long = usual > _LONG
     usual = usual if long else _turn(plain, job, 0)
     for hopeless in (5 * _HOPELESS, _HOPELESS):
-        if (ratio := clocked(step, 1) / usual) > hopeless:
+        if (ratio := mean_seconds(step, 1) / usual) > hopeless:
             contestant.first = ratio
             return contestant
     if not long:
@@ -280,7 +280,7 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
         for contestant in list(close):
             label = contestant.row.label
             say(f"{label}, round {n + 1}")
-            with noted(standings.failures, label, _words):
+            with collecting_errors(standings.failures, label, _words):
                 contestant.times.append(_turn(contestant, job, n))
             if label in standings.failures:
                 close.remove(contestant)
@@ -290,6 +290,6 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
 def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
     for contestant in (c for c in contestants if c.gradient is None):
         say(f"gradient of {contestant.row.label}")
-        with noted(standings.failures, contestant.row.label, _words):
+        with collecting_errors(standings.failures, contestant.row.label, _words):
             engine, plain = contestant.row.create_engine(), standings.contestants[0].model
             contestant.gradient = gradient_fidelity(engine, plain, job.loss_fn, job.batches[0], job.chains).total

@@ -1,1 +1,1 @@
-"""Where engines pay, over the sizes of a net."""
+"""Engines' cost and accuracy over the sizes of a net."""

@@ -1,4 +1,4 @@
-"""How close engines come to the exact gradients of a trained net, and in which time."""
+"""Accuracy of engines' gradients on a trained net, against the time of a pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.benchmarks.data.bundled import Split
-from gradfree.benchmarks.maps.depth_map import CALLED, PLAIN, Passes, cosine_of
+from gradfree.benchmarks.maps.depth_map import DISPLAY_NAMES, PLAIN, Passes, cosine_of
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.chart import Axis
 from gradfree.benchmarks.tables.column import Figure, column
@@ -22,15 +22,15 @@ from gradfree.benchmarks.timing.timed import Timing, timed
 _COTANGENTS, _GRADIENT = "cosine of the cotangents", "cosine of the gradient"
 _AWAY = "1 − cosine of the cotangents"
 _ROUNDING = 1e-6
-"""Above which 1 − cosine is no rounding."""
+"""Values of 1 − cosine up to this are rounding errors."""
 
 
-class Probed(nn.Module):
-    """A block with zeros added to its output: their gradient is the cotangent of the state.
+class ZerosAdded(nn.Module):
+    """A block with zeros added to its output; the gradient of the zeros is the cotangent of the output.
 
     Args:
         block: the block.
-        state: what it returns.
+        state: the block's output.
     """
 
     def __init__(self, block: nn.Module, state: Tensor):
@@ -42,8 +42,8 @@ class Probed(nn.Module):
         return self.block(x) + self.zeros
 
 
-class _OfRow(Passes):
-    """Passes that know their engine, so that cotangents can be taken by it."""
+class _RowPasses(Passes):
+    """Passes of a trained model with the row's engine."""
 
     def __init__(self, case: Timing, row: Row | None = None):
         model, batch = _trained(case)
@@ -52,10 +52,11 @@ class _OfRow(Passes):
 
 
 _nets: dict[str, tuple[nn.Module, Split]] = {}
+"""Trained models and their first batch, by case id."""
 
 
 def _trained(case: Timing) -> tuple[nn.Module, Split]:
-    """Return the case's net as autograd trains it, once, and the first batch of its data."""
+    """Return the case's model, trained once with autograd, and the first batch of its data."""
     if case.id not in _nets:
         task = case.item
         train = task.on(case.device, task.data().train)
@@ -71,7 +72,7 @@ def _trained(case: Timing) -> tuple[nn.Module, Split]:
 
 
 def cotangents(case: Timing, row: Row | None = None) -> Tensor:
-    """Return those of all states of the model's chains as one vector."""
+    """Return the cotangents of all states of the model's chains as one vector."""
     trained, batch = _trained(case)
     model = copy.deepcopy(trained)
     chains = case.rows[0].create_engine().validate(model).chains.values()
@@ -81,19 +82,19 @@ def cotangents(case: Timing, row: Row | None = None) -> Tensor:
     model(batch.inputs)
     for handle in hooks:
         handle.remove()
-    probed = [Probed(block, states[path]) for path, block in blocks.items()]
-    for path, block in zip(blocks, probed, strict=True):
+    wrapped = [ZerosAdded(block, states[path]) for path, block in blocks.items()]
+    for path, block in zip(blocks, wrapped, strict=True):
         model.set_submodule(path, block)
     Passes(model, batch, case.item.loss, row)()
-    return torch.cat([block.zeros.grad.flatten() for block in probed if block.zeros.grad is not None])
+    return torch.cat([block.zeros.grad.flatten() for block in wrapped if block.zeros.grad is not None])
 
 
 def _note(states: dict[str, Tensor], path: str, _block: nn.Module, _args: Any, state: Tensor) -> None:
     states[path] = state.detach()
 
 
-def _close(case: Timing, step: _OfRow, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return how close gradients and the cotangents of all states are to the exact ones."""
+def _cosines(case: Timing, step: _RowPasses, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return the cosines of a row's gradient and cotangents with the exact ones."""
     found = cosine_of(case, step, turns)
     if step.row is not None:
         own, exact = cotangents(case, step.row), cotangents(case)
@@ -102,7 +103,7 @@ def _close(case: Timing, step: _OfRow, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield how close a row comes."""
+    """Yield the cosines of a row's cotangents and gradient with the exact ones."""
     if "cotangents" in cost:
         yield fact(_COTANGENTS, "1", cost["cotangents"])
         yield fact(_AWAY, "1", max(1 - cost["cotangents"], _ROUNDING))
@@ -115,7 +116,7 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     subject="task",
     metric=PASSES,
     rounds=7,
-    weighed=True,
+    with_memory=True,
     title="closeness to the exact gradients of a trained net",
     legend="Trained by backpropagation; forward and backward pass on one batch beside plain eager autograd's, and peak "
     "memory. Cotangents, gradient: cosine of those of all states, and of all parameters, with the exact ones.",
@@ -125,11 +126,11 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
         column("cotangents", _COTANGENTS, "{value:.4f}"),
         column("gradient", _GRADIENT, "{value:.4f}"),
     ],
-    called=CALLED,
-    costs=_close,
+    display_names=DISPLAY_NAMES,
+    costs=_cosines,
     facts=_facts_of,
     against=(Figure(_AWAY), Axis(_AWAY, "log")),
 )
-def trained_steps(case: Timing) -> Mapping[str, Callable[[], _OfRow]]:
-    """Return what builds the passes of a model that autograd has trained, on the first batch of its training data."""
-    return {PLAIN: partial(_OfRow, case), **{row.label: partial(_OfRow, case, row) for row in case.rows}}
+def trained_steps(case: Timing) -> Mapping[str, Callable[[], _RowPasses]]:
+    """Return, by label, functions that build the passes of the trained model, with autograd and with each engine."""
+    return {PLAIN: partial(_RowPasses, case), **{row.label: partial(_RowPasses, case, row) for row in case.rows}}

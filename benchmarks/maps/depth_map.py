@@ -1,4 +1,4 @@
-"""The map of depth: engines' time beside autograd's over a net's depth, width and batch."""
+"""The depth map: engines' time relative to autograd's over a net's depth, width and batch size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradfree.benchmarks.timing.timed import Timing, timed
 
 PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
 """Labels in records."""
-CALLED = {PLAIN: "autograd", COMPILED: "compiled autograd", GRAPHED: "graphed autograd"}
+DISPLAY_NAMES = {PLAIN: "autograd", COMPILED: "compiled autograd", GRAPHED: "graphed autograd"}
 _WARM_UP = 3
 _COSINE = "cosine with the exact gradient"
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -32,13 +32,13 @@ class DeepNet:
     """A model with a batch of random examples.
 
     Attributes:
-        family: what nets of other depths have in common with it, for people.
+        family: description without the depth, shown in reports.
         depth: number of blocks.
         model: name of a registered model.
-        options: of the model.
+        options: options of the model.
         batch: number of examples.
-        example: shape of one; of whole numbers below ``classes``, tokens, if there are ``tokens``.
-        classes: of the targets, one an example, or one a token.
+        example: shape of an example.
+        classes: number of classes of the targets, one target an example or a token; also the size of the vocabulary.
         tokens: whether examples are token sequences.
         looped: whether the model calls its ``blocks`` one by one, in a loop over an ``nn.ModuleList``.
     """
@@ -69,24 +69,24 @@ class DeepNet:
 
 
 class _Loop(nn.ModuleList):
-    """Blocks as many models have them: called one by one."""
+    """A list of blocks that are called one by one, as in many models."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what they make of ``x``, one after the other."""
+        """Return the output of the last block."""
         for block in self:
             x = block(x)
         return x
 
 
 class Passes:
-    """Forward and backward pass of a model on one batch.
+    """A forward and backward pass of a model on one batch.
 
     Args:
-        model: as it is attached to, or compiled.
-        batch: on its device.
-        loss: of the model's output and the targets.
-        row: the engine; without one autograd does it.
-        compiled: what of the model is compiled, each by itself.
+        model: the model, on its device.
+        batch: the batch, on the same device.
+        loss: called with the model's output and the targets.
+        row: the engine to attach; autograd if not given.
+        compiled: modules to compile, each by itself.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Passes:
             module.compile()
 
     def __call__(self) -> None:
-        """Run both."""
+        """Run both passes."""
         for parameter in self.parameters:
             parameter.grad = None
         self.loss(self.model(self.batch.inputs), self.batch.targets).backward()
@@ -116,7 +116,7 @@ class Passes:
 
 
 class Graphed:
-    """The same passes as one CUDA graph, which is launched at once."""
+    """The passes as one CUDA graph."""
 
     def __init__(self, passes: Passes):
         self._passes = passes
@@ -131,12 +131,12 @@ class Graphed:
             self._passes()
 
     def __call__(self) -> None:
-        """Run both."""
+        """Run both passes."""
         self._graph.replay()
 
 
 def cosine_of(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return how close a row's gradients are to the exact ones."""
+    """Return the cosine of a row's gradient with the exact one."""
     if not isinstance(step, Passes):
         return {}
     exact = case.timed.steps(case)[PLAIN]().gradient()
@@ -144,7 +144,7 @@ def cosine_of(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield how close a row's gradients are."""
+    """Yield the cosine of a row's gradient with the exact one."""
     if "cosine" in cost:
         yield fact(_COSINE, "1", cost["cosine"])
 
@@ -154,19 +154,19 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     subject="net",
     metric=PASSES,
     rounds=7,
-    weighed=True,
+    with_memory=True,
     title="deep nets",
     legend="Forward and backward pass, zeroed gradients to accumulated ones, beside plain eager autograd's, and in "
     "brackets peak memory as a multiple of its. Below 1 an engine pays.",
     names={"net": "setting"},
     across="row",
-    called=CALLED,
+    display_names=DISPLAY_NAMES,
     place=lambda net: {"setting": str(net), "at": float(net.depth)},
     costs=cosine_of,
     facts=_facts_of,
 )
 def deep_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
-    """Return what builds the passes of a net as it is initialised; maybe compiled, too, which takes long."""
+    """Return, by label, functions that build the passes: autograd, compiled if asked for, graphed, and each engine."""
     others: dict[str, Callable[[], Any]] = {}
     if case.more["compiled"]:
         others |= {
@@ -195,5 +195,5 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compiled_up_to(blocks: int) -> Callable[[DeepNet], dict[str, bool]]:
-    """Return which nets are compiled, too: of so many blocks."""
+    """Return the setting that compiles nets of up to ``blocks`` blocks: compiling takes long."""
     return lambda net: {"compiled": net.depth <= blocks}

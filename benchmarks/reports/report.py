@@ -17,7 +17,7 @@ from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.chart import Chart
 from gradfree.benchmarks.tables.column import column
-from gradfree.benchmarks.tables.experiment import Suite, belonging, findings
+from gradfree.benchmarks.tables.experiment import Suite, findings, records_of
 from gradfree.benchmarks.tables.facts import SCHEMA, fact, table
 from gradfree.benchmarks.tables.section import Section
 
@@ -48,7 +48,7 @@ class SuiteReport:
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
         """Report what ``records``, by case id, tell of ``suite``."""
-        own = belonging(suite, records)
+        own = records_of(suite, records)
         return cls(title, sections(suite, {record["case"]: record for record in own}), Provenance(own))
 
     @property

@@ -1,1 +1,1 @@
-"""The comparisons that have names."""
+"""The named suites of comparisons."""

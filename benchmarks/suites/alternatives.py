@@ -1,4 +1,4 @@
-"""Alternatives to backpropagation on four models, beside what BioTorch has published of some of them."""
+"""Alternatives to backpropagation on four models, beside BioTorch's published figures for some of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _ERRORS = {
     "MNIST, SGD": {"autograd": 0.91, "fa": 1.7, "dfa": 1.61, "fa usf": 0.94, "fa brsf": 0.91, "fa frsf": 0.97},
     "CIFAR-10, Adam": {"autograd": 15.9, "fa": 40.7, "dfa": 37.6, "fa usf": 16.3, "fa brsf": 17.1, "fa frsf": 16.8},
 }
-"""Top-1 errors in % of LeNets trained to the end, from BioTorch's Benchmarks.md."""
+"""Top-1 errors in % of fully trained LeNets, from BioTorch's Benchmarks.md."""
 
 
 def _biotorch(data: str, claims: tuple[Claim, ...], *differs: str) -> Published:
@@ -130,7 +130,7 @@ _CHOSEN: Mapping[str, Mapping[str, float]] = {
         "foton": 3e-4,
     },
 }
-"""Learning rates as chosen in the long form, where they are not the task's."""
+"""Learning rates that suite "alternatives" chose, where they differ from the task's."""
 
 ALTERNATIVES_SHORT: Suite = tuple(
     replace(part, learning_rates=(), rates=_CHOSEN[part.task.name]) for part in (_ON_MNIST, _ON_CIFAR10)

@@ -1,4 +1,4 @@
-"""Suites of deep nets, whose blocks can be pulled through at once."""
+"""Suites of deep nets, where an engine can compute the VJPs of all blocks at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradfree.benchmarks.training.target import TimeToTarget
 
 
 def segments(count: int, k: int) -> Row:
-    """Return a row of Highway-BP with k sweeps over ``count`` segments."""
+    """Return a row of Highway-BP with k iterations and ``count`` segments."""
     return Row(f"highway_bp C={count} k={k}", "highway_bp", {"iterations": k, "segments": count})
 
 
@@ -64,7 +64,7 @@ DEPTH_MAP: Suite = (
         title="residual MLPs",
         compiled=16,
     ),
-    # Two of them as trained in "depth-training". To compile each takes minutes.
+    # "depth-training" trains two of them. Compiling one takes minutes.
     _mapped(
         (mlp(64, 32, 32), gpt(12, 32, 4), mlp(128, 32, 64)),
         _MAPPED,
@@ -137,9 +137,9 @@ def _gpu_nets(batch: int) -> tuple[DeepNet, ...]:
 
 
 GPU_DEPTH: Suite = (
-    # A small one first: what breaks on a device is seen within seconds.
+    # A small net first, so that a failure on the device shows within seconds.
     _mapped((mlp(16, 64, 16),), _GPU_ROWS, threads=1, title="a small net"),
     _mapped(tuple(net for batch in (1, 16, 256) for net in _gpu_nets(batch)), _GPU_ROWS, threads=1, title="deep nets"),
-    # To compile each takes minutes.
+    # Compiling one takes minutes.
     _mapped(_gpu_nets(16), _GPU_ROWS, threads=1, title="deep nets, compiled too", compiled=128),
 )

@@ -1,7 +1,7 @@
-"""Suites after the experiments with diagonal state feedbacks: Penn Treebank and WikiText.
+"""A small suite after DSF's experiments on text (arXiv 2503.23104).
 
-DSF, arXiv 2503.23104. Its tables were not at hand when this was written: settings are those of the published code, and
-what is set beside ours is the order of methods, partly as others tell it.
+The paper's tables were not available. The settings are those of the published code, and the claims are the order of
+methods, partly from secondary sources.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gradfree.benchmarks.training.comparison import Comparison
 
 
 def _rows(task: Task) -> tuple[Row, ...]:
-    """Return the paper's three, and our feedback where the cell has a gate to take it from."""
+    """Return the paper's three methods, and feedback from the gate if the cell has one."""
     gate = () if task.options["cell"] == "rnn" else (DSF_GATE,)
     return (BACKPROP, DSF, *gate, TRUNCATED)
 
 
 def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()) -> Suite:
-    """Return a comparison on each task, followed by the same beside what the paper says."""
+    """Return a comparison on each task, each followed by the same beside the paper's claims."""
     comparisons = (Comparison(task, _rows(task), learning_rates=rates) for task in tasks)
     return tuple(part for one in comparisons for part in (one, Beside(one, _published(one.task.score, differs))))
 

@@ -1,4 +1,4 @@
-"""The suite that compares ways to train networks of orthogonal layers without a backward pass."""
+"""Suites that train networks of orthogonal layers without a backward pass."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ QUICK = Comparison(
     (BACKPROP, WARM, Row("foton T=16 streaming", "foton", {"temperature": 16.0, "streaming": True}), DFA),
     learning_rates=(0.3, 1.0, 3.0),
 )
-"""The shortest comparison that shows what each is like."""
+"""A short comparison for suite "quick"."""
 
 _COSTLY = (BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *map(_every, (1, 4, 8)), DFA, FA, PEPITA)
 
@@ -116,7 +116,7 @@ TEMPERATURE: Suite = (
     DepthSweep(CIFAR10, _mlps(5, 20), _TEMPERATURES, _RATES),
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
 )
-"""FOTON's temperature, given and learnt, and with the learnt one the limit of a small perturbation."""
+"""FOTON's temperature, fixed and learnt, and the limit of a small perturbation with the learnt one."""
 
 _DEEP_CONVNET = replace(_CONVNET, options={"channels": (12, 48, 96)}, batch_size=32, steps=200)
 
@@ -137,13 +137,13 @@ CONVOLUTIONS: Suite = (
     _convolutions("abs", (0.01, 0.03, 0.1), 21),
     _convolutions("groupsort", (0.01, 0.03, 0.1), 21),
 )
-"""Convolutions without residual paths: activations that keep norms, and ReLU, behind which all is small."""
+"""Convolutions without skip connections: activations that keep norms, and ReLU, which shrinks them."""
 
 
 def _checkpointed(row: Row) -> tuple[Row, ...]:
-    """Return ``row`` without checkpoints, with one of each block and with √L of them."""
-    again = (Checkpointed(f"{row.label}, {kept}", row.engine, row.options, kept) for kept in (EACH, SEGMENTS))
-    return (row, *again)
+    """Return ``row`` without checkpoints, with a checkpoint for each block, and with √L checkpoints."""
+    rows = (Checkpointed(f"{row.label}, {kept}", row.engine, row.options, kept) for kept in (EACH, SEGMENTS))
+    return (row, *rows)
 
 
 FORWARD_MEMORY: Suite = (
@@ -154,4 +154,4 @@ FORWARD_MEMORY: Suite = (
         threads=1,
     ),
 )
-"""What a step takes and keeps, beside what a user would pick instead: checkpoints."""
+"""Time and memory of a step, beside torch's checkpoints."""

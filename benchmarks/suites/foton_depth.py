@@ -1,8 +1,7 @@
-"""Suites on forward-only training at depth, after FOTON.
+"""A small suite on forward-only training at depth, after FOTON.
 
-"Forward-Only Training of Orthogonal Networks", arXiv 2512.20668. Its tables were not at hand when this was written:
-the settings are those of the one configuration that the published code has, and what is set beside ours is what the
-abstract says. PEPITA's figure is what its authors' notebook prints.
+"Forward-Only Training of Orthogonal Networks", arXiv 2512.20668. The paper's tables were not available: the settings
+are those of the only configuration in the published code, and the claims are the abstract's.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def _sweep(task: ConstantSGDTask, *depths: int, rates: tuple[float, ...] = _RATE
 
 
 def _compared(sweeps: tuple[DepthSweep, ...], *differs: str) -> Suite:
-    """Return sweeps, each followed by the same beside what the abstract says."""
+    """Return the sweeps, each followed by the same beside the abstract's claims."""
     return tuple(part for sweep in sweeps for part in (sweep, Beside(sweep, _published(sweep, differs))))
 
 

@@ -1,7 +1,7 @@
-"""Suites after Highway-BP's experiments with recurrent models: what a step costs (Tables 3 and 6), how it trains.
+"""A small suite after Highway-BP's experiments with recurrent models: cost of a step (Tables 3 and 6) and training.
 
 Fagnou et al., "Accelerated training through iterative gradient propagation along the residual path", arXiv 2501.17086;
-settings: Tables 2 and 5. How well they train is in the paper's figures alone, so there are claims and no numbers.
+settings: Tables 2 and 5. The paper shows training results only in plots, so they are claims without numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradfree.benchmarks.tables.published import Beside, Claim, Published
 from gradfree.benchmarks.tasks.metrics import digit_accuracy, perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score
-from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentNet, gain_column, recurrent_steps
+from gradfree.benchmarks.timing.recurrent_models import LOOP, RecurrentNet, recurrent_steps, speedup_heading
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 
@@ -29,7 +29,7 @@ _MILLISECONDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     _STACK: {LOOP: (687,), "fixed_point": (226, 260, 316, 400), "highway_bp": (240, 300, 389, 538)},
     _PIXELS: {LOOP: (715,), "fixed_point": (191, 204, 209, 216), "highway_bp": (205, 210, 230, 248)},
 }
-"""Table 6: a training step by model, backpropagation first, then at each k."""
+"""Table 6: milliseconds of a training step by model and engine, at each k."""
 
 
 def _rows(exact: Row, *counts: int) -> tuple[Row, ...]:
@@ -37,14 +37,14 @@ def _rows(exact: Row, *counts: int) -> tuple[Row, ...]:
 
 
 def _gains() -> dict[str, dict[str, float]]:
-    """Return Table 3 by row and column, from Table 6: backpropagation's time over each row's."""
+    """Return Table 3 by row and column, computed from Table 6: backpropagation's time over each row's."""
     figures: dict[str, dict[str, float]] = {}
     for net, times in _MILLISECONDS.items():
         (exact,) = times[LOOP]
         for engine, own in times.items():
             for k, time in zip(_K, own, strict=False):
                 row = LOOP if engine == LOOP else label_of(engine, k)
-                figures.setdefault(row, {})[gain_column(net)] = round(exact / time, 2)
+                figures.setdefault(row, {})[speedup_heading(net)] = round(exact / time, 2)
     return figures
 
 
@@ -64,7 +64,7 @@ _SMALL_STEPS = Timings(recurrent_steps, _NETS, _rows(Row("backprop", "backprop",
 _SMALL_TABLE = Published(
     source="Highway-BP (arXiv 2501.17086), Tables 6 and 3",
     hardware="one A100, A40 or RTX A6000, which one the paper does not say",
-    columns=tuple(map(gain_column, _MILLISECONDS)),
+    columns=tuple(map(speedup_heading, _MILLISECONDS)),
     figures=_gains(),
     differs=(
         "which implementation backpropagation's time is of the paper does not say; it stands in the row "
@@ -96,7 +96,7 @@ _PIXEL_DIGITS = AdamTask(
 
 
 def _trained(comparison: Comparison, column: str, ascending: Mapping[str, tuple[str, ...]], *differs: str) -> Suite:
-    """Return a comparison, and the same beside what the paper says."""
+    """Return a comparison, and the same beside the paper's claims."""
     published = Published(
         source="Highway-BP (arXiv 2501.17086), section 4, in words (the figures are plots)",
         hardware="one A100, A40 or RTX A6000",

@@ -1,4 +1,4 @@
-"""The comparisons that ``gradfree bench run`` can make."""
+"""The suites of ``gradfree bench run``, by name."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ _SWEPT_GATED = _SWEPT + _highway(0, 1, 2, 4)
 
 
 def _pydoc(cell: str) -> Task:
-    """Return a training just long enough to see how the gradients come closer with k."""
+    """Return a task just long enough to show how gradients converge with k."""
     options = {**catalogue.PYDOC_GRU.options, "cell": cell}
     # Validation perplexity with backprop at 1e-2, 2e-2, 4e-2, two seeds each: GRU 4.26, 4.21, 4.45; LSTM 4.78, 4.43,
     # 4.40; RNN 4.61, 4.44, 4.68.
     return replace(catalogue.PYDOC_GRU, name=f"pydoc_{cell}", options=options, steps=300, learning_rate=2e-2)
 
 
-# γ = 0 throughout. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was the better one:
-# perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means of three other seeds.
+# γ = 0 everywhere. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was no worse:
+# perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means over three other seeds.
 SUITES: dict[str, Suite] = {
-    # Three minutes on two cores. Steps take 5 ms and more: shorter ones would tell of overheads, not of algorithms.
+    # Three minutes on two cores. Steps take 5 ms and more: shorter ones would measure overheads, not algorithms.
     "quick": (
         TimeToTarget(_LONG, 12.0, _LONG_COURSE),
         _LONG,
@@ -111,7 +111,7 @@ SUITES: dict[str, Suite] = {
 
 
 def suite_by(name: str) -> Suite:
-    """Return the suite that a function of the user's own, ``module:function``, returns.
+    """Return the suite that the user's function ``module:function`` returns.
 
     Raises:
         UsageError: there is no such function, or it returns something else.

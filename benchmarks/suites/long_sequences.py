@@ -1,4 +1,4 @@
-"""Suites of long sequences, where recurrent layers can be trained in parallel over time."""
+"""Suites of long sequences, on which recurrent layers can be trained in parallel over time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LAYER_ROWS = (replace(_VIA_CHAIN, label="backprop"), DSF, *iterated("highway_bp
 _ROWS = (BACKPROP, _VIA_CHAIN, DSF_GATE, *iterated("highway_bp", 2), SHOOTING)
 _EXACT = (BACKPROP, _VIA_CHAIN, SHOOTING)
 _NEWTON = Row("newton", "newton", {})
-# As many sweeps as it takes: by default it runs torch's layers on a CPU sequentially.
+# With enough sweeps to converge: by default it runs torch's layers on a CPU sequentially.
 _SWEPT = Row("newton, swept", "newton", {"max_sweeps": 64})
 _PARALLEL = (
     _LAYER_ROWS[0],
@@ -108,7 +108,7 @@ _LAYERS = (
     *(RecurrentLayer("GRU", *size) for size in ((8, 1024, 256), (32, 256, 256), (8, 1024, 64))),
     RecurrentLayer("GRU", 8, 1024, 64, batch_first=False),
 )
-# All but cyclic reduction, whose steps take a hundred times as long as those in segments.
+# Without deeppcr, whose steps take a hundred times as long as those in segments.
 _TEXT = Comparison(TINYSHAKESPEARE_LONG, (*_ROWS, TRUNCATED, *iterated("fixed_point", 2), _SWEPT))
 
 
@@ -127,7 +127,7 @@ LONG_SEQUENCES: Suite = (
     Timings(courses, tuple(replace(task, steps=100) for task in (MNIST_PIXELS, CIFAR10_PIXELS)), _EXACT, threads=1),
     _TEXT,
     TimeToTarget(_TEXT, 9.0),
-    # As many images as show that curves are equal; what accuracy the task comes to takes hours on a CPU.
+    # Enough images to show that the curves are equal; training to the final accuracy takes hours on a CPU.
     Comparison(MNIST_PIXELS, (BACKPROP, SHOOTING)),
 )
 
@@ -138,16 +138,16 @@ _GPU_TARGETS = (
     RecurrentLayer("GRU", 1, 2**17, 128),
     RecurrentLayer("LSTM", 16, 1024, 768, dtype="float16"),
 )
-# From 129 to 192 units a larger batch slows cuDNN's own forward pass down.
+# With 129 to 192 units, a larger batch slows cuDNN's own forward pass.
 _GPU_GRID = tuple(RecurrentLayer("GRU", batch, 4096, units) for units, batch in product((64, 160, 256), (1, 8, 64)))
 _GPU_GRID += (RecurrentLayer("GRU", 64, 1024, 1024), RecurrentLayer("GRU", 8, 4096, 256, dtype="bfloat16"))
 _CUT = tuple(Row(f"shooting C={count}", "shooting", {"segments": count}) for count in (32, 128))
 
 GPU_TIME: Suite = (
-    # A small one first: what breaks on a device is seen within seconds.
+    # A small layer first, so that a failure on the device shows within seconds.
     _layers((RecurrentLayer("GRU", 1, 1024, 64),), (_LAYER_ROWS[0], SHOOTING, *_CUT)),
     _layers(_GPU_TARGETS, (_LAYER_ROWS[0], SHOOTING, *_CUT), compiled=1024),
-    # What "auto" makes of a layer, beside segments that are cut whether they pay or not.
+    # Automatic segments beside fixed ones.
     _layers(_GPU_GRID, (SHOOTING, *_CUT), threads=1),
     _layers((RecurrentLayer("GRU", 1, 4096, 256), _LAYERS[6]), (*_LAYER_ROWS, _NEWTON), threads=1),
 )

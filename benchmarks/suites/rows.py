@@ -1,4 +1,4 @@
-"""Engines under test that more than one suite has."""
+"""Rows that several suites share."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What figures are made into: facts, tables, sentences, plots."""
+"""From records to a report: facts, tables, verdicts and charts."""

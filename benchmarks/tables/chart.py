@@ -1,4 +1,4 @@
-"""What a chart shows: points with their intervals, from a table of facts, and the names of its axes."""
+"""Charts as data: points with intervals, taken from a table of facts, and axes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gradfree.benchmarks.tables.facts import select
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Score
 
-_TURNED = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
+_SWAPPED = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
 _POINT = ("task", "setting", "row")
-"""What a point is known by."""
+"""The columns that identify a point."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Axis:
     Attributes:
         title: with the unit in brackets.
         kind: "linear", "log", "counts" (logarithmic, with a tick for each value), "whole" or "names".
-        bounds: that values cannot lie beyond: 0 and 100 for a percentage.
+        bounds: limits of the values: 0 and 100 for a percentage.
     """
 
     title: str
@@ -34,7 +34,7 @@ ITERATIONS = Axis("iterations k (count)", "whole")
 
 
 def score_axis(split: str, score: Score, kind: str = "linear") -> Axis:
-    """Return the axis of scores; a percentage ends at 0 and 100."""
+    """Return the axis of scores; a percentage is bounded by 0 and 100."""
     better = "higher" if score.higher_is_better else "lower"
     bounds = (0.0, 100.0) if score.unit == "%" else None
     return Axis(f"{split} {score.name} ({score.unit}), {better} is better", kind, bounds)
@@ -42,18 +42,18 @@ def score_axis(split: str, score: Score, kind: str = "linear") -> Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart, declared.
+    """The declaration of one chart.
 
     Attributes:
-        title: for people, another for each chart of a report.
-        points: as :func:`points` returns them: ``label``, ``x``, ``y`` and intervals; a point without ``x`` is a level
-            across all of it. With ``line``, points of one label are joined only where that is the same.
+        title: unique within a report.
+        points: as :func:`points` returns them: ``label``, ``x``, ``y`` and intervals. A point without ``x`` is
+            a horizontal line. With a column ``line``, only points of the same label and ``line`` are joined.
         x: the horizontal axis.
-        y: the vertical one.
+        y: the vertical axis.
         lines: whether points of one label are joined.
-        rules: values to draw a line across at, by what they are: of ``x`` where ``y`` has names, else of ``y``.
-        band: values of ``y`` to shade between, by what they are.
-        ringed: what the points are that have ``ringed``; nothing if none have.
+        rules: reference lines, label to value: on the ``x`` axis if the ``y`` axis has names, else on the ``y`` axis.
+        band: a shaded range of ``y``, label to (low, high).
+        ringed: legend of the points whose column ``ringed`` is true; empty if there are none.
     """
 
     title: str
@@ -66,8 +66,8 @@ class Chart:
     ringed: str = ""
 
 
-def no_ends() -> dict[str, pl.Expr]:
-    """Return the columns that points without intervals have."""
+def no_intervals() -> dict[str, pl.Expr]:
+    """Return null interval columns, for points without intervals."""
     return {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
 
 
@@ -75,10 +75,10 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
     """Return the points of a chart, in the order of the facts.
 
     Args:
-        facts: the table.
-        x: a column of the facts, or what is known of a metric; points without one are left out.
-        y: what is known of a metric; points without a value are left out.
-        label: the column that tells lines apart.
+        facts: the table of facts.
+        x: a column of the facts, or a metric; points without a value of it are left out.
+        y: a metric; points without a value of it are left out.
+        label: the column that names a point's line.
     """
     ours = select(facts, source=None)
     found = ours.unique(_POINT, keep="first", maintain_order=True).select(*_POINT, "series", "k", "at")
@@ -86,24 +86,24 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
     if isinstance(x, Figure):
         found = _joined(found, ours, x, "x")
     else:
-        found = found.with_columns(x=pl.col(x), x_low=(ends := no_ends())["x_low"], x_high=ends["x_high"])
+        found = found.with_columns(x=pl.col(x), x_low=(ends := no_intervals())["x_low"], x_high=ends["x_high"])
     return found.with_columns(label=pl.col(label))
 
 
 def bars(facts: pl.DataFrame, x: Figure, y: str, label: str = "row") -> pl.DataFrame:
-    """Return the points of a chart whose vertical axis has the names of the column ``y``."""
-    return points(facts, y, x, label).rename(_TURNED)
+    """Return the points of a chart whose vertical axis lists the names in the column ``y``."""
+    return points(facts, y, x, label).rename(_SWAPPED)
 
 
 def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """Return the points of a chart of single runs, by ``at``: a label for each row, a line for each of its seeds."""
+    """Return the points of single runs over ``at``: one label a row, one line a seed."""
     found = facts.filter(pl.col("seed").is_not_null(), pl.col("metric") == metric, pl.col("value").is_finite())
     line = pl.concat_str("row", pl.lit(", seed "), "seed")
-    return found.select("task", "setting", "row", line=line, label="row", x="at", y="value", **no_ends())
+    return found.select("task", "setting", "row", line=line, label="row", x="at", y="value", **no_intervals())
 
 
 def _joined(found: pl.DataFrame, facts: pl.DataFrame, figure: Figure, name: str) -> pl.DataFrame:
-    """Add what is known of each point, as ``name``, ``name_low`` and ``name_high``."""
+    """Join a metric's value and interval to the points, as ``name``, ``name_low`` and ``name_high``."""
     where = {"metric": figure.metric} | ({} if figure.unit is None else {"unit": figure.unit})
     columns = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
     known = select(facts, **where).drop_nulls("value")

@@ -1,4 +1,4 @@
-"""Columns of a table: which facts their cells show, and how."""
+"""Columns of a table: which facts their cells show, and in which format."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 UNKNOWN = "–"
 DIVERGED = "diverged"
-_NOTHING = 1e-9
-"""What is left of differences by rounding."""
+_ROUNDING = 1e-9
+"""Absolute values up to this are rounding errors of a difference."""
 _NUMBERS = ("value", "low", "high")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One fact of a table's cell.
+    """One fact shown in a cell.
 
     Attributes:
-        metric: of the fact.
-        template: its text, of ``value``, ``low``, ``high``, ``margin``, ``n`` and ``note``.
-        unit: of the fact, where the metric has several.
-        factor: what numbers are multiplied by: 1e3 for seconds shown as milliseconds.
+        metric: the fact's metric.
+        template: format string with ``value``, ``low``, ``high``, ``margin``, ``n`` and ``note``.
+        unit: the fact's unit, if the metric has several.
+        factor: multiplies the numbers: 1e3 shows seconds as milliseconds.
     """
 
     metric: str
@@ -31,7 +31,7 @@ class Figure:
     factor: float = 1.0
 
     def text(self, fact: Mapping[str, Any]) -> str:
-        """Return what is shown of ``fact``: a note in place of a value that is not known."""
+        """Return the text for ``fact``: its note if the value is unknown."""
         if fact["value"] is None and fact["note"]:
             return str(fact["note"])
         if fact["value"] is not None and isnan(fact["value"]):
@@ -44,11 +44,11 @@ class Figure:
 
 
 class _Number(float):
-    """A number that is not shown as 0 unless it is, or all but."""
+    """A number that is formatted with one significant digit where it would be rounded to 0."""
 
     def __format__(self, spec: str) -> str:
         text = super().__format__(spec)
-        return f"{float(self):.1g}" if abs(self) > _NOTHING and not float(text) else text
+        return f"{float(self):.1g}" if abs(self) > _ROUNDING and not float(text) else text
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: with the unit.
-        figures: of each cell; those behind the first stand in brackets, and not behind words.
-        where: which facts, by their columns: ``{"setting": "5 hidden layers"}``.
+        heading: includes the unit.
+        figures: shown in each cell; all after the first are in brackets, and omitted if the first is a note.
+        where: selects facts by their columns: ``{"setting": "5 hidden layers"}``.
     """
 
     heading: str
@@ -66,7 +66,7 @@ class Column:
     where: Mapping[str, Any] = field(default_factory=dict)
 
     def cell(self, facts: Sequence[Mapping[str, Any]]) -> Cell:
-        """Return the cell of a row that these facts are known of."""
+        """Return the cell of a row, given the row's facts."""
         found = [(figure, fact) for figure in self.figures if (fact := self._fact(figure, facts))]
         if not found or found[0][0] is not self.figures[0]:
             return Cell(UNKNOWN, None)
@@ -87,8 +87,8 @@ class Cell(NamedTuple):
     """A cell of a table.
 
     Attributes:
-        text: as shown.
-        value: to sort by; ``None`` for words and what is not known.
+        text: what is shown.
+        value: sort key; ``None`` for notes and unknown values.
     """
 
     text: str
@@ -96,6 +96,6 @@ class Cell(NamedTuple):
 
 
 def column(heading: str, metric: str, template: str = "{value:.2f}", unit: str | None = None, **more: Any) -> Column:
-    """Return a column of one figure a cell; ``more`` is the factor, and which facts."""
+    """Return a column with one figure a cell; ``more`` holds ``factor`` and the columns of :attr:`Column.where`."""
     factor = more.pop("factor", 1.0)
     return Column(heading, (Figure(metric, template, unit, factor),), more)

@@ -1,4 +1,4 @@
-"""An experiment of a suite: what is compared, its cases, the facts that their records tell, and its section."""
+"""The interface of experiments: cases to run, facts computed from their records, and the section that shows them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from gradfree.benchmarks.tables.section import Section
 
 
 class Experiment(ABC):
-    """One comparison."""
+    """One comparison of a suite."""
 
     @property
     def tries(self) -> int:
-        """How many trials each training case waits for: the first case for the first so many, and so on."""
+        """Number of trials that each training case depends on: the first case on the first ``tries``, and so on."""
         return 0
 
     def check(self) -> None:
-        """Raise a UsageError if something that the cases need is not there."""
+        """Raise a UsageError if something that the cases need is missing."""
         return
 
     def trials(self, device: str) -> Iterator[Case]:
-        """Yield the cases that settings of others are chosen by."""
+        """Yield the cases whose results decide the settings of other cases."""
         return iter(())
 
     def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
-        """Yield the cases that are repeated for every seed and may run side by side.
+        """Yield the cases that are repeated for every seed and may run in parallel.
 
-        ``None`` stands for one that is not settled before ``records`` has all trials.
+        ``None`` stands for a case whose settings are unknown until ``records`` has all trials.
         """
         return iter(())
 
     def timing(self, device: str) -> Iterator[Case]:
-        """Yield the cases that must run alone."""
+        """Yield the cases that must run with nothing beside them."""
         return iter(())
 
     @abstractmethod
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return what ``records`` tell of ``device``; an empty table if they tell nothing."""
+        """Return the facts in ``records`` about ``device``; an empty table if there are none."""
 
     @abstractmethod
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return how these facts are shown, which are all of :meth:`facts` and some."""
+        """Return the section that shows ``facts``: those of :meth:`facts`, maybe with others added."""
 
 
 Suite = tuple[Experiment, ...]
@@ -56,7 +56,7 @@ Finding: TypeAlias = "tuple[Experiment, pl.DataFrame]"
 def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
     """Yield all cases of ``suite``: trials, then everything seed by seed, then the timings.
 
-    ``None`` stands for a case that is not settled before ``records``, by case id, has all trials.
+    ``None`` stands for a case whose settings are unknown until ``records``, by case id, has all trials.
     """
     return (case for _, case in grouped_cases(suite, seeds, device, records))
 
@@ -64,7 +64,10 @@ def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) 
 def grouped_cases(
     suite: Suite, seeds: int, device: str, records: Mapping[str, Record]
 ) -> Iterator[tuple[Hashable, Case | None]]:
-    """Yield all cases as :func:`cases` does, each after its group: those that must see each other's records."""
+    """Yield (group, case) for all cases, in the order of :func:`cases`.
+
+    Cases of one group need each other's records.
+    """
     for p, experiment in enumerate(suite):
         for n, case in enumerate(experiment.trials(device)):
             yield (p, n // experiment.tries), case
@@ -78,7 +81,7 @@ def grouped_cases(
 
 
 def findings(suite: Suite, records: Mapping[str, Record]) -> Iterator[Finding]:
-    """Yield what ``records``, those of this configuration, tell of each device and experiment, if anything."""
+    """Yield each experiment with its facts of each device, if ``records`` has any."""
     for device in devices_of(records):
         for experiment in suite:
             facts = experiment.facts(records, device)
@@ -87,26 +90,26 @@ def findings(suite: Suite, records: Mapping[str, Record]) -> Iterator[Finding]:
 
 
 def devices_of(records: Mapping[str, Record]) -> list[str]:
-    """Return the devices that records are of."""
+    """Return the devices of ``records``."""
     return list(dict.fromkeys(record["config"]["device"] for record in records.values()))
 
 
-def belonging(suite: Suite, records: Mapping[str, Record]) -> list[Record]:
-    """Return those of ``records`` that are of this configuration, with whatever seed, on whatever device."""
+def records_of(suite: Suite, records: Mapping[str, Record]) -> list[Record]:
+    """Return the records of the suite's cases, for any seed and device."""
     found: dict[str, Record] = {}
     for device in devices_of(records):
         for case in cases(suite, 1, device, records):
             if case is not None:
-                found |= {record["case"]: record for record in outcomes(records, case)}
+                found |= {record["case"]: record for record in records_of_case(records, case)}
     return list(found.values())
 
 
-def outcomes(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
-    """Yield the records of ``case`` for any seed, whether it failed or not."""
+def records_of_case(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
+    """Yield the records of ``case`` for any seed, failed ones included."""
     kind, config = case.kind, case.config
     return (record for record in records.values() if record["kind"] == kind and record["config"] == config)
 
 
-def matching(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
-    """Yield the records of ``case`` for any seed that has results."""
-    return (record for record in outcomes(records, case) if not error_of(record))
+def successes(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
+    """Yield the records of ``case`` for any seed that did not fail."""
+    return (record for record in records_of_case(records, case) if not error_of(record))

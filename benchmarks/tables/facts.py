@@ -1,4 +1,4 @@
-"""The one source of a report: numbers with their intervals, and a tidy table of such facts, one a row."""
+"""Facts: numbers with intervals, in a tidy table with one fact a row. Every figure of a report comes from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradfree.wording import plain
 
 _CONFIDENCE = 0.95
 _ALIKE = 1e-4
-"""Share of a difference by which several may differ, by rounding, and be the same."""
+"""Differences that vary by at most this share of their mean count as equal: the rest is rounding."""
 SCHEMA: dict[str, type] = {
     "task": str,
     "device": str,
@@ -36,33 +36,33 @@ SCHEMA: dict[str, type] = {
 }
 """Columns of the table.
 
-task, device, threads: what was run, and where.
-setting, at: where, if an experiment has several: "5 hidden layers", 5.
-row, series, k: the engine, the line of a chart that it is a point of, and its iterations.
-seed: of a single run; null for what several come to.
+task, device, threads: what was run, and on what.
+setting, at: the setting, if an experiment has several, in words and as a number: "5 hidden layers", 5.
+row, series, k: the row's label, the chart line that it is a point of, and its iterations.
+seed: the seed of a single run; null for a mean of several.
 metric, unit: what is measured.
-value: null if not known, NaN if a run diverged.
-low, high, interval: the value's interval and what kind it is, :data:`MEAN` or :data:`MEDIAN`.
-n: number of runs that the value is a mean of.
-source: who says so, if not our records.
-note: in words, above all why there is no value.
+value: null if unknown, NaN if a run diverged.
+low, high, interval: the value's interval and its kind, :data:`MEAN` or :data:`MEDIAN`.
+n: number of runs in the mean.
+source: the publication, if the figure is not from our records.
+note: text, mostly the reason for a missing value.
 """
 MEAN, MEDIAN = "95 % CI", "quartiles"
 _WHERE = ("task", "device", "threads", "setting", "at", "source")
 _WHO = ("row", "series", "k")
 _WHAT = ("metric", "unit")
 Fact = dict[str, Any]
-"""A row of the table; what is left out is null."""
+"""A row of the table; missing columns are null."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; NaN for what is not known.
+    """A number with its interval; unknown values are NaN.
 
     Attributes:
         value: a mean over seeds, or a median of timing rounds.
-        low: the interval's lower end: of the mean's 95 % confidence interval, or the lower quartile.
-        high: its upper end.
+        low: lower end of the mean's 95 % confidence interval, or the lower quartile.
+        high: the upper end.
         n: number of seeds; 0 for a median.
     """
 
@@ -73,7 +73,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Return the mean of ``values``, one a seed, with its interval by Student's t; NaN if one is not finite."""
+        """Return the mean of ``values``, one a seed, with its Student's t interval; NaN if a value is not finite."""
         n = len(values)
         if not n or not all(map(isfinite, values)):
             return cls(n=n)
@@ -87,10 +87,10 @@ class Estimate:
 
     @classmethod
     def of_differences(cls, values: Sequence[float]) -> Estimate:
-        """Return the mean of ``values``, differences of the same seed.
+        """Return the mean of ``values``, which are differences between two runs of the same seed.
 
-        Differences that are the same but not 0, as those of accuracies on few examples easily are, have no interval:
-        Student's t would make it 0 wide.
+        Equal differences other than 0 get no interval, since Student's t would give one of width 0. They are common
+        for accuracies on few examples.
         """
         mean = cls.of(values)
         alike = mean.margin <= _ALIKE * abs(mean.value)
@@ -98,7 +98,7 @@ class Estimate:
 
     @classmethod
     def recorded(cls, results: Mapping[str, Any], name: str) -> Estimate:
-        """Return what :func:`gradfree.benchmarks.timing.side_by_side.statistics` has recorded as ``name``."""
+        """Return the estimate that :func:`~gradfree.benchmarks.timing.side_by_side.statistics` recorded as ``name``."""
         return cls(results[name], *results[f"{name}_quartiles"])
 
     @property
@@ -108,23 +108,23 @@ class Estimate:
 
     @property
     def relative(self) -> float:
-        """The interval's farther end, as a share of the value."""
+        """Distance from the value to the farther end of the interval, as a share of the value."""
         return max(self.high - self.value, self.value - self.low) / self.value
 
     def __neg__(self) -> Estimate:
         return Estimate(-self.value, -self.high, -self.low, self.n)
 
     def __truediv__(self, other: Estimate) -> Estimate:
-        """Return the ratio to what was timed elsewhere, between the farthest ends."""
+        """Return the ratio of two independent estimates, with the widest interval that their ends allow."""
         return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
 def pareto_front(costs: Mapping[str, Estimate], is_better: Callable[[str, str], bool]) -> list[str]:
-    """Return the rows that are shown to be better than all cheaper ones of the front, the cheapest first.
+    """Return the rows that are better than every cheaper row of the front, cheapest first.
 
     Args:
-        costs: of the rows.
-        is_better: tells whether the first of two rows is shown to be better than the second.
+        costs: the cost of each row.
+        is_better: returns whether the first of two rows is significantly better than the second.
     """
     front: list[str] = []
     for row in sorted(costs, key=lambda row: costs[row].value):
@@ -134,7 +134,7 @@ def pareto_front(costs: Mapping[str, Estimate], is_better: Callable[[str, str], 
 
 
 def fact(metric: str, unit: str, estimate: Estimate | float = nan, **context: Any) -> Fact:
-    """Return the fact that ``metric`` is ``estimate``; of estimates without ``n``, the interval is of a median."""
+    """Return the fact that ``metric`` is ``estimate``; without ``n``, the interval is a median's quartiles."""
     if not isinstance(estimate, Estimate):
         estimate = Estimate(estimate)
     unknown = isnan(estimate.value) and not estimate.n
@@ -152,10 +152,10 @@ def fact(metric: str, unit: str, estimate: Estimate | float = nan, **context: An
 
 
 def table(facts: Iterable[Fact]) -> pl.DataFrame:
-    """Return the table of ``facts``.
+    """Return the data frame of ``facts``.
 
     Raises:
-        ValueError: a fact has what is no column.
+        ValueError: a fact has an unknown column.
     """
     rows = list(facts)
     if strange := {name for row in rows for name in row} - SCHEMA.keys():
@@ -164,7 +164,7 @@ def table(facts: Iterable[Fact]) -> pl.DataFrame:
 
 
 def select(facts: pl.DataFrame, **where: Any) -> pl.DataFrame:
-    """Return the facts that have these values; those of single seeds only where ``seed`` is asked for."""
+    """Return the facts with these values; facts of single runs only if ``where`` has ``seed``."""
     wanted = {"seed": None, **where}
     return facts.filter(pl.all_horizontal(pl.col(name).eq_missing(value) for name, value in wanted.items()))
 
@@ -176,26 +176,26 @@ def estimate_of(row: Mapping[str, Any]) -> Estimate:
 
 
 def estimates(facts: pl.DataFrame, by: str = "row", **where: Any) -> dict[Any, Estimate]:
-    """Return what is known where facts have these values, by row or another column; what is not known is left out."""
+    """Return the known estimates of the facts with these values, by row or by another column."""
     known = select(facts, **where).filter(pl.col("value").is_not_null())
     return {row[by]: estimate_of(row) for row in _rows(known)}
 
 
 def run_fact(metric: str, unit: str, value: float, seed: int, **context: Any) -> Fact:
-    """Return the fact that a single run came to ``value``, NaN if it diverged."""
+    """Return the fact that a single run's result is ``value``; NaN if it diverged."""
     return fact(metric, unit, Estimate(value, n=1), seed=seed, **context)
 
 
 def means(found: pl.DataFrame) -> pl.DataFrame:
-    """Return the means over seeds of what single runs came to, with their intervals."""
+    """Return the means of single runs' facts over seeds, with intervals."""
     groups = found.filter(pl.col("seed").is_not_null()).group_by(*_WHERE, *_WHO, *_WHAT, maintain_order=True)
     return table(_of_runs(row, Estimate.of) for row in _rows(groups.agg("value")))
 
 
 def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str]) -> pl.DataFrame:
-    """Return by how much more each row's ``metric`` is than that of the row which ``references`` has, seed by seed.
+    """Return the mean difference, seed by seed, between each row's ``metric`` and its reference row's.
 
-    Rows without a reference are left out, and those where the two have no seed in common.
+    Rows without a reference, or with no seed in common with it, are left out.
     """
     ours = found.filter(pl.col("seed").is_not_null(), pl.col("metric") == metric).with_columns(
         reference=pl.col("row").replace_strict(references, default=None, return_dtype=pl.String)
@@ -212,12 +212,12 @@ def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str])
 
 
 def difference_to(reference: str, metric: str) -> str:
-    """Return what the difference of a metric to that of another row is called."""
+    """Return the name of the metric "difference to another row"."""
     return f"{metric}, difference to {reference}"
 
 
 def _of_runs(group: dict[str, Any], estimated: Callable[[Sequence[float]], Estimate]) -> Fact:
-    """Return the fact that the values of a group of runs come to."""
+    """Return the fact that summarizes the values of a group of runs."""
     values = group.pop("value")
     return fact(estimate=estimated(values), **group)
 

@@ -1,4 +1,4 @@
-"""Polars, imported where a table is made: a machine that only runs cases may lack it."""
+"""Polars, imported on first use: a machine that only runs cases does not need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that others have published, set beside ours."""
+"""Published figures shown beside ours."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, differences, estimates, fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
-from gradfree.benchmarks.tables.verdict import SAME, shift, signed
+from gradfree.benchmarks.tables.verdict import SAME, direction, signed
 
 _OUTCOMES = {"higher": "agrees", "lower": "disagrees", SAME: "too close to tell"}
-"""What a difference means where it is to be above 0."""
+"""The outcome of a claim that a difference is positive, by the difference's direction."""
 _HARDWARE = "hardware"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says about an order.
+    """A paper's claim about the order of some rows.
 
     Attributes:
-        says: in words.
-        column: of the table, with what it is about.
-        ascending: rows of the table, by their scores as they are to rise.
+        says: the claim in words.
+        column: the table's column that it is about.
+        ascending: rows of the table, in the order of rising scores.
     """
 
     says: str
@@ -37,15 +37,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper prints.
+    """A paper's figures and claims.
 
     Attributes:
-        source: of the figures: paper and table.
-        hardware: that they were measured on.
-        columns: of a part's table that are set beside the paper's.
-        figures: the paper's, by row and column; what is left out is not known.
-        claims: what the paper says in words alone.
-        differs: in what our settings are not the paper's.
+        source: paper and table.
+        hardware: the hardware that the paper measured on.
+        columns: columns of our table that have published counterparts.
+        figures: the paper's figures by row and column; missing ones are unknown.
+        claims: statements of the paper without figures.
+        differs: differences between our settings and the paper's.
     """
 
     source: str
@@ -58,18 +58,18 @@ class Published:
 
 @dataclass(frozen=True)
 class Beside(Experiment):
-    """An experiment's figures beside published ones; the experiment itself stands in the suite as well.
+    """An experiment's figures beside published ones; the suite also has the experiment by itself.
 
     Attributes:
-        experiment: whose figures.
-        published: the others.
+        experiment: the source of our figures.
+        published: the paper's figures and claims.
     """
 
     experiment: Experiment
     published: Published
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return the experiment's facts, the paper's of the same rows, and what ours were measured on."""
+        """Return the experiment's facts, the paper's facts for the same rows, and our hardware."""
         ours = self.experiment.facts(records, device)
         if ours.is_empty():
             return ours
@@ -89,7 +89,7 @@ class Beside(Experiment):
         return pl.concat([ours, table([*theirs, fact(_HARDWARE, "", note=_hardware(records, device))])])
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return both figures of each column, and what becomes of the paper's claims."""
+        """Return the section with our and the paper's figures side by side, and the outcome of each claim."""
         source = self.published.source
         ours = self.experiment.section(facts.filter(pl.col("source").is_null(), pl.col("metric") != _HARDWARE))
         columns = {column.heading: column for column in ours.columns}
@@ -109,7 +109,7 @@ class Beside(Experiment):
         )
 
     def _legend(self, hardware: str) -> str:
-        """Say where both were measured."""
+        """Return the legend, which names the hardware of both."""
         legend = f"Ours: {hardware}. The paper's: {self.published.hardware}. –: not known."
         if not self.published.claims:
             return legend
@@ -118,20 +118,20 @@ class Beside(Experiment):
         )
 
     def _claims(self, ours: Section) -> Iterator[str]:
-        """Yield whether what the paper says holds here."""
+        """Yield a sentence on each claim: whether our figures agree."""
         for claim in self.published.claims:
             scores, found = _outcome(claim, ours)
             yield f"The paper: {claim.says}. Ours, {claim.column}: {', '.join(scores)}; {', '.join(found)}."
 
 
 def _theirs(column: Column, source: str) -> Column:
-    """Return the column of a paper's figures."""
+    """Return the column of the paper's figures."""
     figures = tuple(replace(figure, template="{value:g}") for figure in column.figures[:1])
     return Column(f"{column.heading}, paper", figures, {**column.where, "source": source})
 
 
 def _of(column: Column, facts: pl.DataFrame) -> pl.DataFrame:
-    """Return the facts that a column shows first."""
+    """Return the facts of the column's first figure."""
     if not column.figures:
         return facts.clear()
     unit = {} if column.figures[0].unit is None else {"unit": column.figures[0].unit}
@@ -139,7 +139,7 @@ def _of(column: Column, facts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outcome(claim: Claim, ours: Section) -> tuple[list[str], list[str]]:
-    """Return the figures that a claim is about, and their differences with what those come to."""
+    """Return our figures for a claim, and their differences followed by the outcome."""
     columns = {column.heading: column for column in ours.columns}
     if claim.column not in columns:
         return [f"{row} {UNKNOWN}" for row in claim.ascending], ["not known"]
@@ -151,14 +151,14 @@ def _outcome(claim: Claim, ours: Section) -> tuple[list[str], list[str]]:
         estimates(differences(single, metric, {high: low}), metric=difference_to(low, metric)).get(high, Estimate())
         for low, high in pairwise(claim.ascending)
     ]
-    outcomes = [_OUTCOMES.get(shift(difference), "not known") for difference in found]
+    outcomes = [_OUTCOMES.get(direction(difference), "not known") for difference in found]
     outcome = next((o for o in ("not known", "disagrees", "too close to tell") if o in outcomes), "agrees")
     known = [f"difference {signed(d.value)} ± {d.margin:.2f}" for d in found if not isnan(d.margin)]
     return [f"{row} {shown.get(row, UNKNOWN)}" for row in claim.ascending], [*known, outcome]
 
 
 def _hardware(records: Mapping[str, Record], device: str) -> str:
-    """Say what the records of ``device`` were taken on."""
+    """Return the hardware that the records of ``device`` were made on."""
     environments = [r["environment"] for r in records.values() if r["config"]["device"] == device]
     machines = [f"{e['device']}, {e['cpus']} CPU cores, {e['platform']}, torch {e['torch']}" for e in environments]
     return "; ".join(dict.fromkeys(machines))

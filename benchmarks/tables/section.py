@@ -1,4 +1,4 @@
-"""One comparison of a report: a query on facts, and how what it finds is shown."""
+"""A section of a report: facts, and the table, sentences and charts made from them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gradfree.benchmarks.tables.column import Cell, Column
 from gradfree.benchmarks.tables.frames import pl
 
 ENGINE = {"engine": "row"}
-"""Rows of tables that are one engine's each."""
+"""Name columns of a table with one row an engine."""
 _FEWEST = 3
-"""Points of a chart."""
+"""Minimal number of points of a chart."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one comparison comes to.
+    """The results of one comparison.
 
     Attributes:
-        title: what was compared.
-        facts: all of its numbers, a table as :mod:`gradfree.benchmarks.tables.facts` has it.
-        columns: of the table.
-        legend: what the table's signs and columns mean.
-        setup: what was run, in sentences, if the title does not tell it all.
-        names: the headings of the first columns, which name a row, and the facts' columns that they are.
-        verdicts: what each row comes to, in words; nothing if that cannot be said row by row.
-        remarks: what else the facts say.
-        charts: of the facts.
-        answer: what the comparison comes to in a sentence; nothing if it answers no question by itself.
+        title: the subject of the comparison.
+        facts: all numbers, as a table of :mod:`gradfree.benchmarks.tables.facts`.
+        columns: the table's columns.
+        legend: the meaning of the table's signs and columns.
+        setup: what was run, in sentences, if the title is not enough.
+        names: the table's first columns, which name a row: heading to column of the facts.
+        verdicts: one sentence a row of the table; empty if there are no verdicts by row.
+        remarks: further sentences.
+        charts: charts of the facts.
+        answer: the conclusion in a sentence; empty if the comparison answers no question by itself.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Section:
 
     @property
     def labels(self) -> int:
-        """How many of the table's first columns name its rows."""
+        """Number of the first columns, which name a row."""
         return len(self.names)
 
     @cached_property
@@ -57,7 +57,7 @@ class Section:
 
     @cached_property
     def rows(self) -> list[list[Cell]]:
-        """The table's rows, in the order in which the facts name them; what no row is named by is not shown."""
+        """The table's rows, in the order of the facts; facts without a row's names are not shown."""
         by_name: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for fact in self.facts.filter(pl.col("seed").is_null()).iter_rows(named=True):
             names = tuple(fact[name] for name in self.names.values())
@@ -70,12 +70,12 @@ class Section:
 
     @property
     def drawn(self) -> list[Chart]:
-        """The charts that are worth drawing: two points are read sooner in the table."""
+        """The charts with enough points to be worth drawing."""
         return [chart for chart in self.charts if chart.points.height >= _FEWEST]
 
     @property
     def sentences(self) -> list[str]:
-        """What the table comes to row by row, then the remarks."""
+        """The verdicts on the rows, then the remarks."""
         lines = [
             f"{', '.join(cell.text for cell in row[: self.labels])}: {words}."
             for row, words in zip(self.rows, self.verdicts, strict=False)

@@ -1,4 +1,4 @@
-"""What a row's figures come to, in words."""
+"""Verdicts: sentences on how a row differs from its baseline."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from gradfree.benchmarks.tables.facts import Estimate
 SAME = "no difference seen"
 FEW = "too few seeds to tell"
 _FEWEST = 3
-"""Seeds that an interval means something with."""
+"""Minimal number of seeds for "no difference seen"."""
 _DIGITS = 2
-"""Decimals of a difference, more where it would be shown as 0 but is not."""
+"""Decimals of a difference; more are shown if it would otherwise be rounded to 0."""
 _STEADY = 0.1
+"""Quartiles within this share of the median are steady."""
 _NAMED = 3
+"""Maximal number of unsteady timings that are named."""
 
 
 def speed(ratio: Estimate, baseline: str) -> str:
-    """Say how fast something is beside ``baseline``, whose time makes ``ratio`` 1; nothing if within the quartiles."""
+    """Return how fast a row is, given the ratio of its time to ``baseline``'s; quartiles around 1: no difference."""
     if isnan(ratio.value):
         return "not timed"
     if ratio.high < 1:
@@ -29,13 +31,13 @@ def speed(ratio: Estimate, baseline: str) -> str:
 
 
 def score(name: str, difference: Estimate, higher_is_better: bool) -> str:
-    """Say how a score differs."""
+    """Return how a score differs from the baseline's."""
     outcome, figures = change(difference, higher_is_better)
     return f"{name} {figures} ({outcome})" if figures else f"{name} {outcome}"
 
 
 def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
-    """Say whether a difference counts, which is if its interval leaves out 0, and how large it is, if that is known."""
+    """Return the outcome and the figures of a difference, which is significant if its interval excludes 0."""
     if not difference.n:
         return "not compared", ""
     if isnan(difference.value):
@@ -45,7 +47,7 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
     if isnan(difference.margin):
         seeds = "one seed" if difference.n == 1 else "the same difference with every seed"
         return f"{seeds}: no interval", signed(difference.value)
-    outcome = shift(difference)
+    outcome = direction(difference)
     if outcome == SAME and difference.n < _FEWEST:
         outcome = FEW
     elif outcome != SAME:
@@ -54,8 +56,8 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
     return outcome, f"{signed(difference.value, digits)} ± {difference.margin:.{digits}f}"
 
 
-def shift(difference: Estimate) -> str:
-    """Say in which direction something differs."""
+def direction(difference: Estimate) -> str:
+    """Return "higher", "lower", :data:`SAME` or "not known"."""
     if isnan(difference.margin):
         return "not known"
     if difference.low <= 0 <= difference.high:
@@ -64,17 +66,17 @@ def shift(difference: Estimate) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """Return ``value`` to so many decimals with its sign, that of what is rounded to 0 being +."""
+    """Return ``value`` with its sign, rounded to ``digits`` decimals; zero has the sign +."""
     return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
 def _digits(value: float) -> int:
-    """Return how many decimals show that a difference is not 0."""
+    """Return the number of decimals that shows a difference as not 0."""
     return next((digits for digits in range(_DIGITS, 9) if round(value, digits)), _DIGITS)
 
 
 def steadiness(spreads: Mapping[str, Estimate]) -> str:
-    """Name the timings, by label, whose quartiles are farthest from their medians."""
+    """Return a sentence that names the timings, by label, with the widest quartiles relative to the median."""
     far = [label for label in spreads if spreads[label].relative > _STEADY]
     words = f"Quartiles are within {100 * _STEADY:.0f} % of the median"
     if not far:

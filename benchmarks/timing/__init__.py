@@ -1,1 +1,1 @@
-"""What steps cost in time and memory."""
+"""Time and memory of training steps."""

@@ -1,4 +1,4 @@
-"""What a piece of work allocates, as torch tells, on a CPU by its profiler."""
+"""Memory that a function allocates: on a CPU, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gradfree.devices.hardware import peak_bytes
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
-    """Return the bytes of every allocation of ``work`` and, with a minus, of every release, in their order.
+    """Return the bytes of every allocation of ``work`` and, negated, of every release, in order.
 
-    What it returns is alive to the end: the sum is of what is kept.
+    The result of ``work`` is kept alive, so the sum is the memory that ``work`` leaves allocated.
     """
-    gc.collect()  # Garbage freed meanwhile would count against what is measured.
+    gc.collect()  # Garbage freed during the measurement would count as a release.
     profile = profiler.profile(profile_memory=True)
     config, activities = profile.config(), profile.kineto_activities
-    with _hushed():
+    with _silenced_stderr():
         _prepare_profiler(config, activities)
-        # Without torch's operations: to record each takes longer than many of them do.
+        # Operations are not recorded: recording one takes longer than many of them run.
         _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
         try:
             kept = work()
@@ -39,18 +39,18 @@ def allocations(work: Callable[[], object]) -> list[int]:
 
 
 def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
-    """Return how many bytes of tensors are alive at the worst moment of ``work``, above those before it.
+    """Return the peak number of bytes in tensors during ``work``, above those allocated before.
 
-    What the allocators hand out, so the same on every run; not what the process takes from the system.
+    Counts what torch's allocators return, so every run gives the same; not what the process takes from the system.
     """
-    gc.collect()  # Garbage freed meanwhile would count against what is measured.
+    gc.collect()
     peak = peak_bytes(work, torch.device(device))
     return max(accumulate(allocations(work), initial=0)) if peak is None else peak
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep from the terminal what the profiler writes there, which nothing in Python can tell it not to."""
+def _silenced_stderr() -> Iterator[None]:
+    """Redirect file descriptor 2 to nowhere: the profiler writes to it, and Python has no option against that."""
     terminal = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:

@@ -1,4 +1,4 @@
-"""What a training step of a plain chain of layers costs: time, taken apart, and memory, beside torch's checkpoints."""
+"""Cost of a training step of an ``orthogonal_mlp``: time by phase, and memory beside torch's checkpoints."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.chart import Axis
 from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
-from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, Turn, clocked, now, time_of
+from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, Turn, mean_seconds, now, time_of
 from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
 _CLASSES = 10
 _LEARNING_RATE = 0.1
-"""One that trains: weights drift, and are led back, as they would."""
+"""Large enough to train: weights drift and are retracted as in a real training run."""
 _PHASES = ("passes", "update", "retraction")
 _IDLE = "time of other rows' hooks"
 _LAYERS = 200
-"""How many layers the steps of a turn run through, all together: so few are more than one step."""
+"""A turn takes as many steps as run this many layers in total, at least one."""
 EACH, SEGMENTS = "each block", "√L segments"
 
 
@@ -51,8 +51,8 @@ class Network:
         return create_model("orthogonal_mlp", num_classes=_CLASSES, **sizes).float()
 
 
-def in_training(network: Network, row: Row, device: str, seed: int) -> Trainee:
-    """Return a network in training with one row's engine."""
+def build_trainee(network: Network, row: Row, device: str, seed: int) -> Trainee:
+    """Return a network in training with the row's engine attached."""
     torch.manual_seed(seed)
     model = network.create_model().to(device)
     inputs = torch.randn(network.batch, network.width).float().to(device)
@@ -62,9 +62,9 @@ def in_training(network: Network, row: Row, device: str, seed: int) -> Trainee:
     return Trainee(model, optimizer, F.cross_entropy, inputs, targets)
 
 
-def _in_phases(case: Timing, row: Row) -> Callable[[], Turn]:
-    """Return a training step that returns how long its phases took."""
-    trainee = in_training(case.item, row, case.device, case.seed)
+def _step_in_phases(case: Timing, row: Row) -> Callable[[], Turn]:
+    """Return a training step that returns the seconds of its phases."""
+    trainee = build_trainee(case.item, row, case.device, case.seed)
     updated = 0.0
 
     def note_update(*_: Any) -> None:
@@ -78,18 +78,21 @@ def _in_phases(case: Timing, row: Row) -> Callable[[], Turn]:
         trainee.optimizer.step()
         return passed - start, updated - passed, now(case.device) - updated
 
-    # An optimizer's own hooks come before those for all optimizers, which is what engines retract by.
+    # Runs before the engines' retraction: that is a hook for all optimizers, and an optimizer's own hooks run first.
     trainee.optimizer.register_step_post_hook(note_update)
     return step
 
 
-def _medians(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the seconds of the phases."""
+def _median_phases(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return the median seconds of each phase."""
     return {"phases": list(map(median, zip(*turns, strict=True)))}
 
 
 def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield the times of a row's phases; in one process, each row's steps call the hooks of all."""
+    """Yield the times of a row's phases.
+
+    All rows share one process, so each row's steps also call the retraction hooks of the others.
+    """
     retracts = results["row"] is not None and isinstance(results["row"].create_engine(), OrthogonalEngine)
     for phase, seconds in zip(_PHASES, cost.get("phases", ()), strict=False):
         yield fact(_IDLE if phase == _PHASES[-1] and not retracts else time_of(phase), "s", seconds)
@@ -98,7 +101,7 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
 @timed(
     kind="step",
     subject="network",
-    # A multiple of those from one retraction to the next.
+    # A multiple of every row's ``orthogonalize_every``.
     runs=16,
     title="cost of a step of an orthogonal_mlp",
     legend="One step with plain SGD. Passes: forward and backward, or what replaces it. Retraction: of engines that "
@@ -108,54 +111,54 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
         column("step (×)", STEP, unit=RATIO),
         column("quartiles", STEP, "{low:.2f}–{high:.2f}", RATIO),
     ],
-    costs=_medians,
+    costs=_median_phases,
     facts=_facts_of,
 )
 def step_phases(case: Timing) -> Mapping[str, Callable[[], Callable[[], Turn]]]:
-    """Return what builds the network in training with each row's engine."""
-    return {row.label: partial(_in_phases, case, row) for row in case.rows}
+    """Return, by row, a function that builds the network in training with the row's engine."""
+    return {row.label: partial(_step_in_phases, case, row) for row in case.rows}
 
 
 @dataclass(frozen=True)
 class Checkpointed(Row):
-    """An engine on a network that keeps inputs of some layers alone, and runs the others again: torch's checkpoints.
+    """An engine on a network with torch's checkpoints, which store some layers' inputs and recompute the others.
 
     Attributes:
-        kept: "each block", a layer with its activation function, or "√L segments" of such blocks.
+        kept: what is checkpointed: "each block", a layer with its activation function, or "√L segments" of blocks.
     """
 
     kept: str
 
 
-def run_again(layers: nn.Sequential, blocks: Sequence[nn.Module], segments: int) -> None:
-    """Let ``layers`` keep what enters each of so many segments of ``blocks``, and run these in the backward pass."""
+def checkpoint_layers(layers: nn.Sequential, blocks: Sequence[nn.Module], segments: int) -> None:
+    """Let the forward pass of ``layers`` run ``blocks`` in ``segments`` checkpointed segments."""
     run = partial(checkpoint_sequential, blocks, segments, use_reentrant=False)
     object.__setattr__(layers, "forward", lambda x: run(input=x))
 
 
 class _Steps:
-    """Some steps; tells the mean seconds, on a CPU of the processor's time, which nothing beside them takes."""
+    """Several steps; a call returns their mean seconds, on a CPU of processor time, which excludes other processes."""
 
     def __init__(self, case: Timing, row: Row):
         network: Network = case.item
-        self.trainee, self.device = in_training(network, row, case.device, case.seed), case.device
+        self.trainee, self.device = build_trainee(network, row, case.device, case.seed), case.device
         self.runs = max(1, _LAYERS // network.depth)
         if isinstance(row, Checkpointed):
             layers: Any = self.trainee.model.layers
             blocks = [layers[i : i + 2] for i in range(0, len(layers), 2)]
-            run_again(layers, blocks, len(blocks) if row.kept == EACH else isqrt(network.depth))
+            checkpoint_layers(layers, blocks, len(blocks) if row.kept == EACH else isqrt(network.depth))
 
     def __call__(self) -> float:
-        """Take them."""
+        """Take the steps."""
         if self.device != "cpu":
-            return clocked(self.trainee, self.runs)
+            return mean_seconds(self.trainee, self.runs)
         start = process_time()
         for _ in range(self.runs):
             self.trainee()
         return (process_time() - start) / self.runs
 
     def peak_memory(self) -> int:
-        """Return the peak of one step."""
+        """Return the peak memory of one step."""
         return self.trainee.peak_memory()
 
 
@@ -164,7 +167,7 @@ class _Steps:
     subject="network",
     rounds=3,
     runs=1,
-    weighed=True,
+    with_memory=True,
     title="time against memory of a step of an orthogonal_mlp",
     legend="One step with plain SGD by number of hidden layers, in the processor's time. MiB: peak memory of the step, "
     "gradients included, weights not. Checkpoints are those of torch.utils.checkpoint, not reentrant: of each layer "
@@ -175,5 +178,5 @@ class _Steps:
     against=(Figure(MEMORY, unit="MiB"), Axis("peak memory of a step (MiB)", "log")),
 )
 def memory_steps(case: Timing) -> Mapping[str, Callable[[], _Steps]]:
-    """Return what builds the network in training, by row."""
+    """Return, by row, a function that builds the network in training."""
     return {row.label: partial(_Steps, case, row) for row in case.rows}

@@ -1,4 +1,4 @@
-"""What a forward and backward pass of one recurrent layer costs with each engine, on long sequences, too."""
+"""Cost of a forward and backward pass of one recurrent layer with each engine, also on long sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradfree.benchmarks.timing.timed import Timing, timed
 
 COMPILED, PLAIN, LOOP = "compiled loop", "plain", "loop over cells"
 SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
-"""Figures of engines that solve chains to a tolerance."""
+"""Figures that engines report if they solve chains to a tolerance."""
 _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "GRU": nn.GRUCell,
     "LSTM": nn.LSTMCell,
@@ -39,7 +39,7 @@ class CellLoop(nn.Module):
         super().__init__()
         cell = _CELLS[layer.mode](layer.input_size, layer.hidden_size).to(next(layer.parameters()))
         cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
-        # Not Module.compile: of torch's own modules it compiles nothing, without a word.
+        # Not Module.compile: it silently compiles nothing of torch's own modules.
         self.cell = torch.compile(cell) if compiled else cell
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -53,27 +53,27 @@ class CellLoop(nn.Module):
         return torch.stack(outputs, 1), torch.stack(parts or ())
 
 
-class InPieces(nn.Module):
-    """A fused recurrent layer, called with as many steps at a time as cuDNN takes: it refuses 65,536 and more."""
+class Chunked(nn.Module):
+    """A fused recurrent layer called on chunks of steps: cuDNN refuses 65,536 steps and more."""
 
-    most: ClassVar[int] = 2**15
+    max_steps: ClassVar[int] = 2**15
 
     def __init__(self, layer: nn.RNNBase):
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the outputs and the final states; the graph goes through all pieces."""
+        """Return the outputs and the final states; the autograd graph connects all chunks."""
         steps = 1 if self.layer.batch_first else 0
         state, outputs = None, []
-        for piece in x.split(self.most, steps):
-            out, state = self.layer(piece, state)
+        for chunk in x.split(self.max_steps, steps):
+            out, state = self.layer(chunk, state)
             outputs.append(out)
         return torch.cat(outputs, steps), state
 
 
 def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) -> None:
-    """Put what ``loop`` returns in the place of each of the model's fused recurrent layers."""
+    """Replace each fused recurrent layer of the model by ``loop(layer)``."""
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.RNNBase):
             model.set_submodule(path, loop(layer))
@@ -81,7 +81,7 @@ def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) ->
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """A layer of torch's, with a batch of sequences of as many features as it has units."""
+    """A recurrent layer of torch, with a batch of sequences that have as many features as the layer has units."""
 
     cell: str
     batch: int
@@ -96,7 +96,7 @@ class RecurrentLayer:
 
 
 class LayerPass:
-    """A forward and backward pass of a layer: as it is, as a loop over cells, or with an engine."""
+    """A forward and backward pass of a layer: unchanged, as a loop over cells, or with an engine."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class LayerPass:
         layer: RecurrentLayer = case.item
         sizes = (layer.batch, layer.steps) if layer.batch_first else (layer.steps, layer.batch)
         dtype = getattr(torch, layer.dtype)
-        # Drawn in one precision for all.
+        # Drawn in the default precision, so that all dtypes get the same numbers.
         self.x, self.cotangent = (torch.randn(*sizes, layer.units).to(case.device, dtype) for _ in range(2))
         self.x.requires_grad_()
         plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first).to(case.device, dtype)
@@ -132,7 +132,7 @@ class LayerPass:
     kind="layer",
     subject="layer",
     metric=PASSES,
-    weighed=True,
+    with_memory=True,
     title="recurrent layers",
     legend=_LEGEND,
     names={"layer": "setting"},
@@ -140,28 +140,28 @@ class LayerPass:
     fits=lambda row, layer: layer.cell != "RNN" or row.engine != "highway_bp",
 )
 def layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
-    """Return what builds the passes: plain, as a loop over cells, by engine."""
+    """Return, by label, functions that build the passes: plain, as a loop over cells, and with each engine."""
     passes = {PLAIN: partial(LayerPass, case), LOOP: partial(LayerPass, case, loop=CellLoop)}
     passes |= {row.label: partial(LayerPass, case, row) for row in case.rows}
     return passes
 
 
 def _figures(case: Timing, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return what the engine tells of a pass."""
+    """Return the engine's figures of a pass."""
     with engine_figures() as figures:
         step()
     return {"figures": {name: float(figure) for chain in figures.values() for name, figure in chain.items()}}
 
 
-def _solved(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield how a row's chains were solved."""
+def _convergence_facts(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the sweeps of a row, and whether it fell back to the sequential pass."""
     for name in (SWEEPS, FORWARD_SWEEPS, SEQUENTIAL):
         if name in cost.get("figures", {}):
             yield fact(name, "count", cost["figures"][name])
 
 
-def _sweeps(facts: pl.DataFrame) -> Iterator[str]:
-    """Yield the sweeps of each engine that goes on to a tolerance."""
+def _sweep_remarks(facts: pl.DataFrame) -> Iterator[str]:
+    """Yield a sentence on the sweeps of each engine that iterates to a tolerance."""
     for row in facts.filter(metric=SEQUENTIAL)["row"].unique(maintain_order=True):
         forward, back, sequential = (
             estimates(facts, "setting", metric=name, row=row) for name in (FORWARD_SWEEPS, SWEEPS, SEQUENTIAL)
@@ -178,27 +178,28 @@ def _sweeps(facts: pl.DataFrame) -> Iterator[str]:
     kind="long layer",
     subject="layer",
     metric=PASSES,
-    weighed=True,
+    with_memory=True,
     rounds=5,
     runs=1,
     title="recurrent layers, long sequences",
-    legend=f"{_LEGEND} Beyond {InPieces.most} steps the plain module is called piece by piece: cuDNN refuses 65,536.",
+    legend=f"{_LEGEND} Beyond {Chunked.max_steps} steps the plain module is called piece by piece: "
+    "cuDNN refuses 65,536.",
     names={"layer": "setting"},
     across="row",
     costs=_figures,
-    facts=_solved,
-    remarks=_sweeps,
+    facts=_convergence_facts,
+    remarks=_sweep_remarks,
 )
 def long_layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
-    """Return what builds the passes: plain, by engine, and, as it takes long to compile and to run, maybe a loop."""
+    """Return, by label, functions that build the passes: plain, with each engine, and a compiled loop if asked for."""
     loops = {COMPILED: partial(LayerPass, case, loop=partial(CellLoop, compiled=True))}
     return {
-        PLAIN: partial(LayerPass, case, loop=InPieces if case.item.steps > InPieces.most else None),
+        PLAIN: partial(LayerPass, case, loop=Chunked if case.item.steps > Chunked.max_steps else None),
         **(loops if case.more["compiled"] else {}),
         **{row.label: partial(LayerPass, case, row) for row in case.rows},
     }
 
 
 def compiled_up_to(steps: int) -> Callable[[RecurrentLayer], dict[str, bool]]:
-    """Return which layers a loop over a compiled cell is run of: of so many steps, in float32."""
+    """Return the setting that runs a compiled loop for float32 layers of up to ``steps`` steps: it takes long."""
     return lambda layer: {"compiled": layer.steps <= steps and layer.dtype == "float32"}

@@ -1,4 +1,4 @@
-"""What a training step of a recurrent model costs: with torch's fused layers, as loops over cells, and by engine."""
+"""Cost of a training step of a recurrent model: with torch's fused layers, as loops over cells, and by engine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RecurrentNet:
     """A model with a batch of random examples.
 
     Attributes:
-        label: for people.
+        label: shown in reports.
         model: name of a registered model.
-        options: of the model.
+        options: options of the model.
         batch: number of examples.
-        example: shape of one: (T,) tokens, or the (C, H, W) of an image.
-        classes: of the targets: one for each token, or for each image.
+        example: shape of an example: (T,) tokens, or an image (C, H, W).
+        classes: number of classes of the targets; there is one target a token, or one an image.
     """
 
     label: str
@@ -53,8 +53,8 @@ class RecurrentNet:
         return random_examples((self.batch, *self.example), self.classes, tokens=len(self.example) == 1)
 
 
-def _gain(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield how many times faster than the Python loop a row is."""
+def _speedup(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the row's speedup over the Python loop."""
     for loop in results["rows"]:
         if loop["label"] == LOOP and "time" in cost:
             yield fact(_SPEED, times(LOOP), loop["time"] / cost["time"])
@@ -73,10 +73,10 @@ def _gain(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]
         column("(× faster)", _SPEED, unit=times(LOOP)),
     ],
     across="setting",
-    facts=_gain,
+    facts=_speedup,
 )
 def recurrent_steps(case: Timing) -> Mapping[str, Callable[[], Trainee]]:
-    """Return what builds the model in training: as it is, with loops in place of fused layers, with engines."""
+    """Return, by label, functions that build the model in training: fused layers, loops over cells, each engine."""
     loops = {LOOP: partial(_trainee, case, loop=CellLoop)}
     loops[COMPILED] = partial(_trainee, case, loop=partial(CellLoop, compiled=True))
     engines = {row.label: partial(_trainee, case, row) for row in case.rows}
@@ -95,6 +95,6 @@ def _trainee(case: Timing, row: Row | None = None, loop: Callable[[nn.RNNBase], 
     return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
 
 
-def gain_column(label: str) -> str:
-    """Return the heading of a model's gains in speed."""
+def speedup_heading(label: str) -> str:
+    """Return the heading of the column with a model's speedups."""
     return f"{label} (× faster)"

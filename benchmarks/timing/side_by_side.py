@@ -1,4 +1,4 @@
-"""Steps that take turns, so that a slow spell of the machine falls on all of them; how long they take."""
+"""Interleaved timing: steps take turns, so that a slow phase of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,19 @@ from gradfree.devices.hardware import synchronize
 _WARM_UP = 3
 T = TypeVar("T")
 Turn = Sequence[float]
-"""The seconds of each phase of a step, or of all of it, if it is not taken apart."""
-Turns = Mapping[str, Sequence[Turn]]
-"""Of each step, by label."""
+"""The seconds of each phase of a step; one number if the step has no phases."""
 Errors = Mapping[str, TracebackException]
-"""Of the steps that cannot be taken, by label."""
+"""Errors of the steps that fail, by label."""
 STEP, MEMORY, PASSES = "step time", "peak memory", "time of forward and backward"
 MIB = 2**20
 RATIO = "×"
-"""The unit of a declared column that stands for multiples of the baseline's."""
+"""Placeholder unit of a declared column: replaced by :func:`times` of the baseline."""
 ERROR = "error"
 
 
 @dataclass(frozen=True)
 class Trainee:
-    """A model in training on one batch over and over."""
+    """A model that is trained on the same batch in every step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -49,7 +47,7 @@ class Trainee:
 
     @classmethod
     def of(cls, task: Task, row: Row, device: str, seed: int) -> Trainee:
-        """Return ``task``'s model with ``row``'s engine, and its first batch."""
+        """Return ``task``'s model with ``row``'s engine attached, and its first batch."""
         model = task.create_model(seed).to(device)
         optimizer, _ = task.create_optimizer(model)
         batch = task.on(device, next(task.batches(task.data().train, seed)))
@@ -67,22 +65,22 @@ class Trainee:
         self.optimizer.step()
 
     def step_time(self) -> float:
-        """Return how many seconds a step takes, a median, once warm."""
+        """Return the median seconds of a step, after a warm-up."""
         timer = Timer("step()", globals={"step": self}, num_threads=torch.get_num_threads())
         timer.timeit(_WARM_UP)
         return timer.blocked_autorange(min_run_time=0.5).median
 
     def peak_memory(self) -> int:
-        """Return the peak in bytes of one step that starts without gradients."""
+        """Return the peak bytes of one step that starts without gradients."""
         self.optimizer.zero_grad()
         return peak_memory(self, self.inputs.device)
 
 
 @contextmanager
-def noted(errors: dict[str, T], label: str, describe: Callable[[Exception], T]) -> Iterator[None]:
-    """Go on behind an error, and keep what ``describe`` makes of it: the error itself would keep the memory of a step.
+def collecting_errors(errors: dict[str, T], label: str, describe: Callable[[Exception], T]) -> Iterator[None]:
+    """Suppress an exception and store ``describe(error)``; the exception itself would keep a step's memory alive.
 
-    What the user has to put right ends all.
+    UsageErrors are not suppressed.
     """
     try:
         yield
@@ -93,24 +91,24 @@ def noted(errors: dict[str, T], label: str, describe: Callable[[Exception], T]) 
 
 
 def now(device: torch.device | str) -> float:
-    """Return the time in seconds, once ``device`` has done what it was given."""
+    """Return the time in seconds, after ``device`` has finished its queued work."""
     synchronize(torch.device(device))
     return perf_counter()
 
 
-def clocked(step: Callable[[], object], runs: int = 3) -> float:
-    """Return how many seconds ``step`` takes, a mean over ``runs``."""
+def mean_seconds(step: Callable[[], object], runs: int = 3) -> float:
+    """Return the mean seconds of ``step`` over ``runs`` runs."""
     return Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()).timeit(runs).mean
 
 
-def in_turns(turns: Sequence[Callable[[], T]], rounds: int = 9) -> list[list[T]]:
-    """Return for each of ``turns`` what it returns in every round, all of them warm."""
+def interleaved(turns: Sequence[Callable[[], T]], rounds: int = 9) -> list[list[T]]:
+    """Call all ``turns`` in each round; return the results of each over the rounds."""
     taken = ([turn() for turn in turns] for _ in range(rounds))
     return [list(own) for own in zip(*taken, strict=True)]
 
 
 def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    """Return ``times`` with median and quartiles, also of the ratios to ``baseline`` of the same rounds."""
+    """Return ``times`` with median and quartiles, also those of the ratios to ``baseline`` in the same rounds."""
     ratios = [time / base for time, base in zip(times, baseline, strict=True)]
     return {
         "times": times,
@@ -122,27 +120,29 @@ def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, A
 
 
 def failures(facts: pl.DataFrame) -> Iterator[str]:
-    """Yield what did not run, in words."""
+    """Yield a sentence on each step that failed."""
     for row in select(facts, metric=ERROR).iter_rows(named=True):
         what = ", ".join(row[name] for name in ("setting", "row") if row[name])
         yield f"{what} did not run: {row['note']}."
 
 
-def cost_facts(cost: Mapping[str, Any], exact: Mapping[str, Any], metric: str = STEP, /, **who: Any) -> Iterator[Fact]:
-    """Yield what a row costs, also as a multiple of the baseline's; nothing if it was not timed."""
+def cost_facts(
+    cost: Mapping[str, Any], baseline: Mapping[str, Any], metric: str = STEP, /, **who: Any
+) -> Iterator[Fact]:
+    """Yield a row's time and memory, also as multiples of the baseline's; nothing if it was not timed."""
     if "time" in cost:
         yield fact(metric, "s", Estimate.recorded(cost, "time"), **who)
-        yield fact(metric, times(exact["label"]), Estimate.recorded(cost, "ratio"), **who)
+        yield fact(metric, times(baseline["label"]), Estimate.recorded(cost, "ratio"), **who)
     if "peak_memory" in cost:
         yield fact(MEMORY, "MiB", cost["peak_memory"] / MIB, **who)
-        yield fact(MEMORY, times(exact["label"]), cost["peak_memory"] / exact["peak_memory"], **who)
+        yield fact(MEMORY, times(baseline["label"]), cost["peak_memory"] / baseline["peak_memory"], **who)
 
 
 def times(baseline: str) -> str:
-    """Return the unit of multiples of the baseline's."""
+    """Return the unit of a multiple of ``baseline``'s cost."""
     return f"{RATIO} {baseline}"
 
 
 def time_of(phase: str) -> str:
-    """Return the metric of a phase of a step."""
+    """Return the metric "time of a phase"."""
     return f"time of {phase}"

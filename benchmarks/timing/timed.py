@@ -1,7 +1,7 @@
-"""Experiments that time steps side by side: a function that returns what builds each step, and a declaration.
+"""Experiments that time interleaved steps: a function that returns a builder of each step, and a declaration.
 
-The declaration (:func:`timed`) says what figures are called and how they are shown. Turns, medians, quartiles, ratios,
-failures, verdicts and charts are the same for all.
+The declaration (:func:`timed`) names the figures and says how to show them. Turns, medians, quartiles, ratios,
+failures, verdicts and charts are the same for all experiments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
 from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
-from gradfree.benchmarks.tables.experiment import Experiment, outcomes
+from gradfree.benchmarks.tables.experiment import Experiment, records_of_case
 from gradfree.benchmarks.tables.facts import Estimate, Fact, estimate_of, fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import ENGINE, Section
@@ -35,46 +35,46 @@ from gradfree.benchmarks.timing.side_by_side import (
     Errors,
     Trainee,
     Turn,
-    clocked,
+    collecting_errors,
     cost_facts,
     failures,
-    in_turns,
-    noted,
+    interleaved,
+    mean_seconds,
     statistics,
     times,
 )
 
 _LISTED = 3
-"""Subjects that a title names."""
+"""A title lists the subjects if there are at most this many."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Timed:
-    """An experiment on steps that take turns.
+    """The declaration of an experiment on interleaved steps.
 
     Attributes:
-        steps: returns what builds each step of a case, by its label; the first is the baseline. A step that returns
-            seconds, in all or of each phase, is timed by those.
-        kind: of its cases, which stands in records.
-        subject: what is run, by its name in records.
-        metric: what the time of a step is called.
-        rounds: in which each step has its turn, after one to warm up.
-        runs: of a step in a turn.
-        weighed: whether peak memory is measured, too.
-        fresh: whether steps are built anew behind the warm-up.
-        title: of the section.
-        legend: of the section, what is measured.
-        names: the headings of the columns that name a row of the table, and the facts' columns that they are.
-        columns: of the table, times and their multiples of the baseline's, :data:`RATIO`, if not given.
-        across: the facts' column whose values the table's columns are repeated for: "row" or "setting".
-        called: what labels of records that are no engine's are called in reports.
-        place: what tells a subject's facts from those of others.
-        fits: whether a row can be run on a subject.
-        costs: what else to record of a step, given the case, the step and its turns.
-        facts: what else a row's record tells, given it and all that was recorded of the case, with the ``item``
-            that was run, the ``baseline``'s name and the ``row``, if it is an engine's.
-        remarks: what else the facts say.
-        against: another figure, with its axis, to draw the time against.
+        steps: returns, by label, functions that build the steps of a case; the first is the baseline. A step that
+            returns seconds, in total or for each phase, is timed by these.
+        kind: the kind of its cases in records.
+        subject: the name in records of what is run.
+        metric: the name of a step's time.
+        rounds: number of rounds, in each of which every step has a turn; a warm-up comes before.
+        runs: number of runs of a step in a turn.
+        with_memory: whether peak memory is measured, too.
+        rebuild: whether steps are built again after the warm-up.
+        title: the section's title.
+        legend: the section's legend: what is measured.
+        names: the table's columns that name a row: heading to column of the facts.
+        columns: the table's other columns; by default times, and their multiples of the baseline's (:data:`RATIO`).
+        across: column of the facts, "row" or "setting"; the table's columns are repeated for each of its values.
+        display_names: names in reports for recorded labels that are no engine's.
+        place: returns the facts' columns that identify a subject.
+        fits: returns whether a row can run on a subject.
+        costs: returns further results to record, given the case, the step and its turns.
+        facts: yields further facts, given a row's record and the case's results, to which ``item``, ``baseline`` (its
+            name) and ``row`` (``None`` if it is no engine's) are added.
+        remarks: yields sentences on the facts.
+        against: a figure and its axis; a chart of the time against it is drawn.
     """
 
     steps: Callable[[Timing], Mapping[str, Callable[[], Any]]]
@@ -83,14 +83,14 @@ class Timed:
     metric: str = STEP
     rounds: int = 9
     runs: int = 3
-    weighed: bool = False
-    fresh: bool = False
+    with_memory: bool = False
+    rebuild: bool = False
     title: str = "time of a step"
     legend: str = ""
     names: Mapping[str, str] = field(default_factory=lambda: ENGINE)
     columns: Sequence[Column] = ()
     across: str = ""
-    called: Mapping[str, str] = field(default_factory=dict)
+    display_names: Mapping[str, str] = field(default_factory=dict)
     place: Callable[[Any], dict[str, Any]] = lambda subject: {"setting": str(subject)}
     fits: Callable[[Row, Any], bool] = lambda row, subject: True
     costs: Callable[[Timing, Any, Sequence[Turn]], dict[str, Any]] = lambda case, step, turns: {}
@@ -99,7 +99,7 @@ class Timed:
     against: tuple[Figure, Axis] | None = None
 
     def __post_init__(self) -> None:
-        # Pickled by reference, as functions are: as what the function's name stands for in its module.
+        # Pickled by reference, like the function that it decorates and whose name it has in the module.
         object.__setattr__(self, "__module__", self.steps.__module__)
 
     def __reduce__(self) -> str:
@@ -107,23 +107,23 @@ class Timed:
 
 
 def timed(**declared: Any) -> Callable[[Callable[[Timing], Mapping[str, Callable[[], Any]]]], Timed]:
-    """Return a decorator that makes an experiment of a function, with what is declared of it: see :class:`Timed`."""
+    """Return a decorator that turns a function into a :class:`Timed` with the fields ``declared``."""
     return lambda steps: Timed(steps=steps, **declared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Case):
-    """Time of several steps, all in one process.
+    """The case that times several steps in one process.
 
-    They take turns, so that a slow spell of the machine falls on all of them, and each round's times are divided by
-    the first one's, the baseline's. One that cannot be taken costs the others no timing.
+    The steps take turns, so that a slow phase of the machine affects all of them. Each round's times are divided by
+    the baseline's in the same round. If a step fails, the others are timed all the same.
 
     Attributes:
-        timed: the experiment.
-        item: what is run.
-        rows: the engines under test; none where it is no engines that are compared.
-        threads: for torch to use; left out, as many as it does.
-        more: settings of the case.
+        timed: the declaration.
+        item: the subject that is run.
+        rows: the engines under test; none if no engines are compared.
+        threads: number of threads of torch; by default torch's own.
+        more: further settings, which are part of the case's config.
     """
 
     timed: Timed
@@ -134,32 +134,32 @@ class Timing(Case):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The experiment's."""
+        """The declaration's kind."""
         return self.timed.kind
 
     @property
     def topic(self) -> str:
-        """What is run, for people."""
+        """The name of the subject."""
         return str(self.item)
 
     @property
     def subject(self) -> str:
-        """What takes turns."""
+        """The description of the steps."""
         return "all rows" if self.threads is None else f"all rows, {self.threads} threads"
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that the results depend on but the seed; what is left out has no entry."""
+        """All settings but the seed; fields that are ``None`` or empty have no entry."""
         given = {"rows": self.rows or None, "threads": self.threads}
         own = {name: value for name, value in given.items() if value is not None}
         found: dict[str, Any] = recorded({"device": self.device, self.timed.subject: self.item, **self.more, **own})
         return found
 
     def run(self) -> dict[str, Any]:
-        """Measure; return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
+        """Return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
         with set_torch_threads(self.threads or torch.get_num_threads()):
             steps, errors = self._started()
-            turns = in_turns([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
+            turns = interleaved([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
         taken = dict(zip(steps, turns, strict=True))
         times = {label: [sum(turn) for turn in own] for label, own in taken.items()}
         baseline = next(iter(times.values()))
@@ -170,46 +170,46 @@ class Timing(Case):
         found |= {label: {"label": label, "error": "".join(error.format()).strip()} for label, error in errors.items()}
         return {"rows": [found[label] for label in self.timed.steps(self)]}
 
-    def _turn(self, step: Callable[[], Any], tells: bool) -> Turn:
-        """Take a step some times; return the means of its phases."""
-        if not tells:
-            return (clocked(step, self.timed.runs),)
+    def _turn(self, step: Callable[[], Any], self_timed: bool) -> Turn:
+        """Run a step ``runs`` times; return the mean seconds of its phases."""
+        if not self_timed:
+            return (mean_seconds(step, self.timed.runs),)
         taken = [step() for _ in range(self.timed.runs)]
         phases = [one if isinstance(one, Sequence) else (one,) for one in taken]
         return tuple(map(fmean, zip(*phases, strict=True)))
 
     def _costs(self, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
         costs = self.timed.costs(self, step, turns)
-        if not self.timed.weighed:
+        if not self.timed.with_memory:
             return costs
         own = getattr(step, "peak_memory", None)
         return {"peak_memory": own() if own else peak_memory(step, self.device), **costs}
 
     def _started(self) -> tuple[dict[str, tuple[Any, bool]], Errors]:
-        """Return the steps that a first turn could be taken with, and whether they tell their own time; and errors."""
+        """Return the steps whose first turn succeeds, each with whether it times itself, and the others' errors."""
         steps: dict[str, tuple[Any, bool]] = {}
         errors: dict[str, TracebackException] = {}
         for label, build in self.timed.steps(self).items():
-            # Without the baseline the others mean nothing.
-            with noted(errors, label, TracebackException.from_exception) if steps else nullcontext():
+            # An error of the baseline is raised: without it there are no ratios.
+            with collecting_errors(errors, label, TracebackException.from_exception) if steps else nullcontext():
                 step = build()
-                tells = isinstance(step(), (float, Sequence))
-                self._turn(step, tells)
-                steps[label] = build() if self.timed.fresh else step, tells
+                self_timed = isinstance(step(), (float, Sequence))
+                self._turn(step, self_timed)
+                steps[label] = build() if self.timed.rebuild else step, self_timed
         return steps, errors
 
 
 @dataclass(frozen=True)
 class Timings(Experiment):
-    """An experiment on some subjects.
+    """The experiment that runs a :class:`Timed` on some subjects.
 
     Attributes:
-        timed: the experiment.
-        subjects: what is run: layers, models, sizes.
-        rows: the engines; none where it is no engines that are compared.
-        threads: for torch to use; left out, as many as it does.
-        title: in place of the experiment's own.
-        more: settings of the case of a subject.
+        timed: the declaration.
+        subjects: layers, models or tasks.
+        rows: the engines; none if no engines are compared.
+        threads: number of threads of torch; by default torch's own.
+        title: replaces the declaration's title.
+        more: returns further settings of a subject's case.
     """
 
     timed: Timed
@@ -220,24 +220,24 @@ class Timings(Experiment):
     more: Callable[[Any], Mapping[str, Any]] = lambda subject: {}
 
     def timing(self, device: str) -> Iterator[Timing]:
-        """Yield one case a subject."""
+        """Yield one case for each subject."""
         for item in self.subjects:
             rows = tuple(row for row in self.rows if self.timed.fits(row, item))
             where: dict[str, Any] = {"threads": self.threads, "device": device, "seed": 0}
             yield Timing(timed=self.timed, item=item, rows=rows, more=self.more(item), **where)
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return what each row takes; nothing if all cases failed."""
+        """Return the costs of each row; an empty table if all cases failed."""
         found = table(
             {"device": device, "threads": self.threads} | self.timed.place(case.item) | known
             for case in self.timing(device)
-            for record in outcomes(records, case)
+            for record in records_of_case(records, case)
             for known in self._facts_of(case.item, record)
         )
         return found if found["value"].count() else found.clear()
 
     def _facts_of(self, item: Any, record: Record) -> Iterator[Fact]:
-        """Yield what a case's record tells of each row, or that it failed."""
+        """Yield the facts of each row in a case's record, or its error."""
         if error := error_of(record):
             yield fact(ERROR, "", note=error)
         results = record["results"]
@@ -245,25 +245,25 @@ class Timings(Experiment):
             who = self._named(cost["label"])
             if "error" in cost:
                 yield fact(ERROR, "", note=cost["error"].splitlines()[-1], **who)
-            exact = {**results["rows"][0], "label": self._named(results["rows"][0]["label"])["row"]}
-            yield from cost_facts(cost, exact, self.timed.metric, **who)
-            more = {"item": item, "baseline": exact["label"], "row": self._rows.get(cost["label"])}
+            baseline = {**results["rows"][0], "label": self._named(results["rows"][0]["label"])["row"]}
+            yield from cost_facts(cost, baseline, self.timed.metric, **who)
+            more = {"item": item, "baseline": baseline["label"], "row": self._rows.get(cost["label"])}
             yield from (one | who for one in self.timed.facts(cost, {**results, **more}))
         for label, error in results.get("errors", {}).items():
             yield fact(ERROR, "", note=error, **self._named(label))
 
     def _named(self, label: str) -> dict[str, Any]:
-        """Return what tells the facts of what is recorded as ``label``."""
-        called = self.timed.called.get(label, label)
+        """Return the facts' columns that identify the step recorded as ``label``."""
+        name = self.timed.display_names.get(label, label)
         row = self._rows.get(label)
-        return row.named if row else {"row": called, "series": called, "k": None}
+        return row.named if row else {"row": name, "series": name, "k": None}
 
     @property
     def _rows(self) -> dict[str, Row]:
         return {row.label: row for row in self.rows}
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table, a verdict on each of its rows, and the chart of times."""
+        """Return the section with the table, a verdict on each of its rows, and the chart of times."""
         baseline = next(unit[2:] for unit in facts["unit"].drop_nulls() if unit.startswith(f"{RATIO} "))
         known = select(facts, metric=self.timed.metric, unit=times(baseline)).drop_nulls(["value", "low"])
         ratios = {(row["setting"], row["row"]): estimate_of(row) for row in known.iter_rows(named=True)}
@@ -292,18 +292,18 @@ class Timings(Experiment):
         return f"{self.title or self.timed.title + listed}, device: {facts['device'][0]}{threads}"
 
     def _columns(self, facts: pl.DataFrame, baseline: str) -> Iterator[Column]:
-        """Yield the declared columns, or times and multiples, for each value that they are repeated for."""
+        """Yield the declared or default columns, once for each value of :attr:`Timed.across`."""
         ratio, memory = Figure(self.timed.metric, unit=RATIO), Figure(MEMORY, "{value:.1f}", RATIO)
         usual = [
             column("time (ms)", self.timed.metric, "{value:.1f}", "s", factor=1e3),
             Column("time (×)", (ratio,)),
             Column("quartiles", (replace(ratio, template="{low:.2f}–{high:.2f}"),)),
-            *([Column("peak memory (×)", (memory,))] if self.timed.weighed else []),
+            *([Column("peak memory (×)", (memory,))] if self.timed.with_memory else []),
         ]
         if self.timed.across == "row":
             where = {"row": baseline}
             yield column(f"{baseline} (ms)", self.timed.metric, "{value:.1f}", "s", factor=1e3, **where)
-            usual = [Column("", (ratio, memory) if self.timed.weighed else (ratio,))]
+            usual = [Column("", (ratio, memory) if self.timed.with_memory else (ratio,))]
         declared = [_with_unit(one, times(baseline)) for one in self.timed.columns or usual]
         if not self.timed.across:
             yield from declared
@@ -317,7 +317,7 @@ class Timings(Experiment):
                 yield replace(one, heading=f"{name} {one.heading}".strip(), where=where)
 
     def _verdict(self, row: Sequence[Cell], ratios: Mapping[tuple[str | None, str], Estimate], baseline: str) -> str:
-        """Say how fast a row of the table is: an engine, on each subject, or all engines on a subject."""
+        """Return the verdict on a row of the table: one engine on each subject, or all engines on one subject."""
         names = dict(zip(self.timed.names.values(), (cell.text for cell in row), strict=False))
         own = {
             key: ratio
@@ -360,7 +360,7 @@ def _with_unit(declared: Column, unit: str) -> Column:
     return replace(declared, figures=figures)
 
 
-@timed(kind="speed", subject="task", weighed=True)
+@timed(kind="speed", subject="task", with_memory=True)
 def speed(case: Timing) -> Mapping[str, Callable[[], Trainee]]:
-    """Return what builds a model in training with each row's engine."""
+    """Return, by row, a function that builds the task's model in training with the row's engine."""
     return {row.label: partial(Trainee.of, case.item, row, case.device, case.seed) for row in case.rows}

@@ -1,1 +1,1 @@
-"""How well models train with each engine."""
+"""Training runs: how well models train with each engine."""

@@ -1,4 +1,4 @@
-"""How the cotangents of an engine point, by depth and over the training."""
+"""Alignment of an engine's cotangents and feedback weights with the exact ones, by depth and over the training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gradfree.benchmarks.tables.frames import pl
 
 DELTA, RATIO = "cosine of δ with backpropagation's", "norm of δ by backpropagation's"
 _FEEDBACK = "cosine of feedback weights with the layers' own"
-_LOOKS = {"states": DELTA, "feedback": _FEEDBACK}
+_METRICS = {"states": DELTA, "feedback": _FEEDBACK}
+"""The metrics by their keys in records."""
 _BY_DEPTH, _BY_STEP = "{}, by depth", "{}, by step"
 LEGEND = (
     " δ: cotangents behind blocks or layers beside backpropagation's at the same weights, means over the training and "
@@ -26,9 +27,10 @@ LEGEND = (
 
 
 def alignment(fidelity: Fidelity) -> dict[str, Any]:
-    """Return of δ behind blocks with weights, and of feedback weights, as far as there are any, how they point.
+    """Return the alignment of cotangents behind blocks with weights, and of feedback weights, if there are any.
 
-    Each with how deep it is, from 0 to 1; of δ the cosine and the norm ratio, of feedback weights the cosine.
+    Each entry starts with the relative depth, from 0 to 1. Cotangents have cosine and norm ratio, feedback weights
+    have the cosine.
     """
     layers = list(fidelity.layers)
 
@@ -38,26 +40,26 @@ def alignment(fidelity: Fidelity) -> dict[str, Any]:
 
     found = {
         "states": [
-            # A zero has no direction.
+            # The cosine of a zero vector is set to 0.
             [depth(path), round(state.cosine, 4) if state.norm_ratio else 0.0, round(state.norm_ratio, 4)]
             for path, state in fidelity.states.items()
             if depth(path) and isfinite(state.norm_ratio)
         ],
         "feedback": [[depth(path), round(cosine, 4)] for path, cosine in fidelity.feedback.items()],
     }
-    return {look: those for look, those in found.items() if those}
+    return {key: entries for key, entries in found.items() if entries}
 
 
 def aligned_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
-    """Yield means over ``runs``: of all δ but the last blocks', and of feedback weights; by depth in the last look too.
+    """Yield the mean alignment over ``runs`` of cotangents, without the last block's, and of feedback weights.
 
-    And by step over all depths.
+    Also yields it by depth at the last step measured, and by step over all depths.
     """
     probes = [probe for run in runs if not error_of(run) for probe in run["results"]["fidelity"]]
-    for look, metric in _LOOKS.items():
+    for key, metric in _METRICS.items():
         cosines: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
         for probe in probes:
-            for depth, cosine, *_ in _inexact(probe, look):
+            for depth, cosine, *_ in _inexact(probe, key):
                 cosines[probe["step"], depth].append(cosine)
         if not cosines:
             continue
@@ -74,13 +76,14 @@ def aligned_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
         yield fact(RATIO, "1", fmean(ratios), **who)
 
 
-def _inexact(probe: Mapping[str, Any], look: str) -> Sequence[Any]:
-    found: Sequence[Any] = probe.get(look, ())
-    return found[:-1] if look == "states" else found
+def _inexact(probe: Mapping[str, Any], key: str) -> Sequence[Any]:
+    """Return the entries without the last block's cotangent, which is exact."""
+    found: Sequence[Any] = probe.get(key, ())
+    return found[:-1] if key == "states" else found
 
 
 def aligned_charts(facts: pl.DataFrame, where: str) -> Iterator[Chart]:
-    """Yield alignments by depth and by step, as far as facts tell them."""
+    """Yield charts of the alignment by depth and by step, if there are facts."""
     for metric, what in ((DELTA, "alignment"), (_FEEDBACK, "feedback weights")):
         for form, how, x in (
             (_BY_DEPTH, "by depth, behind the training", Axis("depth (share of the layers with weights)")),

@@ -1,4 +1,4 @@
-"""Engines on one task: how well a model trains with each, what a step costs, and what becomes of the records."""
+"""Comparison of engines on one task: how well a model trains with each, and what a step costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradfree.benchmarks.data.bundled import Data, digits
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.experiment import Experiment, matching, outcomes
+from gradfree.benchmarks.tables.experiment import Experiment, records_of_case, successes
 from gradfree.benchmarks.tables.facts import differences, means, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
@@ -40,7 +40,9 @@ from gradfree.extras import require
 from gradfree.fidelity import loss_fidelity
 
 _PROBES = 5
+"""Number of steps at which a gradient is compared with the exact one."""
 _LOSSES = 20
+"""Number of steps whose loss is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,43 +61,43 @@ class Training(Case):
         return self.row.label
 
     def run(self) -> dict[str, Any]:
-        """Train; return the loss now and then, the gradients' fidelity, and the scores at the end."""
+        """Train; return the loss and the gradient's fidelity at some steps, and the scores at the end."""
         task, engine = self.task, self.row.create_engine()
         data = Data(*(task.on(self.device, split) for split in task.data()))
         model = task.create_model(self.seed).to(self.device)
         optimizer, schedule = task.create_optimizer(model)
         about = {"sizes": sizes(model, data), "defaults": defaults(engine, self.row.options)}
         losses, fidelity, curve = [], [], []
-        # From the first step to the last: engines keep running means, feedback and the count of steps.
+        # Attached for the whole run: engines keep running means, feedback and the number of steps.
         with task.attach(engine, model) as handle:
             for step, batch in enumerate(task.batches(data.train, self.seed)):
                 optimizer.zero_grad()
                 loss = task.loss(model(batch.inputs), batch.targets)
                 if step in _spread(_PROBES, task.steps):
-                    fidelity.append({"step": step, **self.probed(loss_fidelity(loss, model, handle))})
+                    fidelity.append({"step": step, **self.fidelity_results(loss_fidelity(loss, model, handle))})
                 loss.backward()
                 optimizer.step()
                 schedule.step()
                 if step in _spread(_LOSSES, task.steps):
-                    losses.append({"step": step, "loss": loss.item(), **self.noted(model)})
+                    losses.append({"step": step, "loss": loss.item(), **self.extra_results(model)})
                 if step in _spread(task.evaluations, task.steps):
                     curve.append({"step": step, "validation": task.score.of(model, data.validation)})
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores, **about} | ({"curve": curve} if curve else {})
 
-    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
-        """Return what to keep of the gradients' fidelity at one step."""
+    def fidelity_results(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return what to record of the gradient's fidelity at one step."""
         total = fidelity.total
         return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
 
-    def noted(self, model: nn.Module) -> dict[str, Any]:
-        """Return what to keep besides the loss now and then."""
+    def extra_results(self, model: nn.Module) -> dict[str, Any]:
+        """Return what to record beside the loss of a step."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Training):
-    """A training run that tries a learning rate: judged on validation data, from a seed that is no reported run's."""
+    """A training run that tries a learning rate: scored on validation data, with a seed that no reported run has."""
 
     kind: ClassVar[str] = "trial"
     scored: ClassVar[tuple[str, ...]] = ("validation",)
@@ -109,14 +111,14 @@ class Trial(Training):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedTraining(Training):
-    """A training run of as many steps as fit into the task's seconds; evaluations and the like do not count."""
+    """A training run of as many steps as fit into the task's seconds; evaluations do not count."""
 
     kind: ClassVar[str] = "timed training"
-    # Others beside it would take part of its time.
+    # Cases in parallel would slow it down.
     alone: ClassVar[bool] = True
 
     def run(self) -> dict[str, Any]:
-        """Time a step, then train; return what other training runs do, and how many steps it came to."""
+        """Time a step, then train; return the results of a training run and its number of steps."""
         trainee = Trainee.of(self.task, self.row, self.device, self.seed)
         steps = max(1, int((self.task.seconds or 0.0) / trainee.step_time()))
         planned = replace(self, task=replace(self.task, steps=steps))
@@ -125,13 +127,13 @@ class TimedTraining(Training):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedTrial(Trial, TimedTraining):
-    """A training run of so many seconds that tries a learning rate."""
+    """A training run limited by seconds that tries a learning rate."""
 
     kind: ClassVar[str] = "timed trial"
 
 
 def _spread(count: int, steps: int) -> set[int]:
-    """Return ``count`` steps from the first to the last, evenly spaced; all if there are fewer."""
+    """Return up to ``count`` evenly spaced steps, with the first and the last; for a count of 1, the last."""
     if count < 2:
         return {steps - 1} if count else set()
     return {round(i * (steps - 1) / (count - 1)) for i in range(count)}
@@ -142,11 +144,11 @@ class Comparison(Experiment):
     """Engines on one task.
 
     Attributes:
-        task: what is trained.
-        rows: the engines. The first is the baseline of the others.
-        learning_rates: ascending; each row has the one that does best on validation data. Left out, all have the
-            task's.
-        rates: learning rates of rows by their labels, which are not tried then.
+        task: the task.
+        rows: the engines; the first is the baseline.
+        learning_rates: ascending; each row trains at the one with the best validation score. By default, all train at
+            the task's.
+        rates: fixed learning rates by row label; these rows have no trials.
     """
 
     task: Task
@@ -159,11 +161,11 @@ class Comparison(Experiment):
 
     @property
     def tries(self) -> int:
-        """How many trials each row's training waits for."""
+        """Number of trials that each row's training depends on."""
         return len(self.learning_rates)
 
     def check(self) -> None:
-        """Raise a UsageError if there is no such engine, two rows are called alike, or the data are not there."""
+        """Raise a UsageError if an engine is unknown, two rows have one label, or the data are missing."""
         try:
             for row in self.rows:
                 row.create_engine()
@@ -183,27 +185,27 @@ class Comparison(Experiment):
             yield from self._trials(row, device)
 
     def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Training | None]:
-        """Yield one training run of each row; ``None`` where the learning rate is yet to be chosen."""
+        """Yield one training run of each row; ``None`` if the learning rate is not chosen yet."""
         for row in self.rows:
             task = self._tuned(row, device, records)
             trained = self.trained if self.task.seconds is None else TimedTraining
             yield trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
-        """Yield the case that measures the rows' cost, if they are timed."""
+        """Yield the case that measures the rows' time and memory, if they are timed."""
         if self.is_timed:
             yield Timing(timed=speed, item=self.task, rows=self.rows, device=device, seed=0)
 
     def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
-        """Yield each row with its learning rate, NaN if that is yet to be chosen, and the records of its runs."""
+        """Yield each row with its learning rate, NaN if not chosen yet, and the records of its runs."""
         for row, case in zip(self.rows, self.training(0, device, records), strict=True):
-            yield row, case.task.learning_rate if case else nan, list(outcomes(records, case)) if case else []
+            yield row, case.task.learning_rate if case else nan, list(records_of_case(records, case)) if case else []
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return scores, gradients, costs and failures of each row, and its differences to the first one."""
+        """Return scores, cosines, costs and failures of each row, and its differences to the first row."""
         found = list(self.runs(records, device))
         trained = [record for _, _, runs in found for record in runs]
-        timed = [record for case in self.timing(device) for record in matching(records, case)]
+        timed = [record for case in self.timing(device) for record in successes(records, case)]
         if not trained and not timed:
             return table([])
         environment = (*timed, *trained)[0]["environment"]
@@ -225,7 +227,7 @@ class Comparison(Experiment):
         return pl.concat([facts, front_facts(self.task, facts, baseline)])
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of the rows, their verdicts, and charts of scores and gradients."""
+        """Return the section with the table of the rows, their verdicts, and charts of scores and gradients."""
         return self.summary(self.task, self.learning_rates, facts).section
 
     def _trials(self, row: Row, device: str) -> list[Trial]:
@@ -234,7 +236,7 @@ class Comparison(Experiment):
         return [trial(task=task, row=row, device=device) for task in tasks]
 
     def _tuned(self, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
-        """Return the task at the row's learning rate, if that is known."""
+        """Return the task with the row's learning rate, ``None`` if it is not chosen yet."""
         if row.label in self.rates:
             return replace(self.task, learning_rate=self.rates[row.label])
         if not self.learning_rates:
@@ -243,5 +245,5 @@ class Comparison(Experiment):
         if not all(trial.id in records for trial in trials):
             return None
         goodness = self.task.score.goodness
-        # A trial that failed is worth as little as one that diverged.
+        # A failed trial counts like a diverged one.
         return max(trials, key=lambda trial: goodness(score_in(records[trial.id]["results"], "validation"))).task

@@ -1,4 +1,4 @@
-"""What whole training runs take: engines whose cost depends on the weights are timed while these change."""
+"""Time of whole training runs ("courses"), for engines whose cost depends on the weights, which change in training."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ ROUNDS = 20
 
 
 class CourseRun:
-    """A model in training from its first step on, a turn's share of the steps a call."""
+    """A training run whose steps are split evenly over the turns; each call takes the next turn's steps."""
 
     def __init__(self, case: Timing, row: Row):
         self.task, self.device = case.item, case.device
-        self.noted: dict[str, list[Tensor]] = {name: [] for name in (*_FIGURES, "loss")}
+        self.recorded: dict[str, list[Tensor]] = {name: [] for name in (*_FIGURES, "loss")}
         task: Task = case.item
         self.model = task.create_model(case.seed).to(case.device)
         self.optimizer, self.schedule = task.create_optimizer(self.model)
         self.batches = task.batches(task.on(case.device, task.data().train), case.seed)
         engine = row.create_engine()
         task.attach(engine, self.model)
-        # Of engines that do not iterate in both passes figures cost a sweep.
-        self.asked = bool(engine.forwards)
+        # For engines that iterate only in the backward pass, figures would cost another sweep.
+        self.with_figures = bool(engine.forwards)
 
     def __call__(self) -> float:
-        """Take the next steps; return the mean seconds of one."""
+        """Take the steps of one turn; return the mean seconds of a step."""
         count = self.task.steps // ROUNDS
         start = now(self.device)
         for _ in range(count):
@@ -54,26 +54,26 @@ class CourseRun:
         self.optimizer.zero_grad()
         loss = self.task.loss(self.model(batch.inputs), batch.targets)
         with ExitStack() as stack:
-            figures = stack.enter_context(engine_figures()) if self.asked else {}
+            figures = stack.enter_context(engine_figures()) if self.with_figures else {}
             loss.backward()
         self.optimizer.step()
         self.schedule.step()
-        self.noted["loss"].append(loss.detach())
+        self.recorded["loss"].append(loss.detach())
         for name in _FIGURES:
-            self.noted[name] += [chain[name] for chain in figures.values() if name in chain]
+            self.recorded[name] += [chain[name] for chain in figures.values() if name in chain]
 
 
 def _costs(case: Timing, run: CourseRun, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the time of all steps, the mean losses of each turn, and the means of the engine's figures."""
-    noted = {name: [float(value) for value in values] for name, values in run.noted.items()}
-    losses, count = noted.pop("loss"), case.item.steps // ROUNDS
+    """Return the time of all steps, the mean loss of each turn, and the means of the engine's figures."""
+    recorded = {name: [float(value) for value in values] for name, values in run.recorded.items()}
+    losses, count = recorded.pop("loss"), case.item.steps // ROUNDS
     means = [fmean(losses[start : start + count]) for start in range(0, len(losses), count)]
-    figures = {name: fmean(values) for name, values in noted.items() if values} | {_CUT: len(noted[SWEEPS])}
+    figures = {name: fmean(values) for name, values in recorded.items() if values} | {_CUT: len(recorded[SWEEPS])}
     return {"total": count * sum(map(sum, turns)), "losses": means, "figures": figures}
 
 
 def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield what a row takes in all, where it gets, and how its chains were solved."""
+    """Yield a row's total time, its losses and its sweeps."""
     if "total" not in cost:
         return
     exact = results["rows"][0]
@@ -90,7 +90,7 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     subject="task",
     rounds=ROUNDS,
     runs=1,
-    fresh=True,
+    rebuild=True,
     title="whole training runs",
     legend="All steps: from the first to the last, rows in turns; step: the median turn's. Loss: mean of the last "
     f"{ROUNDS}th of the training; apart: the largest difference of any {ROUNDS}th's mean to the first row's. Sweeps, "
@@ -111,5 +111,5 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     facts=_facts_of,
 )
 def courses(case: Timing) -> Mapping[str, Callable[[], CourseRun]]:
-    """Return what builds a model in training with each row's engine."""
+    """Return, by row, a function that builds the training run with the row's engine."""
     return {row.label: partial(CourseRun, case, row) for row in case.rows}

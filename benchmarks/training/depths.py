@@ -1,4 +1,4 @@
-"""How well engines train networks of several depths, and how well their gradients point layer by layer."""
+"""Engines on one task at several depths: how well they train, and the cosine of each layer's gradient."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from gradfree.orthogonal.weights import drift, is_matrix, weights_of
 DRIFT = "largest drift from orthogonality"
 ALIGNMENT = "cosine with the exact gradient, layer by layer"
 _EXACT = 1 - 1e-3
-"""From which on a cosine is not worth a line."""
+"""Rows whose cosine reaches this are not drawn."""
 
 
 @dataclass(frozen=True)
 class DepthSummary(Summary):
-    """What the facts on one task by depth and device say.
+    """The section of a depth sweep, made from the facts of one task and device.
 
     Attributes:
-        references: the row that each is compared with.
+        references: the row that each row is compared with.
     """
 
     references: Mapping[str, str]
@@ -62,11 +62,11 @@ class DepthSummary(Summary):
 
     @cached_property
     def depths(self) -> dict[float, str]:
-        """The depths, with what the facts call them."""
+        """The depths, each with its setting in the facts."""
         return dict(select(self.facts, metric=FAILED).select("at", "setting").iter_rows())
 
     def known(self, metric: str, row: str) -> dict[float, Estimate]:
-        """Return what is known of a row by depth."""
+        """Return a metric of a row by depth."""
         return estimates(self.facts, by="at", metric=metric, row=row)
 
     @property
@@ -98,7 +98,7 @@ class DepthSummary(Summary):
         )
 
     def verdict(self, row: str) -> str:
-        """Return an engine's distance to its reference at each depth, in words."""
+        """Return how a row's score differs from its reference's at each depth."""
         if row not in self.references:
             return "the baseline"
         score, reference = self.task.score, self.references[row]
@@ -111,7 +111,7 @@ class DepthSummary(Summary):
         return f"{score.name} beside {reference}: {outcomes or 'not compared'}"
 
     def _remarks(self) -> Iterator[str]:
-        """Yield where a learning rate beyond the grid may be better."""
+        """Yield the rows whose best learning rate is at the edge of the grid."""
         edge = [
             f"{row} at {depth:g} ({rate.value:g})"
             for row in self.rows
@@ -123,7 +123,7 @@ class DepthSummary(Summary):
 
     @property
     def _answer(self) -> str:
-        """Say which row does best in the deepest network."""
+        """Return which row has the best score in the deepest network."""
         score, setting = self.task.score, list(self.depths.values())[-1]
         scores = estimates(self.facts, metric=scored(self.task), setting=setting)
         if len(scores) < 2:
@@ -139,7 +139,7 @@ class DepthSummary(Summary):
         return f"{answer}; beside {self.references[best]}: {words}."
 
     def _charts(self) -> Iterator[Chart]:
-        """Yield the score against the depth, and the alignment layer by layer of the deepest network at the end."""
+        """Yield charts of the score by depth, and of the deepest network's alignment by layer after training."""
         where = f"{self.task.name} ({self.task.options.get('activation', 'tanh')}), {self.facts['device'][0]}"
         name, axis, score = self.task.score.name, score_axis("test", self.task.score), Figure(scored(self.task))
         (first, *more), deepest = self.depths, list(self.depths)[-1]
@@ -163,22 +163,22 @@ class DepthSummary(Summary):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerwiseTraining(Training):
-    """A training run that keeps each layer's alignment with its true gradient, and how orthogonal the weights stay."""
+    """A training run that also records each layer's cosine with its exact gradient, and the weights' orthogonality."""
 
     kind: ClassVar[str] = "layerwise training"
 
-    def probed(self, fidelity: Fidelity) -> dict[str, Any]:
-        """Return the whole gradient's fidelity and the cosine of each layer's, in their order."""
+    def fidelity_results(self, fidelity: Fidelity) -> dict[str, Any]:
+        """Return the fidelity of the whole gradient, and the cosine of each layer's gradient in order."""
         layers = [round(agreement.cosine, 4) for agreement in fidelity.layers.values()]
-        return {**super().probed(fidelity), "layers": layers}
+        return {**super().fidelity_results(fidelity), "layers": layers}
 
-    def noted(self, model: nn.Module) -> dict[str, Any]:
+    def extra_results(self, model: nn.Module) -> dict[str, Any]:
         """Return the largest ‖W Wᵀ - I‖ of the weights."""
         return {"drift": drift(weights_of(filter(is_matrix, model.modules()))).max().item()}
 
 
 class _Layerwise(Comparison):
-    """Engines on one task, looked at layer by layer and not timed."""
+    """A comparison with layerwise results and without timing."""
 
     trained = LayerwiseTraining
     is_timed = False
@@ -189,10 +189,10 @@ class DepthSweep(Experiment):
     """Engines on one task at several depths.
 
     Attributes:
-        task: what is trained.
-        depths: the options of the task's model by its number of hidden layers, ascending.
-        rows: the engines. The first is the baseline of the others.
-        learning_rates: ascending; each row has, at each depth, the one that does best on validation data.
+        task: the task.
+        depths: options of the task's model by number of hidden layers, ascending.
+        rows: the engines; the first is the baseline.
+        learning_rates: ascending; at each depth, each row trains at the one with the best validation score.
     """
 
     task: Task
@@ -202,7 +202,7 @@ class DepthSweep(Experiment):
 
     @property
     def comparisons(self) -> dict[int, Comparison]:
-        """The engines by depth."""
+        """The comparison at each depth."""
         tasks = {
             depth: replace(self.task, name=f"{self.task.name}_{depth}", options={**self.task.options, **options})
             for depth, options in self.depths.items()
@@ -211,11 +211,11 @@ class DepthSweep(Experiment):
 
     @property
     def tries(self) -> int:
-        """How many trials each training run waits for."""
+        """Number of trials that each training run depends on."""
         return len(self.learning_rates)
 
     def check(self) -> None:
-        """Raise a UsageError if the data are not there."""
+        """Raise a UsageError as :meth:`Comparison.check` does."""
         Comparison(self.task, self.rows).check()
 
     def trials(self, device: str) -> Iterator[Case]:
@@ -224,12 +224,12 @@ class DepthSweep(Experiment):
             yield from comparison.trials(device)
 
     def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
-        """Yield one training run of each row at each depth; ``None`` where the learning rate is yet to be chosen."""
+        """Yield one training run of each row at each depth; ``None`` if the learning rate is not chosen yet."""
         for comparison in self.comparisons.values():
             yield from comparison.training(seed, device, records)
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return scores, gradients and drift of each row at each depth, and differences to its reference."""
+        """Return scores, cosines and drift of each row at each depth, and its differences to its reference."""
         known: list[Fact] = []
         runs: list[Record] = []
         for depth, comparison in self.comparisons.items():
@@ -248,14 +248,17 @@ class DepthSweep(Experiment):
 
     @property
     def references(self) -> dict[str, str]:
-        """The baseline by row or, if another row is its engine with the row's own options, that."""
+        """The row that each row is compared with.
+
+        That is the baseline or, if there is one, the row of the baseline's engine with the row's options.
+        """
         baseline, *others = self.rows
         return {
             row.name: next((r.name for r in others if _is_exact(r, baseline, row)), baseline.name) for row in others
         }
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of scores by depth, and charts of scores and of gradients layer by layer."""
+        """Return the section with the table of scores by depth, and charts of scores and of layers' cosines."""
         return DepthSummary(self.task, self.learning_rates, facts, self.references).section
 
 
@@ -264,12 +267,12 @@ def _is_exact(candidate: Row, baseline: Row, row: Row) -> bool:
 
 
 def _hidden_cosine(probe: Mapping[str, Any]) -> float:
-    """Return the mean cosine of the hidden layers at one step."""
+    """Return the mean cosine of the hidden layers' gradients at one step."""
     return fmean(probe["layers"][:-1])
 
 
 def _layer_facts(runs: Sequence[Record], deepest: bool, who: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield the largest drift seen and, of the deepest network, each layer's mean cosine, by training step."""
+    """Yield the largest drift and, for the deepest network, each layer's mean cosine by training step."""
     results = [record["results"] for record in runs if not error_of(record)]
     if not results:
         return

@@ -1,4 +1,4 @@
-"""The facts that training runs tell: what they depend on besides the engine, and what they come to."""
+"""Facts from the records of training runs: their settings, scores, cosines and losses."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _SIZES = {"parameters": "parameters", **{split: f"{split} examples" for split in
 
 
 def score_in(results: Mapping[str, Any], name: str) -> float:
-    """Return the score of a run by its results; NaN if the loss was no finite number in the end."""
-    # There are records of accuracies that were taken of NaN.
+    """Return a score of a run; NaN if the last loss is not finite."""
+    # Old records have accuracies of models with NaN weights.
     losses = results.get("losses")
     return nan if losses and not isfinite(losses[-1]["loss"]) else results.get(name, nan)
 
 
 def sizes(model: nn.Module, data: Data) -> dict[str, int]:
-    """Return what to record of a run's sizes."""
+    """Return the number of parameters and of examples, to be recorded."""
     counts = {split: len(getattr(data, split).inputs) for split in Data._fields}
     return {"parameters": sum(p.numel() for p in model.parameters()), **counts}
 
 
 def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
-    """Return the options that an engine has of itself, none of those that are ``given`` or off."""
+    """Return the engine's options that are not ``given``, without those that are ``None`` or ``False``."""
     options = {f.name: getattr(engine, f.name) for f in fields(engine)} if is_dataclass(engine) else {}
     own = {
         name: value for name, value in options.items() if name not in given and value is not None and value is not False
@@ -52,7 +52,7 @@ def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
 
 
 def setup_facts(task: Task, grid: Sequence[float], runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:
-    """Yield what all rows' ``runs`` depend on; sizes where they are recorded and of all runs the same."""
+    """Yield the settings that all rows share; sizes only if recorded and equal in all ``runs``."""
     yield fact(_MODEL, "", note=task.architecture, **where)
     yield fact(_OPTIMIZER, "", note=task.optimizer, **where)
     yield fact(_BATCH, "examples", task.batch_size, **where)
@@ -65,7 +65,7 @@ def setup_facts(task: Task, grid: Sequence[float], runs: Iterable[Record], /, **
 
 
 def defaults_facts(row: Row, runs: Iterable[Record], /, **who: Any) -> Iterator[Fact]:
-    """Yield the options that a row does not name: as recorded, or as they are now."""
+    """Yield the engine's options that the row does not set: as recorded or, in old records, the current defaults."""
     recorded = (run["results"]["defaults"] for run in runs if "defaults" in run["results"])
     options = next(recorded, None)
     options = defaults(row.create_engine(), row.options) if options is None else options
@@ -74,7 +74,7 @@ def defaults_facts(row: Row, runs: Iterable[Record], /, **who: Any) -> Iterator[
 
 
 def setup_words(task: Task, facts: pl.DataFrame) -> str:
-    """Return what the facts tell of it, in sentences."""
+    """Return sentences on the model, the optimizer and the data."""
     known = {row["metric"]: row for row in select(facts, row=None).iter_rows(named=True)}
     counts = {name: f"{known[metric]['value']:,.0f}" for name, metric in _SIZES.items() if metric in known}
     model = known[_MODEL]["note"] + (f", {counts['parameters']} parameters" if "parameters" in counts else "")
@@ -89,7 +89,7 @@ def setup_words(task: Task, facts: pl.DataFrame) -> str:
 
 
 def scored(task: Task, split: str = "test") -> str:
-    """Return the metric of the scores."""
+    """Return the name of a score as a metric."""
     return f"{split} {task.score.name}"
 
 
@@ -101,7 +101,7 @@ def run_facts(
     /,
     **who: Any,
 ) -> Iterator[Fact]:
-    """Yield what the training runs of an engine came to, each by itself, and how many failed."""
+    """Yield the scores and cosines of each run of a row, and how many runs failed."""
     errors = list(dict.fromkeys(error for run in runs if (error := error_of(run))))
     failed = sum(bool(error_of(run)) for run in runs)
     yield fact(FAILED, "1", failed, note="; ".join(errors), **who)
@@ -118,7 +118,7 @@ def run_facts(
 
 
 def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
-    """Yield the training loss of each run on the way."""
+    """Yield the recorded training losses of each run."""
     for run in runs:
         for loss in run["results"].get("losses", ()):
             place = {"setting": f"step {loss['step']}", "at": float(loss["step"])}
@@ -126,7 +126,7 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
-    """Return for each row whether it is on the front of step time and score, by differences seed by seed."""
+    """Return for each row whether it is on the Pareto front of step time and score, by differences seed by seed."""
     goodness: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for run in facts.filter(pl.col("seed").is_not_null(), metric=scored(task)).iter_rows(named=True):
         goodness[run["row"]][run["seed"]] = task.score.goodness(run["value"])

@@ -1,4 +1,4 @@
-"""Engines compared on a task: which facts make the table, what they come to in words, and what is drawn of them."""
+"""The section of a comparison: its table, verdicts and charts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isnan
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, no_ends, points, runs, score_axis
+from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, no_intervals, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates, select
 from gradfree.benchmarks.tables.frames import pl
@@ -19,15 +19,15 @@ from gradfree.benchmarks.training.alignment import DELTA, LEGEND, RATIO, aligned
 from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored, setup_words
 
 _FAR = 10.0
-"""How many times the least error is the greatest where the axis is logarithmic."""
+"""An axis is logarithmic if the largest value is more than this many times the smallest."""
 _ROUNDING = 1e-6
-"""1 − cosine of what is exact but for rounding is below."""
+"""Values of 1 − cosine below this are rounding errors."""
 _DISTANCE = Axis("1 − cosine of the gradient and the exact one", "log")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the facts on one task and device say; the first row is the baseline."""
+    """The section of a comparison, made from the facts of one task and device; the first row is the baseline."""
 
     task: Task
     grid: tuple[float, ...]
@@ -35,7 +35,7 @@ class Summary:
 
     @property
     def section(self) -> Section:
-        """The section on it."""
+        """The section."""
         return Section(
             title=self._title,
             facts=self.facts,
@@ -59,7 +59,7 @@ class Summary:
         return self.rows[0]
 
     def verdict(self, label: str) -> str:
-        """Return speed, memory and score of a row beside the baseline's, in words."""
+        """Return a sentence on a row's speed, memory and score relative to the baseline's."""
         if label == self.baseline:
             words = "the baseline"
         else:
@@ -72,7 +72,7 @@ class Summary:
         return f"{words}; failed with {count} of {count + self._score(label).n} seeds: {failed['note']}"
 
     def _cost(self, label: str) -> str:
-        """Return speed and memory of a row, in words that others follow."""
+        """Return the part of the sentence on speed and memory."""
         words = verdict.speed(self._ratios.get(label, Estimate()), self.baseline)
         if label in self._memory and (memory := f"{self._memory[label].value:.2f}") != "1.00":
             words += f" at {memory}× the memory"
@@ -108,7 +108,7 @@ class Summary:
     @property
     def _title(self) -> str:
         device, threads = self.facts.select("device", "threads").row(0)
-        # A model of the user's own gives the task its name.
+        # With a model of the user, the task has the model's name.
         named = self.task.name.startswith(self.task.model)
         what = self.task.name if named else f"{self.task.name}: {self.task.model}"
         return f"{what}, {self.task.budget}, seeds: {self._seeds}, device: {device}, threads: {threads}"
@@ -160,7 +160,7 @@ class Summary:
         return sorted(on, key=lambda label: self._ratios[label].value)
 
     def _remarks(self) -> Iterator[str]:
-        """Yield the Pareto front, and which engines may do better at another learning rate."""
+        """Yield the Pareto front, and the rows whose best learning rate is at the edge of the grid."""
         if self._front:
             front = ", ".join(self._front)
             yield (
@@ -179,8 +179,8 @@ class Summary:
 
     @property
     def _answer(self) -> str:
-        """Say which row is the fastest of those that are not seen to be worse."""
-        if self.task.evaluations:  # Whoever watches a target asks for the time to it.
+        """Return which row is the fastest among those with a score that is not worse."""
+        if self.task.evaluations:  # Then the answer is the time to the target.
             return ""
         others = [label for label in self._differences if label in self._ratios and label != self.baseline]
         kept = [label for label in others if self._is_kept(label)]
@@ -200,15 +200,15 @@ class Summary:
         )
 
     def _is_kept(self, label: str) -> bool:
-        """Tell whether a row's score is not seen to be worse, and its mean no worse than the baseline's interval is."""
+        """Return whether a row's score is not significantly worse, and its mean is within the baseline's interval."""
         difference, exact = self._difference(label), self._scores[self.baseline]
         outcome, _ = verdict.change(difference, self.task.score.higher_is_better)
         loss = -difference.value if self.task.score.higher_is_better else difference.value
-        # An interval that covers 0 because it is wide is no reason to take a row.
+        # A wide interval around 0 is not enough to recommend a row.
         return outcome != "worse" and loss <= (0.0 if isnan(exact.margin) else exact.margin)
 
     def _charts(self) -> Iterator[Chart]:
-        """Yield the score against the step time, and the gradients' distance in angle against any k."""
+        """Yield charts of the score against step time, of 1 − cosine against iterations or engines, and of losses."""
         where = f"{self.task.name}, {self.task.budget}, {self.facts['device'][0]}"
         if self._front:
             yield self._cost_chart(f"{where}: {self.task.score.name} against step time")
@@ -246,6 +246,6 @@ class Summary:
 
     @property
     def _inexact(self) -> pl.DataFrame:
-        """The rows whose gradients are not exact: others have no place on the logarithmic axis."""
+        """The points of rows with inexact gradients: 1 − cosine of the others is 0, which has no logarithm."""
         found = points(self.facts, "row", Figure(COSINE))
-        return found.with_columns(y=1 - pl.col("y"), **no_ends()).filter(pl.col("y") >= _ROUNDING)
+        return found.with_columns(y=1 - pl.col("y"), **no_intervals()).filter(pl.col("y") >= _ROUNDING)

@@ -1,4 +1,4 @@
-"""How soon engines reach a validation score."""
+"""Time and steps that engines take to a validation score."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _CURVE = "{}, on the way"
 
 @dataclass(frozen=True)
 class TimeToTarget(Experiment):
-    """The steps that a comparison's training runs take to a validation score, and the time of so many steps.
+    """The steps that a comparison's training runs take to reach a validation score, and the time of these steps.
 
-    It has no cases of its own. The time is the number of steps by the time of one, which is measured with nothing
-    beside it: evaluations on the way, and runs beside each other, do not count.
+    It adds no cases. The time is the number of steps times the time of a step, which is measured separately: so
+    evaluations, and training runs in parallel, do not count.
 
     Attributes:
-        comparison: whose tasks are evaluated on the way.
-        target: the score.
-        course: whole training runs of the task, whose steps are counted in place of steps at first weights: an engine
-            may take longer once the weights have changed.
+        comparison: the comparison, with a task that is evaluated during training.
+        target: the validation score.
+        course: timings of whole training runs of the task. They replace the time of a step of the untrained model,
+            as some engines slow down when the weights change.
     """
 
     comparison: Comparison
@@ -43,7 +43,7 @@ class TimeToTarget(Experiment):
     course: Timings | None = None
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
-        """Return the comparison's facts, and how each row gets to the target; nothing before steps are timed."""
+        """Return the comparison's facts, and each row's steps and time to the target; empty if no step is timed."""
         found = self.comparison.facts(records, device)
         if self.course:
             taken = self.course.facts(records, device).filter(pl.col("metric") == STEP)
@@ -58,15 +58,15 @@ class TimeToTarget(Experiment):
             runs = [record for record in all_runs if not error_of(record)]
             who = {"task": self.comparison.task.name, "device": device, "row": row.name, "series": row.name}
             step = steps.get(row.name, Estimate()).value
-            way, time = self._way(runs, step, who)
-            known += way
+            row_facts, time = self._row_facts(runs, step, who)
+            known += row_facts
             baseline = time if row is self.comparison.rows[0] else baseline
             if time is not None and baseline is not None:
                 known.append(fact(_TIME, times(self.comparison.rows[0].name), time / baseline, **who))
         return pl.concat([found, table(known)])
 
-    def _way(self, runs: list[Record], step: float, who: Mapping[str, Any]) -> tuple[list[Fact], float | None]:
-        """Return the facts on one row's way to the target, and its time, if every run came there."""
+    def _row_facts(self, runs: list[Record], step: float, who: Mapping[str, Any]) -> tuple[list[Fact], float | None]:
+        """Return a row's facts, and its time to the target if every run reached it."""
         task = self.comparison.task
         curves = {record["seeds"][0]: record["results"]["curve"] for record in runs}
         steps = {seed: taken for seed, curve in curves.items() if (taken := self._steps(curve)) is not None}
@@ -83,19 +83,19 @@ class TimeToTarget(Experiment):
         return [*known, fact(_STEPS, "count", in_all, **who), fact(_TIME, "s", time, **who)], time
 
     def _steps(self, curve: list[dict[str, Any]]) -> int | None:
-        """Return the step at which a run was first seen at the target."""
+        """Return the step of the first evaluation that reached the target."""
         goodness = self.comparison.task.score.goodness
         return next((e["step"] + 1 for e in curve if goodness(e["validation"]) >= goodness(self.target)), None)
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return the table of times to the target, and charts of the way."""
+        """Return the section with the table of times to the target, and charts of the validation score."""
         task, baseline = self.comparison.task, self.comparison.rows[0].name
-        way = _CURVE.format(scored(task, "validation"))
+        curve = _CURVE.format(scored(task, "validation"))
         ratio = times(baseline)
         ours = pl.concat(
             [
                 select(facts, metric=STEP, unit="s"),
-                facts.filter(pl.col("metric").is_in([_STEPS, _TIME, _REACHED, way])),
+                facts.filter(pl.col("metric").is_in([_STEPS, _TIME, _REACHED, curve])),
             ]
         )
         device, reached = ours["device"][0], select(ours, metric=_REACHED)["note"]
@@ -117,14 +117,14 @@ class TimeToTarget(Experiment):
                 "×: as a multiple of the first row's. "
                 "Reached: runs that came there at all; where not all did, there is no mean."
             ),
-            charts=self._charts(ours, way),
+            charts=self._charts(ours, curve),
             answer=self._answer(facts, level),
         )
 
-    def _charts(self, ours: pl.DataFrame, way: str) -> list[Chart]:
-        """Return the validation score against steps and against time, mean over seeds."""
+    def _charts(self, ours: pl.DataFrame, curve: str) -> list[Chart]:
+        """Return charts of the validation score, mean over seeds, against steps and against time."""
         task = self.comparison.task
-        found = points(ours, "at", Figure(way))
+        found = points(ours, "at", Figure(curve))
         seconds = {row: step.value for row, step in estimates(ours, metric=STEP).items()}
         timed = found.with_columns(
             x=pl.col("at") * pl.col("row").replace_strict(seconds, default=None, return_dtype=pl.Float64)
@@ -140,7 +140,7 @@ class TimeToTarget(Experiment):
         ]
 
     def _answer(self, facts: pl.DataFrame, level: str) -> str:
-        """Say which row is at the target soonest, and what it costs in memory and score."""
+        """Return which row reaches the target soonest, and its speed, memory and score."""
         task, baseline = self.comparison.task, self.comparison.rows[0].name
         found = estimates(facts, metric=_TIME, unit="s")
         if not found:

@@ -14,7 +14,7 @@ from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport, print_section, sections
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tables.experiment import belonging
+from gradfree.benchmarks.tables.experiment import records_of
 from gradfree.cli import UsageError, main
 
 # Student's t is 4.303 for three seeds: margins are 2.484 times the standard deviation.
@@ -95,7 +95,7 @@ def test_records_of_another_configuration_do_not_count():
     whole, own = (SuiteReport.of("", SUITE, records).markdown() for records in (RECORDS | stale, RECORDS))
     assert whole == own
     assert SuiteReport.of("", SUITE, stale).sections == []
-    assert belonging(SUITE, RECORDS | stale) == list(RECORDS.values())
+    assert records_of(SUITE, RECORDS | stale) == list(RECORDS.values())
 
 
 def test_devices_are_not_mixed():

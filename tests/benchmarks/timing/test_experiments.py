@@ -21,11 +21,11 @@ from gradfree.benchmarks.timing.layer_steps import (
     SEGMENTS,
     Checkpointed,
     Network,
-    in_training,
+    build_trainee,
     memory_steps,
     step_phases,
 )
-from gradfree.benchmarks.timing.recurrent_layers import InPieces, LayerPass, RecurrentLayer, layers, long_layers
+from gradfree.benchmarks.timing.recurrent_layers import Chunked, LayerPass, RecurrentLayer, layers, long_layers
 from gradfree.benchmarks.timing.recurrent_models import RecurrentNet, recurrent_steps
 from gradfree.benchmarks.timing.timed import Timings
 
@@ -68,7 +68,7 @@ def test_every_row_is_timed_and_told(part):
         assert labels == list(part.timed.steps(case))
         for row in record["results"]["rows"]:
             assert len(row["times"]) == part.timed.rounds
-            assert ("peak_memory" in row) is part.timed.weighed
+            assert ("peak_memory" in row) is part.timed.with_memory
     section = section_of(part, records)
     assert len(section.verdicts) == len(section.rows) > 0
     assert "the baseline" in section.verdicts or part.timed.across == "row"
@@ -99,9 +99,9 @@ def test_loops_engines_and_the_plain_layer_do_the_same_work(cell):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_layer_in_pieces_has_the_outputs_and_gradients_of_the_whole(monkeypatch, batch_first):
-    monkeypatch.setattr(InPieces, "most", 4)
+    monkeypatch.setattr(Chunked, "max_steps", 4)
     case = case_of(replace(PARTS["long layers"], subjects=(replace(GRU, dtype="float64", batch_first=batch_first),)))
-    whole, pieces = LayerPass(case), LayerPass(case, loop=InPieces)
+    whole, pieces = LayerPass(case), LayerPass(case, loop=Chunked)
     for one in (whole, pieces):
         one.run().backward(one.cotangent)
     torch.testing.assert_close(pieces.run(), whole.run())
@@ -112,7 +112,7 @@ def test_a_layer_in_pieces_has_the_outputs_and_gradients_of_the_whole(monkeypatc
 def test_checkpoints_change_no_gradient(row):
     network = Network(9, 8, 64)
     case = case_of(replace(PARTS["memory"], subjects=(network,)))
-    again, plain = case.timed.steps(case)[row.label]().trainee, in_training(network, BACKPROP, "cpu", 0)
+    again, plain = case.timed.steps(case)[row.label]().trainee, build_trainee(network, BACKPROP, "cpu", 0)
     for one in (again, plain):
         one.passes()
     for own, exact in zip(again.model.parameters(), plain.model.parameters(), strict=True):
