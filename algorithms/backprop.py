@@ -47,7 +47,7 @@ class Backprop(Engine):
     def leaves(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave nothing, but say where torch's own kernel is faster."""
         if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
-            call.say(
+            call.warn(
                 f"backprop is slower here than torch's own kernel, {call.mode} over {call.length} steps of "
                 f"{tuple(call.like.shape)} in {call.like.dtype}. The engine 'shooting' leaves such layers to torch, "
                 "backprop(plain=True) all of them."

@@ -1,4 +1,4 @@
-"""Any recurrent cell as a layer."""
+"""Recurrent layers of any cell."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Ends = Callable[[Tensor], Tensor]
 
 
 class CellLayer(nn.Module):
-    """Run a cell over a sequence; an engine finds the layer as a chain in time.
+    """Runs a cell over a sequence; an engine finds the layer as a chain in time.
 
-    Put ``nn.GRUCell``, ``nn.LSTMCell``, ``nn.RNNCell`` or a cell of your own in it, in place of the loop over steps.
+    Use it in place of a loop over steps, with ``nn.GRUCell``, ``nn.LSTMCell``, ``nn.RNNCell`` or your own cell.
 
     Args:
-        cell: called as ``cell(x, state)`` with ``x`` (B, I); returns the next state, a tensor (B, H) or a tuple of
-            them, the first of which is the output. One that returns ``(out, state)`` has an attribute ``output_size``,
-            the width of ``out``.
+        cell: called as ``cell(x, state)`` with ``x`` (B, I). Returns the next state, a tensor (B, H) or a tuple of
+            tensors, the first of which is the output. A cell that returns ``(out, state)`` needs an attribute
+            ``output_size``, the width of ``out``.
         batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
     """
 
@@ -37,10 +37,10 @@ class CellLayer(nn.Module):
 
         Args:
             x: (T, B, I), or (B, T, I) with ``batch_first``.
-            state: the initial state; may be left out if the cell has a ``hidden_size``: zeros.
+            state: the initial state. ``None``: zeros, if the cell has a ``hidden_size``.
 
         Raises:
-            ValueError: no steps, or no initial state where the cell has no ``hidden_size``.
+            ValueError: no steps, or no initial state for a cell without ``hidden_size``.
         """
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:
@@ -52,12 +52,12 @@ class CellLayer(nn.Module):
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
     def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
-        """Return the outputs (T, B, H) and the parts of the final state, from those of the initial one.
+        """Return the outputs (T, B, H) and the parts of the final state.
 
         Args:
             x: (T, B, I).
-            parts: of the initial state.
-            ends: takes of (T, B, ·) what is behind the last step of each sequence; ``None``: behind the last of all.
+            parts: the parts of the initial state.
+            ends: selects the final states from those of all steps (T, B, ·). ``None``: those of the last step.
         """
         steps = run_steps(self.cell, x, parts)
         out = torch.stack([step[0] for step in steps])
@@ -67,11 +67,11 @@ class CellLayer(nn.Module):
 
     @property
     def extra_outputs(self) -> int:
-        """How many parts that no step reads are unrolled before a state's own: 1 if the output is none of these."""
+        """1 if the cell's output is not a part of its state: it is then unrolled as an extra first part. Else 0."""
         return int(output_size(self.cell) is not None)
 
     def initial_parts(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
-        """Return the parts that are unrolled, from the state that :meth:`forward` is given, for ``x`` (T, B, I)."""
+        """Return the initial values of all unrolled parts, from ``state`` as in :meth:`forward` and ``x`` (T, B, I)."""
         given = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
         size = output_size(self.cell)
         return given if size is None else (x.new_zeros(x.shape[1], size), *given)
@@ -85,14 +85,14 @@ class CellLayer(nn.Module):
 
 
 class ElementwiseCell(nn.Module, ABC):
-    """A cell that computes the next state unit by unit: its Jacobian F_t is diagonal, or a small block for each unit.
+    """A cell that computes the next state unit by unit: F_t is diagonal, or has one small block for each unit.
 
-    Whatever mixes units lies in :meth:`fed`, which no state enters. So Newton's method takes few sweeps, each of them
-    elementwise, and the cotangents one scan.
+    Only :meth:`fed`, which does not depend on the state, may mix units. So Newton's method takes few sweeps, each of
+    them elementwise, and the backward pass takes one scan.
 
     Attributes:
         hidden_size: H, the number of units.
-        parts: the number of tensors (B, H) that a state consists of, 1 if not said otherwise.
+        parts: the number of tensors (B, H) in a state, 1 by default.
     """
 
     hidden_size: int
@@ -100,25 +100,25 @@ class ElementwiseCell(nn.Module, ABC):
 
     @abstractmethod
     def fed(self, x: Tensor) -> Tensor:
-        """Return what the input brings to the units, (..., F), for ``x`` (..., I), of one step or of many."""
+        """Return the units' inputs (..., F) from ``x`` (..., I), of one or many steps."""
 
     @abstractmethod
     def advance(self, fed: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the next state, unit by unit.
 
         Args:
-            fed: as of :meth:`fed`, (..., F).
-            state: its parts, (..., H) each.
+            fed: what :meth:`fed` returns, (..., F).
+            state: the parts of the previous state, (..., H) each.
         """
 
     def forward(self, x: Tensor, state: Any) -> Any:
-        """Return the next state, a tensor (B, H) or a tuple of several, for ``x`` (B, I) and the state before."""
+        """Return the next state, a tensor (B, H) or a tuple, from ``x`` (B, I) and the previous state."""
         after = self.advance(self.fed(x), state if isinstance(state, tuple) else (state,))
         return after if self.parts > 1 else after[0]
 
 
 def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return the state behind every step, part by part."""
+    """Run ``cell`` step by step; return the parts of the state after each step."""
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
     if isinstance(cell, ElementwiseCell):
         advance, x = cell.advance, cell.fed(x)
@@ -130,7 +130,7 @@ def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple
 
 
 def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the parts of the state behind one step, and before them the output if it is none of them."""
+    """Run one step; return the parts of the next state, after the output if that is not one of them."""
     extra = int(output_size(cell) is not None)
     given = parts[extra:]
     found = cell(x, given[0] if len(given) == 1 else tuple(given))
@@ -139,27 +139,27 @@ def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Ten
     if len(after) != len(parts) or not all(isinstance(part, Tensor) for part in after):
         name = type(cell).__name__
         raise ValueError(
-            f"{name} was given a state of {len(given)} and "
+            f"{name} was called with a state of {len(given)} tensors. It "
             + (
                 "has an output_size, but did not return (out, state)."
                 if extra
-                else f"did not return such a one. If it returns (out, state), set {name}.output_size, the width of out."
+                else f"must return as many. If it returns (out, state), set {name}.output_size, the width of out."
             )
         )
     return after
 
 
 def output_size(cell: nn.Module) -> int | None:
-    """Return the width of what a cell returns beside its state; ``None``: nothing."""
+    """Return the width of the output that a cell returns in addition to its state; ``None`` if it has none."""
     return None if isinstance(cell, ElementwiseCell) else getattr(cell, "output_size", None)
 
 
 def unit_blocks(after: Sequence[Tensor], before: Sequence[Tensor]) -> Blocks:
-    """Return ∂after_i/∂before_j unit by unit, of tensors that autograd knows to be elementwise functions.
+    """Return ∂after_i/∂before_j unit by unit, for an elementwise function.
 
     Args:
-        after: the parts of states, (T, B, H); their graphs are kept.
-        before: of the states before.
+        after: the parts of the next states, (T, B, H), with graphs, which are kept.
+        before: the parts of the previous states.
     """
     return [
         torch.autograd.grad(part, before, torch.ones_like(part), retain_graph=True, allow_unused=True)

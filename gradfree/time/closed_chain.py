@@ -1,4 +1,4 @@
-"""Chains in time of torch's own cells: local derivatives in closed form, for all steps at once."""
+"""Chains in time of torch's own cells, with Jacobians in closed form."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 
 
 class CellChain(TimeChain):
-    """A layer of one of torch's own cells.
+    """The chain of one layer and direction of ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``, or of their single-step cells.
 
     Args:
-        mode: which cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM".
+        mode: the cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM".
         x: the layer's input, (T, B, I).
         out: h_1 to h_T, (T, B, H).
         first: h_0 and, for LSTM, c_0, (B, H).
         weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh.
         wanted: whether the gradients of the input and of each weight are needed.
-        memory: what is kept of the module's layers from pass to pass.
-        name: of this layer and direction in ``memory``.
-        gates: of a GRU, if they were kept; recomputed if not.
+        memory: the chain's memory from pass to pass.
+        name: the name of this layer and direction in ``memory``.
+        gates: a GRU's gates if the forward pass kept them; else they are recomputed.
         valid: see :attr:`TimeChain.valid`.
     """
 
@@ -60,11 +60,11 @@ class CellChain(TimeChain):
 
     @property
     def diagonal(self) -> Sequence[Factor]:
-        """The gates."""
+        """The diagonal of F_t that comes from the gates."""
         return self.cell.diagonal
 
     def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
-        """Return δ_t (F_t - K_t) for t = 2..T: one product with W_hh, the rest elementwise."""
+        """Return δ_t (F_t - K_t) for t = 2..T: one matrix product with W_hh, the rest elementwise."""
         parts = list(self.cell.cross_terms(delta, _LATER))
         for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
@@ -72,11 +72,11 @@ class CellChain(TimeChain):
         return tuple(parts)
 
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return what the gates carry and, unless that is all, what goes through the diagonals of W_hh."""
+        """Return the Jacobians of the gates and, without ``carried``, of the path through the diagonals of W_hh."""
         return self.cell.unit_blocks(None if carried else self.parameters[1])
 
     def jacobians(self) -> Tensor:
-        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), for LSTM of (h, c) side by side."""
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H); for LSTM of h and c concatenated."""
         return self.cell.jacobians(self.parameters[1], _LATER)
 
     def backpropagate(self, direct: State) -> ChainGradients:
@@ -91,7 +91,7 @@ class CellChain(TimeChain):
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         self.record_delta(delta)
         initial = self.cell.initial_cotangent(delta, self.parameters[1])
-        # The last that is asked of the Jacobians: their place serves, and whoever asks again gets new ones.
+        # The cached Jacobians are overwritten, so the cache is dropped: a later access recomputes them.
         cell = vars(self).pop("cell")
         hidden = cell.hidden_cotangent_inplace(delta)
         of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
@@ -132,5 +132,5 @@ _LATER = slice(1, None)
 
 
 def _at(x: Any, steps: slice) -> Any:
-    """Return ``x`` at ``steps``; what is the same at all steps stays."""
+    """Return ``x`` at ``steps``; return ``x`` itself if it has no time dimension."""
     return x[steps] if isinstance(x, Tensor) and x.dim() == 3 else x

@@ -1,8 +1,8 @@
-"""One step of torch's recurrent cells, linearised at every step of a sequence at once, in closed form.
+"""Jacobians of torch's recurrent cells in closed form, for all steps of a sequence at once.
 
-All three cells compute h' from the pre-activations P = x W_ihᵀ + b_ih and Q = h W_hhᵀ + b_hh and, element by
-element, from the state before. So the cotangents of P and Q are elementwise products, and the only dense part of
-a link's Jacobian F_t is the product of Q's cotangent with W_hh.
+All three cells compute h' from the pre-activations P = x W_ihᵀ + b_ih and Q = h W_hhᵀ + b_hh and, elementwise, from
+the previous state. So the cotangents of P and Q are elementwise products. The only dense part of a VJP with F_t is the
+product of Q's cotangent with W_hh.
 
 States are tuples, (h,) or for LSTM (h, c); all tensors are time-major, (T, B, ·).
 """
@@ -36,22 +36,22 @@ class Linearised(ABC):
     """The Jacobians of all steps of one layer."""
 
     links: tuple[str, ...]
-    """The tensors that F_t consists of beside W_hh, (T, B, ...): the attributes' names."""
+    """The names of the attributes that, with W_hh, define F_t: tensors (T, B, ...)."""
 
     @property
     @abstractmethod
     def diagonal(self) -> tuple[Factor, ...]:
-        """The diagonal of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+        """The diagonal of F_t that comes from the cell's gates, by part of the state: (T, B, H), or 0.0."""
 
     def rearranged(self: _Self, change: Callable[[Tensor], Tensor]) -> _Self:
-        """Return the same Jacobians with their steps and sequences in another order."""
+        """Return the same Jacobians with ``change`` applied to each tensor, which reorders steps and sequences."""
         other = copy(self)
         for name in self.links:
             setattr(other, name, change(getattr(self, name)))
         return other
 
     def initial_cotangent(self, delta: State, weight: Tensor) -> State:
-        """Return δ_1 F_1, (1, B, H) a part; ``weight`` is W_hh."""
+        """Return δ_1 F_1, (1, B, H) for each part; ``weight`` is W_hh."""
         first = slice(0, 1)
         parts = list(self.cross_terms(delta, first))
         for n, (part, d) in enumerate(zip(delta, self.diagonal, strict=True)):
@@ -66,32 +66,32 @@ class Linearised(ABC):
 
     @abstractmethod
     def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return :meth:`hidden_cotangent` at all steps, where :attr:`links` were: the end of them."""
+        """Return :meth:`hidden_cotangent` at all steps in the memory of :attr:`links`, which are invalid after it."""
 
     def input_cotangent(self, delta: State, hidden: Tensor) -> Tensor:
-        """Return the cotangent of P at all steps, given that of Q, which may be overwritten."""
+        """Return the cotangent of P at all steps from ``hidden``, that of Q, which may be overwritten."""
         return hidden
 
     def cross_terms(self, delta: State, steps: slice) -> State:
-        """Return what one part of δ_t sends elementwise to another part of the state before."""
+        """Return the elementwise part of the VJP from one part of δ_t to another part of the previous state."""
         return (None,) * len(self.diagonal)
 
     @abstractmethod
     def unit_blocks(self, weight: Tensor | None) -> Blocks:
-        """Return what each F_t carries unit by unit: its gates and, with W_hh, through the diagonals of that."""
+        """Return the unit-by-unit Jacobians: from the gates and, given W_hh as ``weight``, from its diagonals."""
 
     @abstractmethod
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
-        """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, of all parts side by side; ``weight`` is W_hh."""
+        """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, all parts concatenated; ``weight`` is W_hh."""
 
     @abstractmethod
     def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step, for any number of dimensions of rows.
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step, for any number of batch dimensions.
 
         Args:
             direct: e, part by part.
             weight: W_hh.
-            entering: what the last step gets from behind, part by part; ``None``: nothing.
+            entering: the cotangent that enters the last step, part by part. ``None``: zero.
         """
 
 
@@ -109,7 +109,7 @@ class LinearisedRNN(Linearised):
         return delta[0][steps] * self.slope[steps]
 
     def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return the same where φ' was."""
+        """Return δ ⊙ φ' in the memory of φ'."""
         return self.slope.mul_(delta[0])
 
     def unit_blocks(self, weight: Tensor | None) -> Blocks:
@@ -138,7 +138,7 @@ class LinearisedGRU(Linearised):
         """Linearise at ``before``, the states before all steps, in ``buffer`` (T, B, 3H), which may end in Q_n."""
         (r, z), n = gates.reset_update.chunk(2, -1), gates.new
         self.new = through_tanh(1 - z, n)
-        # The cotangents of Q's three parts are δ times these.
+        # The cotangents of Q's three parts are δ times these factors.
         buffer = n.new_empty(*n.shape[:-1], 3 * n.shape[-1]) if buffer is None else buffer
         self.factors = buffer.unflatten(-1, (3, -1))
         f_r, f_z, f_n = self.factors.unbind(-2)
@@ -157,11 +157,11 @@ class LinearisedGRU(Linearised):
         return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)
 
     def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return the same where the factors were."""
+        """Return δ times the three factors, in their memory."""
         return self.factors.mul_(delta[0].unsqueeze(-2)).flatten(-2)
 
     def input_cotangent(self, delta: State, hidden: Tensor) -> Tensor:
-        """Return the same but for n, whose Q is multiplied by r."""
+        """Return Q's cotangent, except that of n, where Q_n has the factor r and P_n does not."""
         torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
 
@@ -170,7 +170,7 @@ class LinearisedGRU(Linearised):
         return [[self.carry if weight is None else self.carry + _sum_on_diagonals(self.factors, weight)]]
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
-        """Return the sum over the three parts of diag(their factor) W_hh, and diag(z)."""
+        """Return diag(z) + Σ diag(factor) W_hh over the three parts."""
         jacobians = _sum_of_scaled(self.factors[steps], weight)
         jacobians.diagonal(0, -2, -1).add_(self.carry[steps])
         return jacobians
@@ -196,23 +196,23 @@ class LinearisedLSTM(Linearised):
         i, f, g, o, c, tanh_c = gates
         before = torch.cat([c0.unsqueeze(0), c[:-1]])
         self.out = o * (1 - tanh_c * tanh_c)
-        # The cotangents of the four parts are those of (c', c', c', h') times these.
+        # The cotangents of Q's four parts are those of (c', c', c', h') times these factors.
         self.factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], -2)
         self.carry = f
 
     @property
     def diagonal(self) -> tuple[Factor, ...]:
-        """The forget gate, on c alone."""
+        """The forget gate, for c only."""
         return 0.0, self.carry
 
     def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
-        """Return the cotangents of c' (with what comes through h') and of h' times the four factors."""
+        """Return the cotangents of c' (including the path through h') and of h' times the four factors."""
         h, cell = delta[0][steps], delta[1]
         whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
         return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
 
     def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return the same where the factors were."""
+        """Return :meth:`hidden_cotangent` in the memory of the factors."""
         h, cell = delta
         whole = h * self.out if cell is None else torch.addcmul(cell, h, self.out)
         self.factors[..., :3, :].mul_(whole.unsqueeze(-2))
@@ -220,11 +220,11 @@ class LinearisedLSTM(Linearised):
         return self.factors.flatten(-2)
 
     def cross_terms(self, delta: State, steps: slice) -> State:
-        """Return what δ of h' sends to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
+        """Return the VJP from h' to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
         return None, delta[0][steps] * self.out[steps] * self.carry[steps]
 
     def unit_blocks(self, weight: Tensor | None) -> Blocks:
-        """Return what h' and c' get from c, and through the diagonals from h."""
+        """Return the derivatives of h' and c' with respect to c and, through the diagonals of W_hh, to h."""
         of_c = [self.out * self.carry, self.carry]
         if weight is None:
             return [[None, block] for block in of_c]
@@ -234,7 +234,7 @@ class LinearisedLSTM(Linearised):
         return [[h_h, of_c[0]], [c_h, of_c[1]]]
 
     def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
-        """Return what h' and c' get from h, through the four factors, and from c, unit by unit."""
+        """Return the Jacobians of h' and c' with respect to h, through the four factors, and to c, unit by unit."""
         factors, out, f = self.factors[steps], self.out[steps], self.carry[steps]
         width = f.shape[-1]
         jacobians = _at_least_float32(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
@@ -260,14 +260,14 @@ class LinearisedLSTM(Linearised):
 
 
 def _with_entering(delta: Tensor, entering: Sequence[Tensor] | None, part: int) -> Tensor:
-    """Add to δ of the last step what enters it from behind."""
+    """Add the entering cotangent to δ of the last step, in place."""
     if entering is not None:
         delta[-1] += entering[part]
     return delta
 
 
 def _add_product(step: Tensor, rows: Tensor, weight: Tensor) -> None:
-    """Add ``rows @ weight`` to ``step``, at once where its rows are those of a matrix."""
+    """Add ``rows @ weight`` to ``step`` in place, in one call if ``step`` is a matrix."""
     if step.dim() == 2:
         step.addmm_(rows, weight)
     else:
@@ -295,11 +295,8 @@ def _sum_on_diagonals(factors: Tensor, weight: Tensor) -> Tensor:
 
 def _sum_of_scaled(factors: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over n of diag(factors_n) weight_n, for factors (·, B, n, H) and weight (n · H, H)."""
-    each = zip(
-        _at_least_float32(factors).unsqueeze(-1).unbind(-3),
-        weight.to(_at_least_float32(factors).dtype).chunk(factors.shape[-2]),
-        strict=True,
-    )
+    wide = _at_least_float32(factors)
+    each = zip(wide.unsqueeze(-1).unbind(-3), weight.to(wide.dtype).chunk(factors.shape[-2]), strict=True)
     factor, part = next(each)
     total = factor * part
     for factor, part in each:
@@ -308,7 +305,7 @@ def _sum_of_scaled(factors: Tensor, weight: Tensor) -> Tensor:
 
 
 def recompute_gates(p: Tensor, q: Tensor) -> Gates:
-    """Return a GRU's gates from its pre-activations, of which P is overwritten."""
+    """Return a GRU's gates from its pre-activations P and Q; overwrites P."""
     width = p.shape[-1] // 3
     reset_update, new = p.split([2 * width, width], -1)
     hidden = q[..., 2 * width :]
@@ -318,7 +315,7 @@ def recompute_gates(p: Tensor, q: Tensor) -> Gates:
 
 
 class LSTMGates(NamedTuple):
-    """What the linearisation of an LSTM needs of every step, (T, B, H) each."""
+    """The gates, c and tanh(c) of all steps of an LSTM, (T, B, H) each."""
 
     input: Tensor
     forget: Tensor
@@ -329,7 +326,7 @@ class LSTMGates(NamedTuple):
 
 
 def lstm_gates(sums: Tensor, c0: Tensor) -> LSTMGates:
-    """Return an LSTM's gates and its c, which the fused forward returns of the last step only: a scan with them.
+    """Return an LSTM's gates and c of all steps; torch's kernel returns only the last c, so a scan recomputes it.
 
     Args:
         sums: P + Q, (T, B, 4H).
@@ -350,7 +347,7 @@ def linearise(
     weights: Sequence[Tensor],
     gates: Gates | None,
 ) -> Linearised:
-    """Return the Jacobians of all steps; arguments as those of :class:`~gradfree.time.closed_chain.CellChain`."""
+    """Return the Jacobians of all steps; arguments as in :class:`~gradfree.time.closed_chain.CellChain`."""
     if mode.startswith("RNN"):
         return LinearisedRNN(out, relu=mode == "RNN_RELU")
     before = torch.cat([first[0].unsqueeze(0), out[:-1]])

@@ -1,4 +1,4 @@
-"""Ways to run a recurrence forward: which there are, and which one runs."""
+"""Forward passes of a recurrence: the interface of engines' own methods, and sequential execution."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from gradfree.time.packing import Packing
 
 @dataclass(frozen=True)
 class Recurrence:
-    """h_t = f(x_t, h_{t-1}; θ), t = 1..T: one layer's part of a forward pass, not run yet.
+    """h_t = f(x_t, h_{t-1}; θ), t = 1..T: inputs, initial state and weights of one layer, before it runs.
 
     Attributes:
         x: (T, B, I), or the rows of packed sequences, (N, I).
-        first: h_0 and, for LSTM, c_0: (directions, B, H) each, (B, H) each where there is a ``cell``.
-        weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh, of one direction behind the other; of a cell that is
-            not known all its parameters.
-        mode: which of torch's own cells f is, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM"; ``None`` if none of them.
+        first: h_0 and, for LSTM, c_0: (directions, B, H) each; (B, H) each with a ``cell``.
+        weights: W_ih, W_hh and, with biases, b_ih, b_hh, for each direction; of any other cell all its parameters.
+        mode: the torch cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM"; ``None`` for any other cell.
         cell: the module that computes f; ``None`` for a layer of a recurrent module.
-        directions: 1, or 2 for a layer that runs in both.
-        packing: where the rows of packed sequences lie; ``None`` if they are not packed.
-        states_only: whether to keep nothing but the states.
-        memory: what is kept of the module's layers from pass to pass.
-        names: of each direction in ``memory``.
-        paths: what the chain of each direction is called.
+        directions: 1, or 2 for a bidirectional layer.
+        packing: positions of the rows of packed sequences; ``None`` if not packed.
+        states_only: whether to keep only the states for the backward pass, no gates.
+        memory: the chain's memory from pass to pass.
+        names: the name of each direction in ``memory``.
+        paths: the name of each direction's chain in messages.
     """
 
     x: Tensor
@@ -52,31 +51,31 @@ class Recurrence:
 
     @property
     def kind(self) -> str:
-        """Which of torch's own cells f is, as :attr:`mode`; "separate units" of an elementwise one, or "any"."""
+        """The kind of cell: :attr:`mode` of torch's cells, "separate units" of an elementwise cell, else "any"."""
         if self.mode is not None:
             return self.mode
         return "separate units" if isinstance(self.cell, ElementwiseCell) else "any"
 
     @property
     def is_dense(self) -> bool:
-        """Whether sequences are not packed, and states are vectors."""
+        """Whether sequences have equal lengths (not packed) and states are vectors."""
         vectors = 3 if self.cell is None else 2
         return self.packing is None and all(part.dim() == vectors for part in self.first)
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A call of one layer of a recurrent module, in one direction or both, before it runs.
+    """Sizes and names of a layer's call before it runs, for the engine's choice to leave it to torch.
 
     Attributes:
-        mode: as of :class:`Recurrence`.
+        mode: see :class:`Recurrence`.
         length: T.
         like: a state, (B, H), of the layer's device and precision.
-        packed: whether sequences are packed, of several lengths.
-        memory: as of :class:`Recurrence`, likewise all that follow but the last.
-        names: of each direction.
-        paths: of each direction.
-        say: warns of what it is given, the first time.
+        packed: whether sequences are packed and of several lengths.
+        memory: see :class:`Recurrence`.
+        names: see :class:`Recurrence`.
+        paths: see :class:`Recurrence`.
+        warn: issues a warning with the given message, once.
     """
 
     mode: str
@@ -86,44 +85,44 @@ class LayerCall:
     memory: Memory
     names: Sequence[str]
     paths: Sequence[str]
-    say: Callable[[str], None]
+    warn: Callable[[str], None]
 
 
 class SingleStepWarning:
-    """Says, once, that a layer sees only calls of one step, of which no engine can make more.
+    """Warns once if a layer's first 16 calls all have one step: an engine has nothing to parallelise there.
 
     Args:
-        path: of the layer.
+        path: the layer's module path.
     """
 
     def __init__(self, path: str):
         self.path, self.left = path, 16
 
     def count(self, length: int) -> None:
-        """Take note of a call of so many steps."""
+        """Count a call of ``length`` steps."""
         if length > 1:
             self.left = 0
         elif self.left:
             self.left -= 1
             if not self.left:
                 warnings.warn(
-                    f"{self.path or 'the recurrent layer'} has been called with single steps only, of which an engine "
-                    "cannot run any at once. Give it whole sequences; gradfree.run_with_resets(layer, input, state, "
-                    "resets) takes those that begin anew in the middle.",
+                    f"{self.path or 'the recurrent layer'} has been called with single steps only, where an engine "
+                    "gains nothing. Pass whole sequences. For sequences whose state is reset in the middle, call "
+                    "gradfree.run_with_resets(layer, input, state, resets).",
                     stacklevel=2,
                 )
 
 
 class Trajectory(NamedTuple):
-    """What a recurrence has run through.
+    """The result of running a recurrence.
 
     Attributes:
-        out: h behind each step, of the directions side by side; (T, B, ·), or packed as ``x`` is.
-        finals: the final states, as :attr:`Recurrence.first`.
-        kept: what the backward pass would compute anew otherwise: a GRU's gates, as in
-            :class:`~gradfree.time.gru_forward.Gates`, or nothing; of a cell the other parts of the state behind each
-            step, (T, B, ·) each.
-        passes: what the engine's own forward pass leaves of each direction's run: :attr:`TimeChain.forward_pass`.
+        out: h after each step, the directions concatenated; (T, B, ·), or packed if ``x`` is.
+        finals: the final states, shaped as :attr:`Recurrence.first`.
+        kept: tensors that the backward pass would otherwise recompute: a GRU's
+            :class:`~gradfree.time.gru_forward.Gates`, or none; of a cell the other parts of the state after each step,
+            (T, B, ·) each.
+        passes: for each direction, :attr:`TimeChain.forward_pass`; empty if the engine has no forward of its own.
     """
 
     out: Tensor
@@ -133,15 +132,15 @@ class Trajectory(NamedTuple):
 
 
 class Forward(ABC):
-    """A way to run a recurrence, without a graph. An engine names those of its own in :attr:`Engine.forwards`."""
+    """A method that runs a recurrence forward without a graph. Engines list theirs in :attr:`Engine.forwards`."""
 
     @abstractmethod
     def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether this way is possible and pays; changes nothing, and waits for no device."""
+        """Return whether this method supports ``recurrence`` and is worth it; changes nothing, causes no sync."""
 
     @abstractmethod
     def run(self, recurrence: Recurrence) -> Trajectory:
-        """Run it; changes none of its tensors."""
+        """Run ``recurrence`` without changing its tensors."""
 
 
 _KERNELS: dict[str | None, Any] = {
@@ -171,13 +170,13 @@ def _call(recurrence: Recurrence, batch_sizes: Tensor | None = None) -> Sequence
 
 
 def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
-    """Run ``recurrence`` in the first of the engine's ways that allows it, or else step behind step."""
-    way = next((way for way in engine.forwards if way.allows(recurrence)), None)
-    return run_sequentially(recurrence) if way is None else way.run(recurrence)
+    """Run ``recurrence`` by the first of the engine's forward methods that allows it, else step by step."""
+    method = next((method for method in engine.forwards if method.allows(recurrence)), None)
+    return run_sequentially(recurrence) if method is None else method.run(recurrence)
 
 
 def run_sequentially(recurrence: Recurrence) -> Trajectory:
-    """Run ``recurrence`` step behind step: torch's outputs, or those of a cell's own loop, to the last bit."""
+    """Run ``recurrence`` step by step; outputs are bitwise those of torch's layer, or of a loop over the cell."""
     x, first, weights = recurrence.x, recurrence.first, recurrence.weights
     if recurrence.cell is not None:
         steps = run_steps(recurrence.cell, x, first)
@@ -187,7 +186,7 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
         out, gates = gru_with_gates(x, first[0][0], weights)
         return Trajectory(out, [out[-1:].clone()], gates)
     if recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
-        # Where gradients are off, oneDNN's LSTM is another one, which rounds otherwise. No graph comes of it.
+        # With gradients off, torch runs another oneDNN LSTM, which rounds differently. Detached inputs leave no graph.
         given = [[part.detach() for part in parts] for parts in ([x], first, weights)]
         with torch.enable_grad():
             out, *finals = run_kernel(replace(recurrence, x=given[0][0], first=given[1], weights=given[2]))
@@ -197,13 +196,13 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
 
 
 def _keeps_gates(recurrence: Recurrence) -> bool:
-    """Return whether it is a GRU in one direction, and wide enough."""
+    """Return whether to keep the gates: a GRU in one direction that is wide enough."""
     whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.states_only
     return recurrence.mode == "GRU" and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
 
 
 def run_each_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]) -> Trajectory:
-    """Return what ``run`` gives for each direction by itself, with sequences in the order in which it runs."""
+    """Run each direction separately by ``run``, the reverse one on flipped sequences, and concatenate the results."""
     if recurrence.cell is not None:
         return run(recurrence)
     each = len(recurrence.weights) // recurrence.directions
@@ -224,6 +223,6 @@ def run_each_direction(recurrence: Recurrence, run: Callable[[Recurrence], Traje
     ]
     outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
     finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
-    passes = [taken for run in runs for taken in run.passes]
+    passes = [each_pass for run in runs for each_pass in run.passes]
     kept = runs[0].kept if len(runs) == 1 else ()
     return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, passes)

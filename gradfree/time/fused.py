@@ -1,7 +1,7 @@
-"""Recording torch's recurrent modules: each layer and direction becomes one chain in time.
+"""Recorder of torch's recurrent modules: each layer and direction becomes one chain in time.
 
-The module's ``forward`` is replaced on the instance. It runs torch's own fused kernel without a graph, layer by layer,
-inside an autograd function whose backward asks the engine.
+Replaces the module's ``forward`` on the instance. The replacement runs torch's fused kernel layer by layer, without a
+graph, inside an autograd function. The backward pass of this function calls the engine.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ class Recurrent(Site):
         return not isinstance(self._module, nn.RNN)
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return a vector's shape for each layer and direction: of the gate of h or, for LSTM, of c."""
+        """Return the shape of the gate's mean for each layer and direction: the gate of h or, for LSTM, of c."""
         part = int(self._module.mode == "LSTM")
         layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
         return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine of the recorder whose forward the module's is."""
+        """Return the attachment of the recorder that replaces the module's ``forward``; ``None`` if there is none."""
         recorder = recorder_on(module)
         return None if recorder is None else recorder.attachment
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the module."""
+        """Yield what prevents attaching an engine to the module."""
         module = self._module
         if self.holds_engine(module):
             yield ATTACHED.said(path=self.path or "the model")
         elif "forward" in vars(module):
-            yield f"{self.path} has another forward on the instance. Remove it while an engine is attached."
+            yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."
         elif torch_layer_class(type(module)) is nn.RNNBase:
-            yield f"{self.path} is a {type(module).__name__}, which is neither an nn.RNN nor an nn.GRU or nn.LSTM."
+            yield f"{self.path} is a {type(module).__name__}, which is not an nn.RNN, nn.GRU or nn.LSTM."
         if module.proj_size:
             yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
@@ -94,28 +94,28 @@ class RecurrentRecorder:
         self._has_recorded = self._has_warned = False
 
     def remove(self) -> None:
-        """Give the module its own forward back."""
+        """Restore the module's own ``forward``."""
         del self.module.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns, bitwise; arguments as the module's."""
+        """Return bitwise what the module's own ``forward`` returns for the same arguments."""
         kind: Any = type(self.module)
         if kind.forward is self._torch_class.forward:
             return self.record(*args, **kwargs)
-        # The same attributes under a class whose super().forward is record.
+        # An object that shares the module's attributes, of a subclass in which super().forward calls ``record``.
         module = object.__new__(_with_recorded_super(kind))
         module.__dict__ = self.module.__dict__
         result = kind.forward(module, *args, **kwargs)
         if torch.is_grad_enabled() and not self._has_recorded:
             raise ChainError(
                 f"{self.attachment.path or 'the model'} is a {kind.__name__} whose forward does not call "
-                f"super().forward, the {self._torch_class.__name__}'s, which is what an engine solves. Leave it out: "
-                "chains=[...]."
+                f"the forward of {self._torch_class.__name__} (super().forward), which the engine needs. Attach the "
+                "engine to other modules: chains=[...]."
             )
         return result
 
     def record(self, input: Any, hx: Any = None) -> Any:
-        """Return what torch's own forward returns, bitwise."""
+        """Run torch's own ``forward`` with the layers recorded for the engine; the outputs are bitwise the same."""
         module = self.module
         if not torch.is_grad_enabled():
             return self._run_torch(input, hx)
@@ -124,21 +124,23 @@ class RecurrentRecorder:
         x: Any
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
         if not packed and not _well_formed(x, hx):
-            return self._run_torch(input, hx)  # It raises, in its own words.
+            return self._run_torch(input, hx)  # Raises torch's own error.
         self._has_recorded = True
         length, batch = self._sizes(x, batch_sizes)
-        # Packed sequences of one length are a batch, row by row.
+        # Packed sequences of equal length have the memory layout of an ordinary batch.
         ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
         self.single_steps.count(length)
         like = x.new_empty(batch, module.hidden_size)
-        left = [self._torch_callback(number, length, like, ragged) for number in range(module.num_layers)]
-        learn = [call for call in left if call is not None]
-        if len(learn) == len(left):
+        callbacks = [self._torch_callback(number, length, like, ragged) for number in range(module.num_layers)]
+        run_by_torch = [callback for callback in callbacks if callback is not None]
+        if len(run_by_torch) == len(callbacks):
             out, final = self._run_torch(input, hx)
-            when_backward((out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), learn)
+            when_backward(
+                (out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), run_by_torch
+            )
             return out, final
         batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
-        # As the module itself does: the layout decides how products are rounded.
+        # Same layout as in the module itself, as the rounding of matrix products depends on it.
         x = x if batched else x.unsqueeze(0 if batch_first else 1)
         x = x.transpose(0, 1) if batch_first else x
         states = self._initial(x, batch_sizes, order, hx, batched)
@@ -166,23 +168,23 @@ class RecurrentRecorder:
         return self._torch_class.forward(self.module, input, hx)
 
     def _torch_callback(self, number: int, length: int, like: Tensor, ragged: bool) -> Callable[[], None] | None:
-        """Return what to do in the backward pass of a layer that the engine leaves to torch; ``None``: it does not."""
+        """Return a callback for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
         at = self.attachment
-        # Who asks to see the chain is shown it. What autocast runs a kernel in has not been measured.
+        # Comparisons and surveys need the chain. Under autocast, torch's kernels have not been measured.
         if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
             return None
         layer = self._layer(number)
-        learn = at.engine.leaves(
+        callback = at.engine.leaves(
             LayerCall(layer.mode, length, like, ragged, at.memory, layer.names, layer.paths, self._warn_once)
         )
-        if learn is None:
+        if callback is None:
             return None
 
-        def solved() -> None:
-            learn()
+        def mark_solved() -> None:
+            callback()
             at.solved.add(at.path)
 
-        return solved
+        return mark_solved
 
     def _warn_once(self, message: str) -> None:
         if not self._has_warned and not self.attachment.contested:
@@ -201,23 +203,23 @@ class RecurrentRecorder:
             states = list(hx) if parts == 2 else [hx]
             states = states if batched else [state.unsqueeze(1) for state in states]
             states = states if order is None else [state.index_select(1, order) for state in states]
-        time_major = x if batch_sizes is not None else x.transpose(0, 1) if module.batch_first else x
+        as_given = x.transpose(0, 1) if module.batch_first and batch_sizes is None else x
         checked: Any = tuple(states) if parts == 2 else states[0]
-        module.check_forward_args(time_major, checked, batch_sizes)
+        module.check_forward_args(as_given, checked, batch_sizes)
         return states
 
     def run_layer(
         self, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], packing: Packing | None = None
     ) -> Sequence[Tensor]:
-        """Return the outputs and the final states of a layer, (directions, B, H) each: the engine's, or torch's own."""
+        """Run a layer, recorded or by torch; return the outputs and the final states, (directions, B, H) each."""
         length = len(x) if packing is None else packing.shape[0]
-        learn = self._torch_callback(number, length, first[0][0], packing is not None)
+        callback = self._torch_callback(number, length, first[0][0], packing is not None)
         layer = self._layer(number, packing)
-        if learn is None:
+        if callback is None:
             applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
             return applied
         found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=layer.directions, packing=packing))
-        when_backward(found, [learn])
+        when_backward(found, [callback])
         return found
 
     def _layer(self, number: int, packing: Packing | None = None) -> FusedLayer:
@@ -228,7 +230,7 @@ class RecurrentRecorder:
         module = self.module
         directions = 2 if module.bidirectional else 1
         finals = []
-        # As the module's own forward does: weights that are computed (weight norm) are computed once.
+        # As in the module's own forward: computes parametrised weights (weight norm) once.
         module._update_flat_weights()
         flat: list[Any] = module._flat_weights
         each = len(flat) // module.num_layers
@@ -243,19 +245,19 @@ class RecurrentRecorder:
 
 
 def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
-    """Return what replaces the forward of ``module``, if an engine is on it."""
+    """Return the recorder that replaces the ``forward`` of ``module``; ``None`` if no engine is attached."""
     recorder = getattr(vars(module).get("forward"), "__self__", None)
     return recorder if isinstance(recorder, RecurrentRecorder) else None
 
 
 def torch_layer_class(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
-    """Return which of torch's layers ``kind`` is a subclass of."""
+    """Return the class among ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` that ``kind`` derives from, else ``nn.RNNBase``."""
     return next((own for own in (nn.RNN, nn.GRU, nn.LSTM) if issubclass(kind, own)), nn.RNNBase)
 
 
 @cache
 def _with_recorded_super(kind: Any) -> Any:
-    """Return a subclass of ``kind`` in which torch's own ``forward`` is the one that the module's recorder has."""
+    """Return a subclass of ``kind`` in which ``super().forward`` calls :meth:`RecurrentRecorder.record`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return vars(self)["forward"].__self__.record(*args, **kwargs)
@@ -265,6 +267,6 @@ def _with_recorded_super(kind: Any) -> Any:
 
 
 def _well_formed(x: Tensor, hx: Any) -> bool:
-    """Return whether ``x`` is a sequence, of a batch or alone, and ``hx`` states to go with it."""
+    """Return whether ``x`` has two or three dimensions (one sequence, or a batch), and ``hx`` as many."""
     states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
     return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)

@@ -1,4 +1,4 @@
-"""One layer of a recurrent module: forward in one of several ways, backward by the engine."""
+"""The autograd function of one recurrent layer: forward by torch or the engine, backward by the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FusedLayer:
     packing: Packing | None
 
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
-        """Run the layer forward in the engine's way or ours; ``states`` are (directions, B, H) each."""
+        """Run the layer by the engine's forward method, else step by step; ``states`` are (directions, B, H) each."""
         recurrence = Recurrence(
             x,
             states,
@@ -46,23 +46,23 @@ class FusedLayer:
 
     @property
     def name(self) -> str:
-        """Which layer of which module, for messages."""
+        """The layer's name in messages: the module's path and the layer's number."""
         path = self.attachment.path
         return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
     @property
     def names(self) -> Sequence[str]:
-        """The name in the attachment's memory of the chain of each direction."""
+        """The names of the directions' chains in the attachment's memory."""
         return [f"{self.number}.{d}" for d in range(self.directions)]
 
     @property
     def paths(self) -> Sequence[str]:
-        """What the chain of each direction is called: as torch calls its weights."""
+        """The names of the directions' chains in messages, as torch names their weights: "rnn.l0_reverse"."""
         ends = ("", "_reverse")[: self.directions]
         return [f"{self.attachment.path}.l{self.number}{end}".removeprefix(".") for end in ends]
 
     def direct_cotangents(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
-        """Return e_t of every part: of h what the outputs and the final h get, of c what the final c gets."""
+        """Return e of each part: for h from outputs and final h, for c from the final c."""
         of_h, *of_c = finals
         h = torch.zeros_like(like) if cotangent is None else cotangent if of_h is None else cotangent.clone()
         c = [None if final is None else self._add_to_last_step(torch.zeros_like(like), final) for final in of_c]
@@ -78,7 +78,7 @@ class FusedLayer:
         return e
 
     def to_grid(self, x: Tensor, direction: int, keep_layout: bool = False) -> Tensor:
-        """Return ``x`` as (T, B, ·) in the order in which ``direction`` runs."""
+        """Return ``x`` as (T, B, ·), flipped in time for the reverse direction; contiguous without ``keep_layout``."""
         if self.packing is None:
             return x.flip(0) if direction else x if keep_layout else x.contiguous()
         return self.packing.pad(x.index_select(0, self.packing.mirror) if direction else x)
@@ -107,23 +107,23 @@ class LayerFunction(torch.autograd.Function):
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
         out, finals, kept, ctx.passes = layer.run(x, rest[:parts], rest[parts:])
-        # Aliases: what a parameter's ``data`` is set to between the passes is not what the pass has run with.
+        # Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.save_for_backward(*(tensor.detach() for tensor in (x, *rest)), out, *kept)
         ctx.set_materialize_grads(False)
-        # Strides are part of what torch's own layers return, and a forward strategy's may be others. And these return
-        # no views: of such, torch lets nobody change one in place.
+        # Contiguous, as torch's layers return it; an engine's forward may return other strides. No views, since torch
+        # refuses in-place changes of views that a function returns.
         return out.contiguous().detach(), *(final.clone() if final._is_view() else final for final in finals)
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Let the engine solve the chain of each direction."""
+        """Solve the chain of each direction by the engine."""
         layer, parts = ctx.layer, len(finals)
         refuse_second_derivatives()
         refuse_batched((cotangent, *finals), layer.name)
         check_finite((cotangent, *finals), layer.name)
         if cotangent is None and all(e is None for e in finals):
             return (None,) * len(ctx.needs_input_grad)
-        # Autocast may have run the layer in a lower precision than its weights'.
+        # Autocast may have run the layer in a lower precision than that of its weights.
         tensors = saved(ctx, layer.name)
         x, *others = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
         rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
@@ -143,7 +143,7 @@ class LayerFunction(torch.autograd.Function):
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             valid = layer.packing.valid if layer.packing else None
             name, memory = layer.names[d], layer.attachment.memory
-            # Also where the backward pass runs under autocast, as in manual optimization in Lightning.
+            # The backward pass may run under autocast, as with Lightning's manual optimization.
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, inputs, outs, first, own, needs, memory, name, gates, valid)
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None

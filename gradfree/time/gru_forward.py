@@ -1,7 +1,7 @@
-"""torch's GRU on a CPU, step by step and bit for bit, with its gates kept for the backward pass.
+"""A GRU on a CPU, step by step, that keeps its gates for the backward pass.
 
 Recomputing the gates costs two matrix products over all steps; keeping them costs a Python loop over the steps. The
-operations are those of torch's own kernel in its order, so that the outputs are the same to the last bit.
+operations and their order are those of torch's kernel, so that outputs are bitwise the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 class Gates(NamedTuple):
-    """What the linearisation of a GRU needs of every step.
+    """The gates of all steps of a GRU.
 
     Attributes:
         reset_update: r and z, (T, B, 2H).
         new: n, (T, B, H).
-        hidden: Q_n, what of n's pre-activation comes from the state, (T, B, H).
+        hidden: Q_n, the part of n's pre-activation that comes from the state, (T, B, H).
     """
 
     reset_update: Tensor
@@ -29,7 +29,7 @@ class Gates(NamedTuple):
 
 
 def is_batch_major(x: Tensor) -> bool:
-    """Return whether in memory ``x`` (T, B, ...) has one sequence behind the other."""
+    """Return whether ``x`` (T, B, ...) stores sequence after sequence in memory."""
     return x.shape[1] > 1 and x.stride(0) < x.stride(1)
 
 
@@ -40,7 +40,7 @@ def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor]) -> tuple[Ten
     (steps, batch, _), units = x.shape, h.shape[1]
     fed = F.linear(x, w_ih, b_ih)
     out = x.new_empty(steps, batch, units)
-    # r, z and n take the places of what they are made of.
+    # r, z and n overwrite their pre-activations.
     reset_update, new = fed.split([2 * units, units], -1)
     gates = Gates(reset_update, new, torch.empty_like(out))
     w, q = w_hh.t(), fed.new_empty(batch, 3 * units)

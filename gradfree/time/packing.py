@@ -1,4 +1,4 @@
-"""Where the rows of packed sequences lie."""
+"""Conversion between packed sequences and a padded grid."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from gradfree.devices.hardware import to_device
 
 
 class Packing:
-    """Where the rows of packed sequences lie in a padded (T, B) grid."""
+    """The positions of the rows of packed sequences in a padded (T, B) grid.
+
+    Attributes:
+        batch_sizes: as in ``PackedSequence``.
+        shape: (T, B).
+        valid: mask of the steps that are not padding, (T, B, 1).
+        rows: flat positions of the packed rows, (N,).
+        last: flat position of each sequence's last step, (B,).
+        mirror: for each packed row, the row of the same sequence when it runs backwards, (N,).
+    """
 
     def __init__(self, batch_sizes: Tensor, device: torch.device):
         self.batch_sizes = batch_sizes
         steps, batch = len(batch_sizes), int(batch_sizes[0])
-        # On the CPU, as the sizes are, whatever torch.set_default_device says.
+        # On the CPU, as the sizes are, regardless of torch.set_default_device.
         samples, step = (torch.arange(n, device=batch_sizes.device) for n in (batch, steps))
         valid = samples < batch_sizes.unsqueeze(1)
         lengths = valid.sum(0)
@@ -27,7 +36,7 @@ class Packing:
         self.mirror = to_device(number.gather(0, mirrored)[valid], device)
 
     def pad(self, data: Tensor) -> Tensor:
-        """Return packed rows (N, ·) as (T, B, ·), zeros behind each sequence."""
+        """Return packed rows (N, ·) as (T, B, ·), padded with zeros."""
         padded = data.new_zeros(self.shape[0] * self.shape[1], data.shape[1])
         return padded.index_copy_(0, self.rows, data).unflatten(0, self.shape)
 

@@ -26,7 +26,7 @@ class SplitJacobian:
 
     Attributes:
         known: K, a number, (H,) or (T, B, H).
-        rest: what of the cell's own diagonal K leaves to J; 0.0 if nothing.
+        rest: the part of the gates' diagonal that is not in K and so belongs to J; 0.0 if none.
     """
 
     known: Sequence[Factor]
@@ -34,40 +34,40 @@ class SplitJacobian:
 
 
 class Links(Protocol):
-    """The links of any number of steps and sequences, ready to be gone through one step behind the other."""
+    """Links whose VJPs are computed step by step, for any number of steps and sequences."""
 
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first steps, as many as ``direct`` has.
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first ``len(direct[0])`` steps.
 
         Args:
             direct: e, part by part.
-            entering: what the last of those steps gets from the next one, part by part, (B, H); ``None``: nothing.
+            entering: the cotangent that enters the last of these steps, part by part, (B, H). ``None``: zero.
         """
 
     def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
         """Return δ_1 F_1, part by part, (B, H)."""
 
     def gate_products(self) -> Sequence[Factor]:
-        """Return the product over all steps of what the gates carry, part by part, (B, H) or 0.0."""
+        """Return the product of the gates' diagonals over all steps, part by part, (B, H) or 0.0."""
 
 
 class TimeChain(Chain):
     """T links with shared parameters, B sequences at once. Cotangents are one (T, B, H) tensor for each part."""
 
     states: Sequence[Tensor]
-    """h_1 to h_T, (T, B, ·), or for each part what has its shape."""
+    """h_1 to h_T, (T, B, ·): one tensor for each part, or one of the same shape."""
 
     parameters: Sequence[Tensor]
-    """What the links share, in the order of :meth:`gradients`."""
+    """The parameters that all links share, in the order of :meth:`gradients`."""
 
     forward_pass: object = None
-    """What the engine's own forward pass has left for the backward pass."""
+    """Data that the engine's own forward pass keeps for the backward pass."""
 
     kind: str
-    """Which kind of cell it is: :attr:`~gradfree.time.forward.Recurrence.kind`."""
+    """The kind of cell: :attr:`~gradfree.time.forward.Recurrence.kind`."""
 
     valid: Tensor | None = None
-    """Which steps of which sequences are no padding, (T, B, 1); ``None`` if all."""
+    """Mask of the steps that are not padding, (T, B, 1); ``None`` without padding."""
 
     def __init__(self, length: int, like: Tensor, memory: Memory, name: str):
         self.length, self.like, self.memory, self.name = length, like, memory, name
@@ -75,7 +75,7 @@ class TimeChain(Chain):
     @property
     @abstractmethod
     def diagonal(self) -> Sequence[Factor]:
-        """The part of each F_t that the cell's gates carry, by part of the state: (T, B, H), or 0.0."""
+        """The diagonal of F_t that comes from the cell's gates, by part of the state: (T, B, H), or 0.0."""
 
     def __len__(self) -> int:
         """T, the number of steps."""
@@ -91,8 +91,8 @@ class TimeChain(Chain):
             return self.constant(0.0)
         if all(is_number(d, 0.0) for d in self.diagonal):
             raise ChainError(
-                "the cell has no gate that carries its state from step to step. Use the engine 'fixed_point', "
-                "'truncated' or 'dsf', which need none."
+                "the cell has no gate that carries its state from step to step. Use an engine that needs no gate: "
+                "'fixed_point', 'truncated' or 'dsf'."
             )
         if weight == 1.0:
             return SplitJacobian(self.diagonal, [0.0] * len(self.diagonal))
@@ -108,7 +108,7 @@ class TimeChain(Chain):
         )
 
     def _mean(self, d: Tensor) -> Tensor:
-        """Return the mean over the steps that are no padding."""
+        """Return the mean over steps and sequences, without padding."""
         d = d.to(torch.promote_types(d.dtype, torch.float32))
         return d.mean((0, 1)) if self.valid is None else (d * self.valid).sum((0, 1)) / self.valid.sum()
 
@@ -116,7 +116,7 @@ class TimeChain(Chain):
         return SplitJacobian(known, list(map(_minus, self.diagonal, known)))
 
     def scan(self, terms: State, factors: SplitJacobian) -> State:
-        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, each part by itself."""
+        """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, separately for each part."""
         return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
 
     def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
@@ -124,12 +124,12 @@ class TimeChain(Chain):
         return tuple(map(shifted_sum, direct, self.rest_vjp(delta, factors)))
 
     def record_delta(self, delta: State) -> None:
-        """Let who asks know δ of the state that the layer returns."""
+        """Store δ of the layer's output in :attr:`deltas`, if requested."""
         if self.deltas is not None and delta[0] is not None:
             self.deltas[self.path] = delta[0].detach()
 
     def survey(self, direct: State) -> list[LinkFindings]:
-        """Return what the gates of all steps carry of the exact cotangents."""
+        """Return the gates' mean, and the share of the exact VJP that the gates explain."""
         gates = [self._mean(d).mean() for d in self.diagonal if isinstance(d, Tensor)]
         delta = self.rearranged(lambda x: x).unroll(direct)
         pulled, rest = (
@@ -153,13 +153,13 @@ class TimeChain(Chain):
 
     @abstractmethod
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return what each F_t carries unit by unit, from each part of the state before to each part.
+        """Return the unit-by-unit Jacobians of each F_t, from each part of the previous state to each part.
 
         Args:
-            carried: whether to leave out what goes through W_hh from a unit to itself.
+            carried: whether to leave out the path through W_hh from a unit to itself.
 
         Raises:
-            ChainError: nothing is known of what the cell carries.
+            ChainError: the cell has no known gate.
         """
 
     @abstractmethod

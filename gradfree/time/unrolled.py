@@ -1,4 +1,4 @@
-"""Any recurrent cell as a layer, and as a chain in time."""
+"""Recorder of a :class:`CellLayer`, which becomes one chain in time."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Unrolled(Site):
 
     @property
     def has_residual(self) -> bool:
-        """Whether it is known what the cell carries."""
+        """Whether the cell has known gates or a known diagonal Jacobian."""
         return torch_cell_mode(self._layer.cell) in ("GRU", "LSTM") or isinstance(self._layer.cell, ElementwiseCell)
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return a vector's shape: of the gate of h or, for LSTM, of c; of other cells that of every part."""
+        """Return the shapes of the gates' means: of h or, for LSTM, of c; of elementwise cells, of every part."""
         cell = self._layer.cell
         part = int(torch_cell_mode(cell) == "LSTM")
         parts = range(cell.parts) if isinstance(cell, ElementwiseCell) else (part,)
@@ -70,21 +70,21 @@ class Unrolled(Site):
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine of the recorder that replaces the layer's loop over steps."""
+        """Return the attachment of the recorder that replaces the layer's loop; ``None`` if there is none."""
         recorder = getattr(vars(module).get("unroll"), "__self__", None)
         return recorder.attachment if isinstance(recorder, CellRecorder) else None
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the cell."""
+        """Yield what prevents attaching an engine to the layer."""
         yield from sharded(self.inside)
         if self.holds_engine(self._layer):
             yield ATTACHED.said(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
-            yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine replaces."
+            yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine would replace."
         yield from cell_problems(f"{self.path}.cell".removeprefix("."), self._layer.cell)
 
     def record(self, attachment: Attachment) -> list[Removable]:
-        """Replace the layer's loop over steps, which keeps nothing but the states."""
+        """Replace the layer's loop over steps; the replacement keeps only the states."""
         recorder = CellRecorder(attachment, self._layer, self.inside)
         self._layer.unroll = recorder.unroll  # type: ignore[method-assign]
         return [recorder, Unsaved(self._layer, {"unroll"})]
@@ -107,21 +107,25 @@ class CellRecorder:
         self._compared: Marks = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what the cell held when it was last compared: that of a copy is another."""
+        """Drop the marks of the last comparison: they do not apply to a copy."""
         return {**self.__dict__, "_compared": []}
 
     def remove(self) -> None:
-        """Give the layer its own loop back."""
+        """Restore the layer's own loop."""
         del self.layer.unroll
 
     def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
-        """Return what the layer's own loop returns."""
+        """Run the cell over the sequence, recorded for the engine; arguments and result as in the layer's own loop.
+
+        Raises:
+            ChainError: the engine cannot solve the cell, its state, or its hooks.
+        """
         if not torch.is_grad_enabled():
             return type(self.layer).unroll(self.layer, x, parts, ends)
         if ends is not None and len(parts) > 1:
             raise ChainError(
-                f"{self.where} has a state of several tensors, of which an engine only knows the last step's: "
-                "run_with_resets takes it without an engine, or nn.LSTM in place of nn.LSTMCell."
+                f"{self.where} has a state of several tensors, which an engine does not support with resets. Call "
+                "run_with_resets without an engine, or use nn.LSTM in place of nn.LSTMCell."
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
@@ -130,7 +134,7 @@ class CellRecorder:
         if not all(part.is_floating_point() for part in parts):
             raise ChainError(
                 f"{self.where} was given a state of {', '.join(str(part.dtype) for part in parts)}: an engine needs "
-                "states of real numbers. Keep counters and the like outside of the cell."
+                "floating-point states. Keep counters outside of the cell."
             )
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         if out.requires_grad:
@@ -138,10 +142,10 @@ class CellRecorder:
         return [out, ends(out)] if ends is not None else [_Join.apply(out, finals[0]), *finals]
 
     def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> TimeChain:
-        """Return the chain of a pass, from the cell's inputs, the initial state, and the states behind all steps.
+        """Return the chain of a pass from its input ``x``, the initial state ``first`` and the states after all steps.
 
         Raises:
-            ChainError: the cell gives other states than in the pass.
+            ChainError: the cell, run again, returns other states than in the forward pass.
         """
         memory, wanted = self.attachment.memory, ctx.needs_input_grad[3 + ctx.parts :]
         if ctx.mode is not None:
@@ -150,8 +154,8 @@ class CellRecorder:
         cell = self.layer.cell
         chain = UnrolledChain(cell, x, before, ctx.parameters, wanted, memory, self.where)
         chain.keep_graph = self.attachment.compares
-        # To compare is a sync. Once is enough to find a cell that draws random numbers, counts or mixes rows, which one
-        # step alone does not show; until something of the cell changes: its mode, a rate, a mask that it keeps.
+        # Comparing causes a sync, so it is done once, and again after the cell changes (its mode, a rate, a mask). It
+        # finds cells that draw random numbers, count calls or mix rows; a single step does not show the latter.
         now = held_marks(cell)
         if not (unchanged(ctx.held, now) and unchanged(ctx.held, self._compared)):
             within = max(self.attachment.engine.outputs_within(s.dtype) for s in states)
@@ -191,15 +195,15 @@ class _UnrollFunction(torch.autograd.Function):
                 "the backward pass, which would change them once more. Compute new tensors instead, and keep "
                 "statistics outside of the cell."
             )
-        # Of random numbers each pass draws others.
+        # A cell that has drawn random numbers must be compared in every pass.
         ctx.held = unlike_any() if random is not None and random.moved else held_marks(cell)
-        # Not by autograd: hooks on what it saves may give others back, and the cell runs again with its own. Aliases:
-        # what a parameter's ``data`` is set to between the passes is not what the pass has run with.
+        # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
+        # parameters. Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.parameters = [p.detach() for p in rest[parts:]]
         ctx.versions = [p._version for p in ctx.parameters]
         ctx.save_for_backward(x.detach(), *(first.detach() for first in rest[:parts]), out, *others)
         ctx.set_materialize_grads(False)
-        # No views: of such, torch lets nobody change one in place.
+        # No views: torch refuses in-place changes of views that a function returns.
         return out.detach(), *(final.clone() for final in finals)
 
     @staticmethod
@@ -217,7 +221,7 @@ class _UnrollFunction(torch.autograd.Function):
         _refuse_hooks(ctx, where)
         autocast = ctx.autocast
         if ctx.mode is not None:
-            # As in torch's recurrent modules: in the weights' precision, whatever autocast ran the cell in.
+            # As for torch's recurrent modules: in the weights' precision, even if autocast ran the cell in another.
             dtype = parameters[0].dtype
             x, first, states = x.to(dtype), [f.to(dtype) for f in first], [state.to(dtype) for state in states]
             autocast = torch.autocast(x.device.type, enabled=False)
@@ -234,7 +238,7 @@ class _UnrollFunction(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """(outputs, final state) -> outputs: the last one is the final state, as in a loop, and gets its cotangent."""
+    """(outputs, final state) -> outputs. Routes the last output's cotangent to the final state, as in a loop."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, out: Tensor, final: Tensor) -> Tensor:
@@ -246,7 +250,7 @@ class _Join(torch.autograd.Function):
 
 
 def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
-    """Return the direct cotangents of all steps of a part; that of the last output is in ``final`` already."""
+    """Return the direct cotangents of all steps of a part; ``final`` already includes that of the last output."""
     e = torch.zeros_like(like) if e is None else e.to(like.dtype, copy=True)
     if final is not None:
         e[-1] = final
@@ -254,16 +258,16 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _refuse_hooks(ctx: _Context, where: str) -> None:
-    """Refuse hooks on parts of the final state that other parts are computed from, inside the cell."""
+    """Raise if the gradient of a part of the final state is observed that the cell computes other parts from."""
     if ctx.parts == 1:
         return
     asked = {number for node, number in asked_for() if node is ctx}
     for n, ref in enumerate(ctx.finals):
         final = ref()
-        looked_at = n + 1 in asked or (final is not None and (final._backward_hooks or final.retains_grad))
-        if looked_at and not (n == 0 and ctx.mode == "LSTM"):
+        observed = n + 1 in asked or (final is not None and (final._backward_hooks or final.retains_grad))
+        if observed and not (n == 0 and ctx.mode == "LSTM"):
             raise ChainError(
                 f"a part of the final state of {where} has a gradient hook or retain_grad(), or torch.autograd.grad "
-                "was asked for its gradient: that would lack what other parts, computed from it inside the cell, send "
-                "back. Remove it, or detach the engine."
+                "was asked for its gradient. With an engine, this gradient lacks the contributions of other parts that "
+                "the cell computes from it. Remove the hook or request, or detach the engine."
             )

@@ -1,4 +1,4 @@
-"""Chains in time of any cell: every step's derivatives in one batch, by autograd."""
+"""Chains in time of any cell: VJPs of all steps in one batch, by autograd."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ from gradfree.torchside.private import global_hooks
 
 
 class UnrolledChain(TimeChain):
-    """A layer of any cell: all steps as one batch through the cell, with autograd's products.
+    """The chain of a layer of any cell, which runs again on all steps as one batch, with a graph.
 
     Args:
         cell: the cell.
         x: (T, B, I).
         before: the states before each step, part by part, (T, B, ·).
-        parameters: the cell's.
-        wanted: whether the gradient of each of them is needed.
-        memory: what is kept from pass to pass.
-        where: what the cell is called in messages.
+        parameters: the cell's parameters in the forward pass.
+        wanted: whether the gradient of each parameter is needed.
+        memory: the chain's memory from pass to pass.
+        where: the cell's name in messages.
+
+    Raises:
+        ChainError: the cell has other parameters now, or uses tensors that need gradients and are not registered.
     """
 
     keep_graph = False
-    """Whether its graph must survive: it is solved twice."""
+    """Whether to keep the graph, because the chain is solved twice."""
 
     def __init__(
         self,
@@ -50,20 +53,20 @@ class UnrolledChain(TimeChain):
         memory: Memory,
         where: str,
     ):
-        # The parts before the state's own, which no step reads.
+        # 1 if the first part is an output that no step reads.
         self._extra_outputs = int(output_size(cell) is not None)
         super().__init__(len(x), before[self._extra_outputs], memory, "0")
         own = list(cell.parameters())
         self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
         self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"
-        # A checkpoint saves other tensors of the same memory.
+        # A checkpoint saves other tensor objects that share the memory.
         if len(own) != len(parameters) or not all(map(_same, parameters, own)):
             raise ChainError(
                 f"{where} has other parameters in the backward pass than in the forward pass "
                 "(torch.func.functional_call gives them back before), but an engine runs it in both. Load the "
                 "parameters into the model, or use nn.GRUCell, nn.LSTMCell or nn.RNNCell."
             )
-        # Autograd passes over parameters that have been frozen since the forward pass.
+        # As in autograd, parameters that were frozen after the forward pass get no gradient.
         self.trained = [p for p, want in zip(own, wanted, strict=True) if want and p.requires_grad]
         with torch.enable_grad():
             self.x = x.detach().requires_grad_(x.is_floating_point())
@@ -75,13 +78,13 @@ class UnrolledChain(TimeChain):
         if any(id(leaf) not in known for leaf in graph.leaves):
             raise ChainError(
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
-                "parameters. Register it on the cell."
+                "parameters. Register it as a parameter of the cell."
             )
         self._may_overwrite = may_write(graph.kinds)
 
     @property
     def diagonal(self) -> Sequence[Factor]:
-        """Of a cell without links between its units all of each F_t's; of any other nothing is known."""
+        """The diagonals of an elementwise cell's F_t; 0.0 for any other cell, as its Jacobian is not known."""
         if self._blocks is None:
             return [0.0] * len(self.before)
         own = [row[n] for n, row in enumerate(self._blocks)]
@@ -97,23 +100,23 @@ class UnrolledChain(TimeChain):
         widths = {state.shape[-1] for state in self.states[self._extra_outputs :]}
         if isinstance(factor, Tensor) and factor.dim() and len(widths) > 1:
             raise ChainError(
-                f"the parts of the cell's state have {sorted(widths)} units: a number for each unit does not fit all. "
-                "Use one number for all units, DSF's feedback=0.7, say."
+                f"the parts of the cell's state have {sorted(widths)} units, so one vector of numbers does not fit "
+                "all. Use one number for all units, for example DSF's feedback=0.7."
             )
         return self._split([*[0.0] * self._extra_outputs, *[factor] * own])
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
-        """Leave the rest to :meth:`rest_vjp`, which needs nothing but what is known."""
+        """Return K without J: :meth:`rest_vjp` needs only K."""
         return SplitJacobian(known, [0.0] * len(known))
 
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return all of each F_t, of a cell that has no links between its units.
+        """Return the unit-by-unit Jacobians of an elementwise cell, which are all of F_t.
 
         Raises:
-            ChainError: it has.
+            ChainError: the cell is not elementwise.
         """
         if self._blocks is None:
-            raise ChainError("the cell has no gate that is known.")
+            raise ChainError("the cell has no known gate.")
         return self._blocks
 
     def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
@@ -123,7 +126,7 @@ class UnrolledChain(TimeChain):
         return tuple(None if v is None else v[1:] for v in whole)
 
     def jacobians(self) -> Tensor:
-        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state side by side."""
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state concatenated."""
         widths = [part.shape[2:].numel() for part in self.after]
         identity = torch.eye(sum(widths), device=self.like.device)
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
@@ -160,19 +163,19 @@ class UnrolledChain(TimeChain):
         return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
 
     def _safe_cotangent(self, delta: Tensor) -> Tensor:
-        """Return ``delta`` for a graph of the cell to start from, a copy if it must not be changed."""
+        """Return ``delta``, or a copy if the cell's backward graph may overwrite it."""
         return delta.clone() if self._may_overwrite else delta
 
 
 @dataclass(frozen=True)
 class _CellLinks:
-    """The :class:`Links` of any cell, with one small graph a step.
+    """The :class:`Links` of any cell, with one small graph for each step.
 
     Attributes:
         cell: the cell.
         x: (T, B, I).
         before: the states before each step, part by part, (T, B, ·).
-        may_overwrite: whether the cell's graph may change the cotangents that it is given.
+        may_overwrite: whether the cell's backward graph may overwrite its input cotangents.
     """
 
     cell: nn.Module
@@ -206,16 +209,16 @@ class _CellLinks:
 
 
 def check_batched_states(again: Sequence[Tensor], states: Sequence[Tensor], where: str, within: float = 0.0) -> None:
-    """Refuse a cell that gives other states on all steps as one batch; waits for the device.
+    """Raise if a cell returns other states when it runs on all steps as one batch; causes a device sync.
 
     Args:
-        again: the parts of states behind some steps, when they were run by themselves.
-        states: of the same steps, when all ran as one batch.
-        where: what the cell is called in messages.
-        within: how far they may be from each other, relative to the largest.
+        again: the parts of the states after some steps, from one of the two runs.
+        states: the same states from the other run.
+        where: the cell's name in messages.
+        within: the largest difference allowed, relative to the largest state.
 
     Raises:
-        ChainError: they are further.
+        ChainError: the states differ by more.
     """
     if not all(_close(a, s, within) for a, s in zip(again, states, strict=True)):
         raise ChainError(
@@ -236,19 +239,19 @@ def _close(again: Tensor, state: Tensor, within: float) -> bool:
 
 
 def autocast_now(x: Tensor) -> torch.autocast:
-    """Return the autocast that is on for the device of ``x``."""
+    """Return a context with the current autocast settings for the device of ``x``."""
     kind = x.device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
 
 def torch_cell_mode(cell: nn.Module) -> str | None:
-    """Return the name of the cell if it is one of torch's own and nothing has changed what it computes."""
+    """Return the mode of one of torch's cells, such as "GRU"; ``None`` for other cells and for modified ones."""
     if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or global_hooks("forward_pre"):
         return None
     if list(cell._parameters) != ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]:
         return None
     own = [id(parameter) for parameter in cell._parameters.values() if parameter is not None]
-    if len(set(own)) < len(own):  # Tied.
+    if len(set(own)) < len(own):  # Tied parameters.
         return None
     names: dict[type, str] = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}
     if type(cell) is nn.RNNCell:
@@ -257,7 +260,7 @@ def torch_cell_mode(cell: nn.Module) -> str | None:
 
 
 def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:
-    """Yield what keeps the steps of ``cell``, at the path ``where``, from being run again at once."""
+    """Yield why ``cell``, at the path ``where``, cannot run again on all steps as one batch."""
     inside = dict(cell.named_modules(prefix=where))
     yield from (*hooked(inside), *tapped(inside))
     for name, module in inside.items():
