@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.line import Line
+from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report, path_name
 from gradfree.devices.costs import own_kernel_is_faster
-from gradfree.engines.across import OwnSegment
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
+from gradfree.engines.rank_segment import RankSegment
 from gradfree.time.forward import LayerCall
 
 
@@ -44,7 +44,7 @@ class Backprop(Engine):
         """Whether it asks for the values of states: never."""
         return False
 
-    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave nothing, but say where torch's own kernel is faster."""
         if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
             call.warn(
@@ -58,13 +58,13 @@ class Backprop(Engine):
         """Return the exact gradients."""
         return chain.backpropagate(direct)
 
-    def problems_across(self, count: int) -> Iterator[str]:
+    def problems_on_ranks(self, count: int) -> Iterator[str]:
         """Yield nothing: what lies on ranks is solved link by link, whatever ``plain`` says."""
         return iter(())
 
-    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+    def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
         """Return the exact gradients, rank after rank; each sends cotangents on before it makes its own gradients."""
-        return OwnSegment(chain, direct, line).exactly()
+        return RankSegment(chain, direct, neighbors).exact_gradients()
 
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
         """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""

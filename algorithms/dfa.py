@@ -90,7 +90,7 @@ class DFA(FeedbackEngine):
         end = index + 1
         while role_of(chain.links[end].block) in TAIL:
             end += 1
-        delta = self.sent(chain, error, end)
+        delta = self.random_projection(chain, error, end)
         for link in reversed(chain.links[index + 1 : end]):
             delta = chain.pulled(link, delta)
         return delta

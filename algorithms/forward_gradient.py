@@ -46,7 +46,7 @@ class ForwardGradient(Engine):
         check_count(self, "seed", least=0)
 
     @property
-    def draws_anew(self) -> bool:
+    def is_random(self) -> bool:
         """Always."""
         return True
 
@@ -63,7 +63,7 @@ class ForwardGradient(Engine):
         """Return the gradients for δ as the directions tell it."""
         known = chain.vectors(direct)
         directions = self.sigma * self._drawn(chain, known)
-        slopes = torch.einsum("lbh,nlbh->nlb", known, chain.pushed(directions))
+        slopes = torch.einsum("lbh,nlbh->nlb", known, chain.jvps(directions))
         later = slopes.flip(1).cumsum(1).flip(1) - slopes
         told = torch.einsum("nlb,nlbh->lbh", later, directions) / (self.samples * self.sigma**2)
         return chain.gradients(chain.cotangents(known + told, direct))

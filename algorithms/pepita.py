@@ -48,7 +48,7 @@ class PEPITA(FeedbackEngine):
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the differences between the two passes, times the second one's inputs, as gradients."""
         unit, norms = normalised(error)
-        feedback = _SCALE * self.sent(chain, unit, 0)
+        feedback = _SCALE * self.random_projection(chain, unit, 0)
         total = chain.zero()
         if chain.recording.goes_on:
             total = total._replace(initial=scaled(feedback, norms))

@@ -38,13 +38,13 @@ class Refusal:
     why: str
     remedy: str
 
-    def said(self, **names: object) -> str:
+    def message(self, **names: object) -> str:
         """Return the whole message with these names in it."""
         return f"{self.why} {self.remedy}".format(**names)
 
     def error(self, **names: object) -> ChainError:
         """Return the error."""
-        return ChainError(self.said(**names))
+        return ChainError(self.message(**names))
 
 
 def _row(family: str, case: str, why: str, remedy: str) -> Refusal:

@@ -18,7 +18,7 @@ from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.layers.roles import weight_of
-from gradfree.torchside.sharding import is_spread
+from gradfree.torchside.sharding import is_dtensor
 from gradfree.trial.intact import left_intact
 from gradfree.wording import one
 
@@ -197,7 +197,7 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient.")
-    if spread := next((name for name, p in trained.items() if is_spread(p)), None):
+    if spread := next((name for name, p in trained.items() if is_dtensor(p)), None):
         raise ChainError(
             f"{spread} is sharded by FSDP and not gathered now, so that no gradient of it can be compared. Compare "
             "before sharding or, on the graph of a training step, with fully_shard(model, reshard_after_forward=False)."

@@ -15,7 +15,7 @@ from gradfree.algorithms.backprop import Backprop
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
-from gradfree.choosing.switching import SwitchingHandle, Way
+from gradfree.choosing.switching import Candidate, SwitchingHandle
 from gradfree.choosing.turns import ROUNDS
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
@@ -76,22 +76,22 @@ class Auto(Engine):
     ) -> Handle:
         """Let engines take turns on ``model``, of those that :meth:`Engine.attach` would attach."""
         options: dict[str, Any] = {"residual": residual, "batched": batched}
-        reports = {engine: engine.fitting(model, chains, **options) for engine in self.engines}
+        reports = {engine: engine.attach_report(model, chains, **options) for engine in self.engines}
         joined = _joined(reports)
         if not joined.ok:
             problems = "\n".join(f"- {problem}" for problem in joined.problems)
             raise ChainError(f"Auto cannot be attached to {type(model).__name__}:\n{problems}")
         if not joined.chains:
             warnings.warn(f"Auto: {joined.notes[0]}", stacklevel=2)
-        ways = [
-            # What has nothing to attach to says so, each time that it is its turn.
-            Way(_short(engine), partial((engine if reports[engine].chains else PLAIN).attach, model, chains, **options))
-            for engine in _distinct(reports)
-        ]
+        candidates = []
+        for engine in _distinct(reports):
+            # An engine without a chain here would warn at each of its turns: PLAIN does the same without a warning.
+            attach = (engine if reports[engine].chains else PLAIN).attach
+            candidates.append(Candidate(_short(engine), partial(attach, model, chains, **options)))
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
         # A change of engines compiles again.
         rounds = 1 if any(is_compiled(module) for module in model.modules()) else ROUNDS
-        return SwitchingHandle(ways, blocks or {"": model}, rounds)
+        return SwitchingHandle(candidates, blocks or {"": model}, rounds)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients of a chain that was recorded for no engine in particular."""

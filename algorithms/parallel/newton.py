@@ -8,7 +8,7 @@ from typing import Any
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
-from gradfree.engines.until import SettlingEngine
+from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.newton.newton_backward import newton_gradients
 from gradfree.newton.newton_forward import NewtonForward
 from gradfree.newton.newton_options import NewtonOptions
@@ -18,7 +18,7 @@ _JACOBIANS = ("gate", "diagonal")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newton(SettlingEngine):
+class Newton(ToleranceEngine):
     """Recurrent layers by quasi-Newton sweeps over all steps at once, forward and backward, until nothing changes.
 
     A sweep is h ← h + (I - K)⁻¹ (f(h) - h): one step of the cell at all steps, and one scan along K. DEER (Lim et al.,
@@ -51,7 +51,7 @@ class Newton(SettlingEngine):
         """All steps at once."""
         return (NewtonForward(self._options),)
 
-    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave to torch what is not swept, where its own kernel is faster than the closed form."""
         swept = self._options.stopping(call.length, call.like, call.mode) is not None
         return left_to_torch(call, "newton", swept)
@@ -61,7 +61,7 @@ class Newton(SettlingEngine):
         return newton_gradients(chain, direct, self._options)
 
     @property
-    def asks_for_gate(self) -> str:
+    def gate_remedy(self) -> str:
         """The gate is the Jacobian then."""
         return "that carries its state. Use jacobian='diagonal'." if self.jacobian == "gate" else ""
 

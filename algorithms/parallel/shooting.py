@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.options import check_count
-from gradfree.engines.until import SettlingEngine
+from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.segments.rule import ChainPass, SegmentRule
 from gradfree.segments.segmented_backward import segmented_gradients
 from gradfree.segments.segmented_forward import SegmentedForward
@@ -17,7 +17,7 @@ from gradfree.time.forward import Forward, LayerCall
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shooting(SettlingEngine):
+class Shooting(ToleranceEngine):
     """Recurrent layers in segments: forward and backward, all segments at once, until their borders fit.
 
     K is F itself inside a segment and, across a border, zero or what the gates carry. Multiple shooting (Bock & Plitt
@@ -52,7 +52,7 @@ class Shooting(SettlingEngine):
             raise ValueError(f"Shooting: corrector must be 'gate' or None, not {self.corrector!r}.")
 
     @property
-    def fewest_sweeps(self) -> int:
+    def min_sweeps(self) -> int:
         """None behind the first run."""
         return 0
 
@@ -61,7 +61,7 @@ class Shooting(SettlingEngine):
         """In segments."""
         return (SegmentedForward(self._rule),)
 
-    def leaves(self, call: LayerCall) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
         """Leave to torch what is not cut, where its own kernel is faster than the closed form."""
         part = ChainPass("", "forward", "", {}, call.length, call.like, call.mode, fused=not call.packed)
         return left_to_torch(call, "segments", self._rule.should_cut(part))
@@ -71,7 +71,7 @@ class Shooting(SettlingEngine):
         return segmented_gradients(chain, direct, self._rule)
 
     @property
-    def asks_for_gate(self) -> str:
+    def gate_remedy(self) -> str:
         """The corrector is its product."""
         return "that could correct its borders. Use corrector=None." if self.corrector else ""
 

@@ -48,7 +48,7 @@ def bypass_message(site: Site, paths: Sequence[str]) -> str:
     )
 
 
-class Watch:
+class BypassWatch:
     """Warns of gradients that bypass the engine after it has been attached to chains, once.
 
     Args:

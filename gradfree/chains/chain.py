@@ -35,7 +35,7 @@ class Chain(ABC):
     δ_i = e_i + δ_{i+1} F_{i+1}, exactly or not. The chain has the two operations for that, :meth:`pull` and
     :meth:`scan`, and the last step, the same for every engine: :meth:`gradients`. The containers of cotangents
     and of factors are the chain's own affair; engines only hand them on, or ask for them as plain tensors: as
-    :meth:`vectors`, which go with :meth:`jacobians` and :meth:`pushed` and come back by :meth:`cotangents`.
+    :meth:`vectors`, which go with :meth:`jacobians` and :meth:`jvps` and come back by :meth:`cotangents`.
     """
 
     like: Tensor
@@ -103,7 +103,7 @@ class Chain(ABC):
     def pull(self, direct: Any, delta: Any, factors: Any) -> Any:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
 
-    def beyond(self, factors: Any, exact: int) -> Any:
+    def sweep_factors(self, factors: Any, exact: int) -> Any:
         """Return the factors for a sweep that is given the last ``exact`` cotangents exactly.
 
         What such a one sends on needs no K, whose share would be taken off and added again, rounded each time: so
@@ -111,7 +111,7 @@ class Chain(ABC):
         """
         return factors
 
-    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> Sequence[Cotangent]:
+    def vjps(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> Sequence[Cotangent]:
         """Return δ_i F_i of some links i, all at once: chains in depth alone have single links.
 
         Args:
@@ -147,7 +147,7 @@ class Chain(ABC):
             ChainError: a link mixes the samples of the batch.
         """
 
-    def pushed(self, tangents: Tensor) -> Tensor:
+    def jvps(self, tangents: Tensor) -> Tensor:
         """Return what reaches each state of tangents v_i of the states before it: w_i = F_i (w_{i-1} + v_{i-1}).
 
         Link by link from the first to the last; chains in depth alone have it.
@@ -209,7 +209,7 @@ class Solver(ABC):
         """Its own :class:`~gradfree.time.forward.Forward` s, the best first; torch's run what none of them allows."""
         return ()
 
-    def leaves(self, call: Any) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: Any) -> Callable[[], None] | None:
         """Return whether a call of a recurrent layer is left to torch's own kernel, both passes: here, never.
 
         An engine with exact gradients leaves what it would not solve faster.

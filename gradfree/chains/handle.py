@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.bypass import Watch
+from gradfree.chains.bypass import BypassWatch
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
@@ -31,7 +31,7 @@ class Handle:
         chains: Mapping[str, Site] | None = None,
         attachments: Mapping[str, Attachment] | None = None,
         means: Sequence[KeptMean] = (),
-        watch: Watch | None = None,
+        watch: BypassWatch | None = None,
     ):
         self._parts = parts
         self.chains = chains or {}
@@ -49,7 +49,7 @@ class Handle:
         """The modules whose parameters the chains train, by module path."""
         return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
 
-    def become(self, other: Handle) -> None:
+    def take_over(self, other: Handle) -> None:
         """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
         self.chains = other.chains
         self._parts, self._attachments, self._means = other._parts, other._attachments, other._means
@@ -83,10 +83,10 @@ class Handle:
             attachment.engine = engine
         return next(iter(better.values()))
 
-    def go_exact(self) -> None:
+    def use_exact_gradients(self) -> None:
         """Let backpropagation solve the chains in the engine's place from now on."""
         for attachment in self._attachments.values():
-            attachment.exactly = True
+            attachment.use_exact = True
 
     def detach(self) -> None:
         """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.
@@ -112,13 +112,13 @@ class Handle:
     @contextmanager
     def exactly(self) -> Iterator[None]:
         """Let backpropagation solve this handle's chains in the backward passes inside the block, not the engine."""
-        with self._having("exactly", True):
+        with self._setting("use_exact", True):
             yield
 
     @contextmanager
     def uncompared(self) -> Iterator[None]:
         """Have backward passes inside the block get the engine's gradients, also where passes are being compared."""
-        with self._having("differences", None):
+        with self._setting("differences", None):
             yield
 
     @contextmanager
@@ -128,11 +128,11 @@ class Handle:
         Of a recurrent layer, of all its steps, by its name in figures. A block that runs several times has the last.
         """
         found: dict[str, Tensor] = {}
-        with self._having("deltas", found):
+        with self._setting("deltas", found):
             yield found
 
     @contextmanager
-    def _having(self, attribute: str, value: object) -> Iterator[None]:
+    def _setting(self, attribute: str, value: object) -> Iterator[None]:
         before = {attachment: getattr(attachment, attribute) for attachment in self._attachments.values()}
         for attachment in before:
             setattr(attachment, attribute, value)
@@ -146,7 +146,7 @@ class Handle:
     def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
         """Survey the chains that the engine solves inside the block: what is yielded fills, by path, in their order."""
         found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}
-        with self._having("surveys", None):
+        with self._setting("surveys", None):
             for path, attachment in self._attachments.items():
                 attachment.surveys = found[path]
             yield found

@@ -16,23 +16,23 @@ def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Itera
     """Yield a problem for each module inside ``module``, at ``path``, that an engine is on in a chain of ``kinds``."""
     for where, inner in module.named_modules(prefix=path):
         if any(kind.holds_engine(inner) for kind in kinds):
-            yield errors.ATTACHED.said(path=where or "the model")
+            yield errors.ATTACHED.message(path=where or "the model")
 
 
 def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that has backward hooks."""
     for path, module in inside.items():
         if module._backward_hooks or module._backward_pre_hooks:
-            yield errors.BACKWARD_HOOKS.said(path=path)
+            yield errors.BACKWARD_HOOKS.message(path=path)
 
 
 def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a cell, by path, that forward hooks or global ones look at."""
     for path, module in inside.items():
         if module._forward_hooks:
-            yield errors.FORWARD_HOOKS.said(path=path)
+            yield errors.FORWARD_HOOKS.message(path=path)
     if inside and global_hooks("forward", "backward", "backward_pre"):
-        yield errors.GLOBAL_HOOKS.said(path=next(iter(inside)))
+        yield errors.GLOBAL_HOOKS.message(path=next(iter(inside)))
 
 
 def refuse_large_jacobians(engine: str, path: str, links: int, state: Tensor, limit: float, remedy: str) -> None:

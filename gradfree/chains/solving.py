@@ -31,10 +31,10 @@ class Attachment:
         solved: the paths of the blocks that it has computed gradients of: the chain's own set.
         memory: what is kept of the chain from pass to pass.
         batched: whether blocks that are alike are pulled through in batches.
-        exactly: whether backpropagation solves the chain in the engine's place.
+        use_exact: whether backpropagation solves the chain in the engine's place.
         differences: takes g · g*, ‖g‖² and ‖g*‖² of every pass, g the engine's gradients of the parameters and g* those
             of backpropagation, which are the ones returned then. ``None``: no pass is compared.
-        contested: whether other engines take turns with this one.
+        has_rivals: whether other engines take turns with this one.
         deltas: takes the cotangents of the states behind blocks, by path, if they are asked for.
         surveys: takes the findings about each chain that is solved, in a dry run.
 
@@ -54,9 +54,9 @@ class Attachment:
         self.engine, self.path, self.solved, self.batched = engine, path, solved, batched
         self._outside = outside
         self.memory = Memory()
-        self.exactly = False
+        self.use_exact = False
         self.differences: list[Tensor] | None = None
-        self.contested = False
+        self.has_rivals = False
         self.deltas: dict[str, Tensor] | None = None
         self.surveys: list[Sequence[LinkFindings]] | None = None
 
@@ -65,7 +65,7 @@ class Attachment:
         """Whether chains are solved twice, so that their graphs must survive the first time."""
         return self.differences is not None
 
-    def around(self) -> Iterator[Tensor]:
+    def outside_parameters(self) -> Iterator[Tensor]:
         """Yield the parameters that the model has outside of its chains."""
         for own in self._outside:
             yield from (p for p in own.values() if p is not None)
@@ -79,7 +79,7 @@ class Attachment:
             name: what the chain is called in messages and figures; its path, if left out.
         """
         chain.path, chain.deltas = self.path if name is None else name, self.deltas
-        if self.exactly:
+        if self.use_exact:
             return chain.backpropagate(direct)
         # Its roundings would be taken for the engine's.
         with without_tf32() if self.compares else nullcontext():

@@ -23,7 +23,7 @@ _log = logging.getLogger("gradfree")
 
 
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """A way to the gradient.
 
     Attributes:
@@ -36,7 +36,7 @@ class Way:
 
 
 class SwitchingHandle(Handle):
-    """The fastest of some ways to the same gradient, once their first turns are over.
+    """The fastest of some candidates to the same gradient, once their first turns are over.
 
     Between two steps of an optimizer that trains the model, one way is taken off and the next put on; passes that were
     recorded before keep theirs. Nothing waits for a device until all turns are over, and then once.
@@ -46,21 +46,21 @@ class SwitchingHandle(Handle):
         times: the seconds of a step with each way, by name; empty until then.
 
     Args:
-        ways: the first is on the model until an optimizer has taken a step.
+        candidates: the first is on the model until an optimizer has taken a step.
         blocks: the modules that any of them trains, whose optimizer counts.
         rounds: turns of each.
     """
 
-    def __init__(self, ways: Sequence[Way], blocks: Mapping[str, nn.Module], rounds: int):
+    def __init__(self, candidates: Sequence[Candidate], blocks: Mapping[str, nn.Module], rounds: int):
         super().__init__()
-        self._ways, self._all_blocks = ways, blocks
-        self._turns = Turns(len(ways), rounds) if len(ways) > 1 else None
+        self._candidates, self._all_blocks = candidates, blocks
+        self._turns = Turns(len(candidates), rounds) if len(candidates) > 1 else None
         self._kept: dict[int, Mapping[str, Mapping[str, Any]]] = {}
         self._on = 0
         self._to_agree = False
-        self.chosen = None if self._turns else ways[0].name
+        self.chosen = None if self._turns else candidates[0].name
         self.times: dict[str, float] = {}
-        self.become(ways[0].attach())
+        self.take_over(candidates[0].attach())
         self._steps: StepCounter | None = StepCounter(blocks, _ended_of(weakref.ref(self)), first_only=True)
 
     @property
@@ -69,20 +69,20 @@ class SwitchingHandle(Handle):
         return self._steps is not None
 
     @property
-    def ways(self) -> list[str]:
-        """The names of the ways, in the order of their turns."""
-        return [way.name for way in self._ways]
+    def candidates(self) -> list[str]:
+        """The names of the candidates, in the order of their turns."""
+        return [way.name for way in self._candidates]
 
     @property
     def blocks(self) -> dict[str, nn.Module]:
-        """The blocks of all ways."""
+        """The blocks of all candidates."""
         return dict(self._all_blocks)
 
-    def become(self, other: Handle) -> None:
+    def take_over(self, other: Handle) -> None:
         """Take over what ``other`` has."""
-        super().become(other)
+        super().take_over(other)
         for attachment in self._attachments.values():
-            attachment.contested = len(self._ways) > 1
+            attachment.has_rivals = len(self._candidates) > 1
 
     def detach(self) -> None:
         """Take off the way that is on, and end the turns."""
@@ -92,26 +92,26 @@ class SwitchingHandle(Handle):
         super().detach()
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return what the way keeps and, if there was one, the choice; nothing as long as the ways take turns."""
+        """Return what the way keeps and, if there was one, the choice; nothing as long as the candidates take turns."""
         if self.chosen is None or not self.times:
             return {} if self._turns else super().state_dict()
         return super().state_dict() | {KEY: {"way": self.chosen, "times": dict(self.times)}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take up a choice, if there is one: the ways take no more turns then."""
+        """Take up a choice, if there is one: the candidates take no more turns then."""
         rest = {path: kept for path, kept in state.items() if path != KEY}
         if (choice := state.get(KEY)) is None:
             if rest or self._turns is None:
                 super().load_state_dict(rest)
-        elif choice["way"] in self.ways:
+        elif choice["way"] in self.candidates:
             self.times = dict(choice["times"])
-            self._settle(self.ways.index(choice["way"]))
+            self._settle(self.candidates.index(choice["way"]))
             self._to_agree = False
             super().load_state_dict(rest)
         else:
             warnings.warn(
-                f"the checkpoint has chosen {choice['way']}, which does not fit here: {', '.join(self.ways)} take "
-                "turns.",
+                f"the checkpoint has chosen {choice['way']}, which is not among the candidates here. They take turns: "
+                f"{', '.join(self.candidates)}.",
                 stacklevel=2,
             )
 
@@ -120,7 +120,7 @@ class SwitchingHandle(Handle):
         super().average_over_ranks()
         if self._to_agree:
             self._to_agree = False
-            times = torch.tensor([self.times[way] for way in self.ways], device=self._parameter.device)
+            times = torch.tensor([self.times[way] for way in self.candidates], device=self._parameter.device)
             distributed.all_reduce(times, distributed.ReduceOp.MAX)
             self._take_fastest(times.tolist())
 
@@ -138,7 +138,7 @@ class SwitchingHandle(Handle):
         self._turns.begin(device)
 
     def _take_fastest(self, times: Sequence[float]) -> None:
-        self.times = dict(zip(self.ways, times, strict=True))
+        self.times = dict(zip(self.candidates, times, strict=True))
         before = self.chosen
         self._settle(min(range(len(times)), key=times.__getitem__))
         if self.chosen != before:
@@ -148,14 +148,14 @@ class SwitchingHandle(Handle):
     def _settle(self, way: int) -> None:
         self._switch(way)
         self._turns, self._kept = None, {}
-        self.chosen = self._ways[way].name
+        self.chosen = self._candidates[way].name
 
     def _switch(self, way: int) -> None:
         if way != self._on:
             self._kept[self._on] = super().state_dict()
             super().detach()
             self._on = way
-            self.become(self._ways[way].attach())
+            self.take_over(self._candidates[way].attach())
             super().load_state_dict(self._kept.get(way, {}))
 
     @property

@@ -1,4 +1,4 @@
-"""Which of several ways is the fastest: they take turns over the first steps of a training."""
+"""Which of several candidates is the fastest: they take turns over the first steps of a training."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _HOPELESS = 2.0
 
 
 class Turns:
-    """Some steps of a training in which ways take turns.
+    """Some steps of a training in which candidates take turns.
 
     Their number is settled from the start, so that ranks that train together end it at the same step. A way that is
     hopelessly slow has one turn, and the best until then its others; on the CPU alone, as elsewhere to look is to wait.
 
     Args:
-        count: of the ways.
+        count: of the candidates.
         rounds: turns of each.
     """
 
     def __init__(self, count: int, rounds: int = ROUNDS):
         turn = _WARM_UP + _TIMED
-        self._ways = list(chain.from_iterable(repeat(way, turn) for _ in range(rounds) for way in range(count)))
+        self._candidates = list(chain.from_iterable(repeat(way, turn) for _ in range(rounds) for way in range(count)))
         self._turn, self._round = turn, turn * count
         self._n = 0
         self._start: Any = None
@@ -38,7 +38,7 @@ class Turns:
     @property
     def way(self) -> int | None:
         """Whose step it is; ``None``: the last one is over."""
-        return self._ways[self._n] if self._n < len(self._ways) else None
+        return self._candidates[self._n] if self._n < len(self._candidates) else None
 
     def begin(self, device: torch.device) -> None:
         """Say that a step begins."""
@@ -48,7 +48,7 @@ class Turns:
         """Say that the step has ended; one without a beginning does not count, nor does a turn's first."""
         end = mark(device)
         if self._start is not None and self._n % self._turn >= _WARM_UP:
-            self._times[self._ways[self._n]].append((self._start, end))
+            self._times[self._candidates[self._n]].append((self._start, end))
         self._n, self._start = self._n + 1, None
         if self._n == self._round and device.type == "cpu":
             self._drop_slowest()
@@ -63,4 +63,4 @@ class Turns:
     def _drop_slowest(self) -> None:
         times = self.times()
         best = min(range(len(times)), key=times.__getitem__)
-        self._ways = [best if times[way] > _HOPELESS * times[best] else way for way in self._ways]
+        self._candidates = [best if times[way] > _HOPELESS * times[best] else way for way in self._candidates]

@@ -93,7 +93,7 @@ class GradientWatch:
         for _ in range(rises):
             self._handle.sharpen()
         if self.exact:
-            self._handle.go_exact()
+            self._handle.use_exact_gradients()
         self._arm()
 
     def _arm(self) -> None:
@@ -104,7 +104,7 @@ class GradientWatch:
         better = self._handle.sharpen() if self.risen < self.rises else None
         if better is None:
             self.exact = True
-            self._handle.go_exact()
+            self._handle.use_exact_gradients()
         else:
             self.risen += 1
         _log.warning(

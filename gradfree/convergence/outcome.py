@@ -50,7 +50,7 @@ class StoppingRule:
         return (left if rate >= 1.0 else min(left, log(self.tolerance / mismatches[-1]) / log(rate))) > self.worth
 
 
-def resolved(dtype: torch.dtype) -> float:
+def finest_tolerance(dtype: torch.dtype) -> float:
     """Return the smallest mismatch that sweeps in ``dtype`` can be asked for, in multiples of what it resolves.
 
     Eight; two in formats of two bytes, whose matrix products are added up in float32.
@@ -58,10 +58,10 @@ def resolved(dtype: torch.dtype) -> float:
     return (2 if dtype.itemsize < 4 else 8) * torch.finfo(dtype).eps
 
 
-def within(tolerance: float | None, dtype: torch.dtype) -> float:
+def tolerance_for(tolerance: float | None, dtype: torch.dtype) -> float:
     """Return the tolerance for states of ``dtype``; ``None``: the usual one."""
     usual = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.0)
-    return max(usual if tolerance is None else tolerance, resolved(dtype))
+    return max(usual if tolerance is None else tolerance, finest_tolerance(dtype))
 
 
 def largest(x: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Callable[[], None
         swept: whether sizes and options allow sweeps.
 
     Returns:
-        What :meth:`gradfree.Engine.leaves` returns: lets the chains that wait for another try come closer to it.
+        What :meth:`gradfree.Engine.leave_to_torch` returns: it counts this pass in the pause of each paused chain.
     """
     chains = zip(call.paths, call.names, strict=True)
     memory = call.memory.of(owner)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.link import Link, span, walking
 from gradfree.errors import ChainError
-from gradfree.torchside.batched_pulls import pull_many
+from gradfree.torchside.batched_vjps import batched_vjps
 
 
 def samples(state: Tensor) -> int:
@@ -53,8 +53,8 @@ def jacobians(links: Sequence[Link]) -> Tensor:
     return result
 
 
-def pushed(links: Sequence[Link], tangents: Tensor) -> Tensor:
-    """Return (N, L, B, H); see :meth:`.Chain.pushed`. The links must not mix samples."""
+def jvps(links: Sequence[Link], tangents: Tensor) -> Tensor:
+    """Return (N, L, B, H); see :meth:`.Chain.jvps`. The links must not mix samples."""
     result = torch.zeros_like(tangents)
     for i in range(1, len(links)):
         before, link = links[i - 1], links[i]
@@ -75,7 +75,7 @@ def _push(link: Link, tangents: Tensor) -> Tensor:
     assert state is not None
     try:
         (pulled,) = torch.autograd.grad(source, state, given, create_graph=True)
-        (moved,) = pull_many([pulled], [cotangent], [tangents.to(pulled.dtype)], link.writes)
+        (moved,) = batched_vjps([pulled], [cotangent], [tangents.to(pulled.dtype)], link.writes)
         reason = "nothing of it leads to the cotangent"
     except torch.OutOfMemoryError:
         raise
@@ -145,7 +145,7 @@ def _pull(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
     given = [row.reshape(len(row), *link.out.shape).to(link.out.dtype) for link, row in zip(links, rows, strict=True)]
     with walking(span(links[::-1]), given):
         writes = any(link.writes for link in links)
-        pulled = pull_many([link.out for link in links], [link.state for link in links], given, writes)
+        pulled = batched_vjps([link.out for link in links], [link.state for link in links], given, writes)
     return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in pulled]
 
 

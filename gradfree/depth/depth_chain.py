@@ -13,7 +13,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import running_mean
 from gradfree.chains.solving import Attachment
 from gradfree.chains.survey import LinkFindings
-from gradfree.depth.block_jacobians import Mixing, jacobians, pushed, vectors, width
+from gradfree.depth.block_jacobians import Mixing, jacobians, jvps, vectors, width
 from gradfree.depth.link import Link, refuse_converted, span, walking
 from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
@@ -153,7 +153,7 @@ class DepthChain(Chain):
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
         return reverse_scan(terms, factors)
 
-    def beyond(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
+    def sweep_factors(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
         """Return ``factors``, zero for the last ``exact`` links."""
         return [*factors[:-exact], *[0.0] * min(exact, len(self))]
 
@@ -184,7 +184,7 @@ class DepthChain(Chain):
             result += pulled
         return result
 
-    def carried(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+    def vjps(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
         """Return δ_i F_i of the links ``indices``, in one autograd call."""
         result: list[Cotangent] = [None] * len(indices)
         live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
@@ -218,10 +218,10 @@ class DepthChain(Chain):
         self.mixing.refuse(self.links)
         return jacobians(self.links)
 
-    def pushed(self, tangents: Tensor) -> Tensor:
+    def jvps(self, tangents: Tensor) -> Tensor:
         """Return w_i = F_i (w_{i-1} + v_{i-1}) of every sample, (N, L, B, H)."""
         self.mixing.refuse(self.links)
-        return pushed(self.links, tangents)
+        return jvps(self.links, tangents)
 
     def cotangents(self, vectors: Tensor, direct: Sequence[Cotangent]) -> list[Cotangent]:
         """Undo :meth:`vectors`; ``None`` for states that no direct cotangent reaches."""

@@ -160,6 +160,6 @@ def _shapes(block: nn.Module) -> tuple[torch.Size, ...]:
 def _block_problems(path: str, block: nn.Module) -> Iterator[str]:
     names = {base.__name__ for module in block.modules() for base in type(module).__mro__}
     if "ScriptModule" in names:
-        yield SCRIPTED.said(path=path)
+        yield SCRIPTED.message(path=path)
     if any(map(is_lazy, block.parameters())):
-        yield LAZY.said(path=path)
+        yield LAZY.message(path=path)

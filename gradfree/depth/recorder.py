@@ -30,7 +30,7 @@ from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.private import checkpointed, recomputed, uncompiled, version
-from gradfree.torchside.sharding import is_spread, sharded
+from gradfree.torchside.sharding import is_dtensor, sharded
 from gradfree.torchside.unsaved import unsaved_hooks
 
 
@@ -97,7 +97,8 @@ class RecordedChain:
     def trained(self) -> Trained:
         """Return the parameters of the blocks, and of the model around them, that may be trained now."""
         own = [p for held in self._parameters for p in held.values() if p is not None and p.requires_grad]
-        return Trained.of([*own, *(p for p in self.attachment.around() if p.requires_grad and not is_spread(p))])
+        outside = self.attachment.outside_parameters()
+        return Trained.of([*own, *(p for p in outside if p.requires_grad and not is_dtensor(p))])
 
     def check(self, block: nn.Module) -> None:
         """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms.

@@ -125,7 +125,7 @@ class RowChain(DepthChain):
             delta[i] += delta[i + 1] * one
         return delta
 
-    def beyond(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
+    def sweep_factors(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
         """Return ``factors``: batches round otherwise than single blocks."""
         return factors
 

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradfree.chains.bypass import Watch
+from gradfree.chains.bypass import BypassWatch
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
-from gradfree.chains.line import Line
 from gradfree.chains.memory import Memory
+from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -77,30 +77,30 @@ class Engine(Solver):
         return False
 
     @property
-    def draws_anew(self) -> bool:
+    def is_random(self) -> bool:
         """Whether the engine draws random numbers in each pass, so that no two passes have the same gradients."""
         return False
 
-    def problems_across(self, count: int) -> Iterator[str]:
+    def problems_on_ranks(self, count: int) -> Iterator[str]:
         """Yield why the engine cannot solve a chain whose runs of blocks lie on ``count`` ranks.
 
-        One that can has :meth:`across`, and yields what its options do not go with.
+        One that can has :meth:`gradients_on_ranks`, and yields what its options do not go with.
         """
         yield (
             "the engine solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
             "'fixed_point'. On several devices use DistributedDataParallel, or Lightning's strategy '<engine>_ddp'."
         )
 
-    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+    def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
         """Return the gradients of this rank's run of blocks; see :func:`gradfree.layer_parallel`.
 
-        Called on every rank of ``line``, in the same passes. What :meth:`gradients` has to keep holds here, too.
+        Called on every rank of ``neighbors``, in the same passes. What :meth:`gradients` has to keep holds here, too.
 
         Args:
             chain: the rank's own links.
             direct: the direct cotangents of their states. The last one is of no use where the chain goes on to the
                 right: it is zero, and its cotangent comes from there.
-            line: the ranks beside this one.
+            neighbors: the ranks beside this one.
         """
         raise NotImplementedError
 
@@ -184,7 +184,7 @@ class Engine(Solver):
         ]
         return Report(report.chains, [*report.problems, *problems])
 
-    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
+    def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain; return what to take off again.
 
         Args:
@@ -205,7 +205,7 @@ class Engine(Solver):
         """
         return None
 
-    def fitting(
+    def attach_report(
         self,
         model: nn.Module,
         chains: Chains | None = None,
@@ -249,7 +249,7 @@ class Engine(Solver):
             ChainError: what :meth:`validate` reports, ``batched=True`` for another chain; the model is unchanged then.
             ValueError: another ``batched``.
         """
-        report = self.fitting(model, chains, residual=residual, batched=batched)
+        report = self.attach_report(model, chains, residual=residual, batched=batched)
         if not report.ok:
             lines = "\n".join(f"- {line}" for line in (*report.problems, *report.notes))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
@@ -263,11 +263,11 @@ class Engine(Solver):
         inside = {module for block in blocks for module in block.modules()}
         outside = [module._parameters for module in model.modules() if module not in inside]
         on = {path: Attachment(self, path, site.solved, outside, batched) for path, site in report.chains.items()}
-        parts = [part for path, site in report.chains.items() for part in self.parts(site, on[path])]
+        parts = [part for path, site in report.chains.items() for part in self.install(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         kept = report.chains.items() if self.keeps_means else ()
         means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, on, means, Watch(report.chains))
+        return Handle(parts, report.chains, on, means, BypassWatch(report.chains))
 
 
 def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:

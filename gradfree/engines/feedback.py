@@ -65,7 +65,7 @@ class RandomEngine(Engine):
 class FeedbackEngine(RandomEngine, LayerEngine):
     """An engine that takes layers apart, and sends the error back through random matrices."""
 
-    def sent(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
+    def random_projection(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
         """Return the error times one random matrix.
 
         Args:

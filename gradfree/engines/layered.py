@@ -42,7 +42,7 @@ class LayerEngine(Engine):
         if not self.runs_again:
             return report
         problems = [
-            WEIGHT_WITH_STATE.said(path=path, engine=type(self).__name__)
+            WEIGHT_WITH_STATE.message(path=path, engine=type(self).__name__)
             for site in report.chains.values()
             for path, layer in site.blocks.items()
             if keeps_state(layer)

@@ -55,7 +55,7 @@ class Segments:
         """Return the cotangents at the ends after one sweep."""
         delta = self._inside(borders)
         starts = [end - size + 1 for end, size in zip(self.ends, self.sizes, strict=True)]
-        leaving = self.chain.carried(starts[1:], [delta[start] for start in starts[1:]])
+        leaving = self.chain.vjps(starts[1:], [delta[start] for start in starts[1:]])
         new: list[Cotangent] = [*borders[:-1], self.direct[self.ends[-1]]]
         for c in range(len(self) - 1, 0, -1):
             before, after = borders[c], new[c]
@@ -76,6 +76,6 @@ class Segments:
             delta[end] = border
         for step in range(max(self.sizes) - 1):
             at = [end - step for end, size in zip(self.ends, self.sizes, strict=True) if size > step + 1]
-            for i, carried in zip(at, self.chain.carried(at, [delta[i] for i in at]), strict=True):
+            for i, carried in zip(at, self.chain.vjps(at, [delta[i] for i in at]), strict=True):
                 delta[i - 1] = plus(self.direct[i - 1], carried)
         return delta

@@ -13,11 +13,11 @@ from torch import nn
 
 from gradfree.algebra.cotangents import damped, relative_change
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.line import Line
+from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report
-from gradfree.engines.across import OwnSegment
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, refuse_unresolved, whole_number
+from gradfree.engines.rank_segment import RankSegment
 from gradfree.engines.segmented import Segments
 from gradfree.wording import one
 
@@ -112,7 +112,7 @@ class _Links:
         return self._chain.scan(self._direct, self._factors)
 
     def sweep(self, delta: Any) -> Any:
-        factors = self._chain.beyond(self._factors, self._exact)
+        factors = self._chain.sweep_factors(self._factors, self._exact)
         self._exact += 1
         return self._chain.scan(self._chain.pull(self._direct, delta, factors), factors)
 
@@ -164,19 +164,20 @@ class IteratedEngine(SweepEngine):
         ]
         return replace(report, problems=[*report.problems, *problems])
 
-    def problems_across(self, count: int) -> Iterator[str]:
+    def problems_on_ranks(self, count: int) -> Iterator[str]:
         """Yield what options do not go with ``count`` ranks, each of which is a segment."""
         if self.tolerance is not None:
             yield f"{self}: across ranks the sweeps are counted; give iterations in place of tolerance."
         if self.segments not in (None, count):
             yield f"{self}: across ranks each one is a segment, {count} here; leave segments out."
 
-    def across(self, chain: Chain, direct: Any, line: Line) -> ChainGradients:
+    def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
         """Return the gradients with one segment a rank, the same as one process's with as many ``segments``."""
-        run = OwnSegment(chain, direct, line)
-        sweeps = min(self.sweeps, line.count - 1)
+        run = RankSegment(chain, direct, neighbors)
+        sweeps = min(self.sweeps, neighbors.count - 1)
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
-        return run.exactly() if sweeps == line.count - 1 else run.swept(self.split(chain), sweeps)
+        exact = sweeps == neighbors.count - 1
+        return run.exact_gradients() if exact else run.iterated_gradients(self.split(chain), sweeps)
 
     @property
     def sharper(self) -> Engine:

@@ -22,7 +22,7 @@ from gradfree.errors import ChainError
 from gradfree.layers.roles import weight_of
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, refuse_transforms
 from gradfree.torchside.private import Function, uncompiled
-from gradfree.torchside.sharding import is_spread
+from gradfree.torchside.sharding import is_dtensor
 from gradfree.torchside.unsaved import Unsaved
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -150,9 +150,9 @@ class _Feedback(NamedTuple):
 
     def weight(self, own: Tensor) -> Tensor:
         """Return B, where the layer's own weight is ``own``."""
-        if self.attachment.exactly:
+        if self.attachment.use_exact:
             return own
-        if is_spread(own):
+        if is_dtensor(own):
             raise ChainError(f"the weight of {self.path} is spread over ranks in the backward pass. Use DDP.")
         engine = cast("FeedbackSource", self.attachment.engine)
         return engine.feedback_weight(self.attachment.memory, self.path, own, self.fan_in)

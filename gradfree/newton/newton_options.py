@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
-from gradfree.convergence.outcome import Outcome, StoppingRule, within
+from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
 from gradfree.devices.costs import sweeps_worth
 
@@ -33,7 +33,7 @@ class NewtonOptions:
             return None
         sweeps = self.max_sweeps or sweeps_worth(length, like, kind)
         # As many as there are steps are exact.
-        return StoppingRule(within(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
+        return StoppingRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
 
 class NewtonPass(NamedTuple):

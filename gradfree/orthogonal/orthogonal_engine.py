@@ -61,7 +61,7 @@ class OrthogonalEngine(Engine):
         rule = self.rule
         if not isinstance(rule, Engine) or not any(issubclass(Layered, kind) for kind in rule.kinds):
             raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")
-        if type(rule).parts is not Engine.parts:
+        if type(rule).install is not Engine.install:
             raise TypeError(
                 f"{name}: {rule!r} puts its own parts on a model, which would be left off. One that keeps weights "
                 "orthogonal already needs no other round it; of others, see Engine.after_step."
@@ -128,9 +128,9 @@ class OrthogonalEngine(Engine):
         """Return whether ``kind`` is of layers that can be taken apart."""
         return kind.of_layers
 
-    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
+    def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain, and the temperature behind its last layer."""
-        parts = super().parts(site, attachment)
+        parts = super().install(site, attachment)
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()

@@ -56,7 +56,7 @@ class OnRank(Engine):
         try:
             its = self.passes[chain.links[0].out]
             chain.before = its.before
-            found = self.engine.across(chain, direct, its)
+            found = self.engine.gradients_on_ranks(chain, direct, its)
         except Exception as error:
             self.messages.report(error)
             raise

@@ -21,7 +21,7 @@ from gradfree.ranks.placeholders import EarlyExit, absent_weight, placeholder
 class RankPass:
     """What a rank goes through: its hooks and placeholders report blocks, the stage how the forward ends.
 
-    For engines it is the :class:`~gradfree.chains.line.Line` of its backward pass.
+    For engines it is the :class:`~gradfree.chains.neighbors.Neighbors` of its backward pass.
 
     Args:
         part: the rank's.
@@ -31,7 +31,7 @@ class RankPass:
     Attributes:
         position: of this rank, from 0.
         count: how many ranks there are.
-        wanted: whether the rank before takes cotangents.
+        left_wants_cotangents: whether the previous rank takes cotangents.
     """
 
     def __init__(self, part: ModelPart, ports: Sequence[Port], number: int):
@@ -44,7 +44,7 @@ class RankPass:
         self._rests: dict[int, Any] = {}
         self._arriving: tuple[torch.Size, torch.dtype] | None = None
         self._leaving: tuple[torch.Size, torch.dtype] | None = None
-        self.wanted = False
+        self.left_wants_cotangents = False
         self._state: Tensor | None = None
         self._placeholders: list[tuple[Tensor, str]] = []
 
@@ -53,14 +53,14 @@ class RankPass:
         """The shape of the state that the first block was given, if that is one of the chain's."""
         return None if self._arriving is None else self._arriving[0]
 
-    def to_left(self, cotangent: Cotangent) -> None:
+    def send_left(self, cotangent: Cotangent) -> None:
         """Send the rank on the left a cotangent."""
         assert self._arriving is not None
         shape, dtype = self._arriving
         sent = torch.zeros(shape, dtype=dtype, device=self.device) if cotangent is None else cotangent.to(dtype)
         self.messages.send(sent, self.position - 1, self.number, COTANGENT, f"the cotangent of {self._entry}")
 
-    def from_right(self) -> Tensor:
+    def receive_right(self) -> Tensor:
         """Return what the rank on the right has sent."""
         assert self._leaving is not None
         shape, dtype = self._leaving
@@ -75,13 +75,13 @@ class RankPass:
                 raise errors.BETWEEN.error(path=self._blocks[index])
             raise EarlyExit(state)
         if index == 0:
-            (self._state,), (self.wanted, self._rests) = self.messages.take(
+            (self._state,), (self.left_wants_cotangents, self._rests) = self.messages.take(
                 self.position - 1, self.number, STATE, self._entry, self.device
             )
             self._arriving = self._state.shape, self._state.dtype
         assert self._state is not None
         if index == self._run.start - 1:
-            if self.wanted:
+            if self.left_wants_cotangents:
                 self._state = Arrived.apply(partial(_refuse_besides, self._blocks[index]), self._state, anchor())
             out = self._state
         else:
@@ -103,7 +103,7 @@ class RankPass:
             self._refuse_absent(others, f"{path} is given, beside its state, what")
             if index == 0:
                 self._refuse_absent([state], f"the state that {path} is given")
-        if index != self._run.start or not self.wanted:
+        if index != self._run.start or not self.left_wants_cotangents:
             return None
         # The engine sends its cotangent on. What the model has of it, too, is another tensor, which has none.
         taken = self._ports[index].take(args, kwargs)

@@ -202,7 +202,7 @@ class Stage(ModelPart):
 def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: float | None, count: int) -> Site:
     kinds = [kind for kind in known_kinds() if kind.dimension == "depth" and not kind.of_layers]
     report = validate(model, chains, kinds)
-    problems = [*engine.problems_across(count), *report.problems]
+    problems = [*engine.problems_on_ranks(count), *report.problems]
     if len(report.chains) > 1:
         problems.append(
             f"there are several chains; name the one that goes to ranks: chains=[{next(iter(report.chains))!r}]."

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, StoppingRule, within
+from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
 from gradfree.devices.costs import (
     ONEDNN,
@@ -128,7 +128,7 @@ class SegmentRule:
             most, worth = count - 1, segments_worth(count, batch, cost)
         else:
             most, worth = min(self.max_sweeps, count - 1), inf
-        stopping = StoppingRule(within(self.tolerance, part.like.dtype), most, worth)
+        stopping = StoppingRule(tolerance_for(self.tolerance, part.like.dtype), most, worth)
         return SegmentPlan(count, min(burn, part.length // count), stopping)
 
     def learn(self, finished: FinishedPass) -> None:

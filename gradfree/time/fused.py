@@ -61,7 +61,7 @@ class Recurrent(Site):
         """Yield what prevents attaching an engine to the module."""
         module = self._module
         if self.holds_engine(module):
-            yield ATTACHED.said(path=self.path or "the model")
+            yield ATTACHED.message(path=self.path or "the model")
         elif "forward" in vars(module):
             yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."
         elif torch_layer_class(type(module)) is nn.RNNBase:
@@ -174,7 +174,7 @@ class RecurrentRecorder:
         if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
             return None
         layer = self._layer(number)
-        callback = at.engine.leaves(
+        callback = at.engine.leave_to_torch(
             LayerCall(layer.mode, length, like, ragged, at.memory, layer.names, layer.paths, self._warn_once)
         )
         if callback is None:
@@ -187,7 +187,7 @@ class RecurrentRecorder:
         return mark_solved
 
     def _warn_once(self, message: str) -> None:
-        if not self._has_warned and not self.attachment.contested:
+        if not self._has_warned and not self.attachment.has_rivals:
             self._has_warned = True
             warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
 

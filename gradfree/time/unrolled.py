@@ -78,7 +78,7 @@ class Unrolled(Site):
         """Yield what prevents attaching an engine to the layer."""
         yield from sharded(self.inside)
         if self.holds_engine(self._layer):
-            yield ATTACHED.said(path=self.path or "the model")
+            yield ATTACHED.message(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
             yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine would replace."
         yield from cell_problems(f"{self.path}.cell".removeprefix("."), self._layer.cell)

@@ -18,7 +18,7 @@ from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
-from gradfree.torchside.batched_pulls import pull_many
+from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.private import global_hooks
@@ -132,7 +132,7 @@ class UnrolledChain(TimeChain):
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
         given = [row.reshape(len(row), *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
         live = [n for n, a in enumerate(self.after) if a.requires_grad]
-        vjps = pull_many([self.after[n] for n in live], self.before, [given[n] for n in live], self._may_overwrite)
+        vjps = batched_vjps([self.after[n] for n in live], self.before, [given[n] for n in live], self._may_overwrite)
         parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, vjps, strict=True)]
         wide = torch.promote_types(self.like.dtype, torch.float32)
         return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
@@ -265,4 +265,4 @@ def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:
     yield from (*hooked(inside), *tapped(inside))
     for name, module in inside.items():
         if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
-            yield RANDOM_CELL.said(path=name, kind=type(module).__name__)
+            yield RANDOM_CELL.message(path=name, kind=type(module).__name__)

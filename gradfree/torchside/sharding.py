@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from gradfree.errors import SHARDED
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Return whether a tensor is a DTensor, of which each process has a part: FSDP's parameters outside a pass."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor, spread or not; if it is, all processes must call this."""
-    return tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
 def assign(tensor: Tensor, value: Tensor) -> None:
     """Give a tensor, spread or not, a new value that every process has all of."""
-    if is_spread(tensor):
+    if is_dtensor(tensor):
         from torch.distributed.tensor import DTensor, Replicate
 
         mesh = tensor.device_mesh  # type: ignore[attr-defined]
@@ -54,4 +54,4 @@ def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
         return
     for path, module in inside.items():
         if isinstance(module, kinds):
-            yield SHARDED.said(path=path)
+            yield SHARDED.message(path=path)

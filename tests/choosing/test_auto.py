@@ -74,7 +74,7 @@ def test_every_step_is_one_of_exact_training_and_the_fastest_stays(fastest, numb
     fastest(number)
     model, plain = fresh(), fresh()
     optimizer = wrapped(model)
-    assert optimizer.handle.ways == WAYS
+    assert optimizer.handle.candidates == WAYS
     with caplog.at_level(logging.INFO, "gradfree"):
         seen = train(model, optimizer, steps=52, parts=2)
     train(plain, torch.optim.AdamW(plain.parameters(), 1e-2), steps=52, parts=2)
@@ -139,8 +139,8 @@ def test_a_choice_that_does_not_fit_is_reported(fastest):
     train(model, optimizer, steps=50)
     with pytest.warns(UserWarning, match="nothing is attached.*plain=False takes 'blocks'"):
         other = gradfree.create_engine("auto").attach(plain_model())
-    assert other.ways == WAYS[:1]
-    with pytest.warns(UserWarning, match=r"has chosen Shooting\(\), which does not fit here: Backprop\(\) take"):
+    assert other.candidates == WAYS[:1]
+    with pytest.warns(UserWarning, match=r"has chosen Shooting\(\), which is not among the candidates here"):
         other.load_state_dict(optimizer.handle.state_dict())
 
 

@@ -8,13 +8,13 @@ MUTANTS = (
     mutant(
         "what a rank's border changes by is carried on with the wrong sign",
         RANKS,
-        ("gradfree/engines/across.py", "_along(end - before, factors)", "_along(before - end, factors)"),
+        ("gradfree/engines/rank_segment.py", "_times_all(end - before, factors)", "_times_all(before - end, factors)"),
     ),
     mutant(
         "direct cotangents inside a rank's run are lost",
         RANKS,
         (
-            "gradfree/engines/across.py",
+            "gradfree/engines/rank_segment.py",
             "delta = carried if i == 0 else plus(self._direct[i - 1], carried)",
             "delta = carried",
         ),

@@ -48,7 +48,7 @@ class Feature:
             Exception: it neither works nor is refused: a wrong result (an ``AssertionError``), or an error that is
                 not the library's own.
         """
-        if self.repeats and engine.draws_anew:
+        if self.repeats and engine.is_random:
             return "the engine draws random numbers in each pass, so that no two passes have the same gradients."
         try:
             with isolated():

@@ -10,13 +10,13 @@ from torch import nn
 
 from gradfree.chains.report import Report
 from gradfree.chains.site import Site
-from gradfree.convergence.outcome import resolved, within
+from gradfree.convergence.outcome import finest_tolerance, tolerance_for
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettlingEngine(Engine):
+class ToleranceEngine(Engine):
     """An engine that sweeps until a tolerance, outputs and cotangents alike, or gives up for the sequential call.
 
     Args:
@@ -33,9 +33,9 @@ class SettlingEngine(Engine):
     max_sweeps: int | None = None
 
     def __post_init__(self) -> None:
-        name, finest = type(self).__name__, resolved(torch.float64)
+        name, finest = type(self).__name__, finest_tolerance(torch.float64)
         if self.max_sweeps is not None:
-            check_count(self, "max_sweeps", self.fewest_sweeps)
+            check_count(self, "max_sweeps", self.min_sweeps)
         if self.tolerance is None:
             return
         check_number(self, "tolerance", "a number or None")
@@ -51,12 +51,12 @@ class SettlingEngine(Engine):
         return (cls(),)
 
     @property
-    def fewest_sweeps(self) -> int:
+    def min_sweeps(self) -> int:
         """The fewest that it can be limited to."""
         return 1
 
     @property
-    def asks_for_gate(self) -> str:
+    def gate_remedy(self) -> str:
         """What a gate is needed for and what to do without, as a refusal ends; nothing if none is needed."""
         return ""
 
@@ -66,7 +66,7 @@ class SettlingEngine(Engine):
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the tolerance."""
-        return within(self.tolerance, dtype)
+        return tolerance_for(self.tolerance, dtype)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Return ``report`` with the chains whose precision is below the tolerance, or that lack a gate."""
@@ -74,13 +74,13 @@ class SettlingEngine(Engine):
         problems = list(found.problems)
         for path, site in report.chains.items():
             dtypes = {p.dtype for block in site.blocks.values() for p in block.parameters() if p.is_floating_point()}
-            coarse = max(dtypes, key=resolved, default=torch.float64)
-            if self.tolerance is not None and self.tolerance < resolved(coarse):
+            coarse = max(dtypes, key=finest_tolerance, default=torch.float64)
+            if self.tolerance is not None and self.tolerance < finest_tolerance(coarse):
                 problems.append(
-                    f"{path!r} has weights of {coarse}, which resolves {resolved(coarse):.0e} at best, not the "
+                    f"{path!r} has weights of {coarse}, which resolves {finest_tolerance(coarse):.0e} at best, not the "
                     f"tolerance of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
                 )
-        if self.asks_for_gate:
+        if self.gate_remedy:
             gateless = (path for path, site in report.chains.items() if not site.has_residual)
-            problems += [f"{path!r} has no gate {self.asks_for_gate}" for path in gateless]
+            problems += [f"{path!r} has no gate {self.gate_remedy}" for path in gateless]
         return Report(found.chains, problems, found.notes)

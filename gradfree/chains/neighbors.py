@@ -9,7 +9,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Cotangent
 
 
-class Line(Protocol):
+class Neighbors(Protocol):
     """The ranks of one chain, in the order of its blocks, as one of them sees them in one backward pass.
 
     Messages between two ranks arrive in the order in which they are sent. What is sent is not waited for.
@@ -24,11 +24,11 @@ class Line(Protocol):
         """How many ranks there are."""
 
     @property
-    def wanted(self) -> bool:
+    def left_wants_cotangents(self) -> bool:
         """Whether the rank on the left takes cotangents: never on the first, nor where nothing there is trained."""
 
-    def to_left(self, cotangent: Cotangent) -> None:
+    def send_left(self, cotangent: Cotangent) -> None:
         """Send the rank on the left a cotangent of its last state, which this rank's first link was given."""
 
-    def from_right(self) -> Tensor:
+    def receive_right(self) -> Tensor:
         """Return what the rank on the right has sent: a cotangent of this rank's last state."""

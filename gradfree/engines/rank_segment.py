@@ -9,10 +9,10 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor, plus, times
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.line import Line
+from gradfree.chains.neighbors import Neighbors
 
 
-class OwnSegment:
+class RankSegment:
     """This rank's run of a chain's links, solved together with the runs of the ranks beside it.
 
     The same iteration as :class:`~gradfree.engines.segmented.Segments`, of which every rank has one: all ranks pull at
@@ -22,21 +22,21 @@ class OwnSegment:
     Args:
         chain: the links.
         direct: the direct cotangents of their states.
-        line: the ranks beside this one.
+        neighbors: the ranks beside this one.
     """
 
-    def __init__(self, chain: Chain, direct: Any, line: Line):
-        self._chain, self._direct, self._line = chain, direct, line
-        self._from_end = line.count - 1 - line.position
+    def __init__(self, chain: Chain, direct: Any, neighbors: Neighbors):
+        self._chain, self._direct, self._neighbors = chain, direct, neighbors
+        self._from_end = neighbors.count - 1 - neighbors.position
 
-    def exactly(self) -> ChainGradients:
+    def exact_gradients(self) -> ChainGradients:
         """Return the exact gradients: rank after rank, but each makes its parameters' while those on its left go on."""
         end = self._end()
-        if self._line.wanted:
-            self._line.to_left(self._pulled(end))
+        if self._neighbors.left_wants_cotangents:
+            self._neighbors.send_left(self._pulled(end))
         return self._gradients(end)
 
-    def swept(self, factors: Sequence[Factor], sweeps: int) -> ChainGradients:
+    def iterated_gradients(self, factors: Sequence[Factor], sweeps: int) -> ChainGradients:
         """Return the gradients after some sweeps.
 
         Args:
@@ -44,23 +44,23 @@ class OwnSegment:
             sweeps: k, less than there are borders.
         """
         end = self._end()
-        self._to_left(self._carried(end, factors))
+        self._send_left(self._carried(end, factors))
         for sweep in range(1, min(sweeps, self._from_end + 1) + 1):
             # In this order: all ranks pull at once.
-            leaving = self._pulled(end) if self._line.wanted else None
+            leaving = self._pulled(end) if self._neighbors.left_wants_cotangents else None
             before, end = end, self._end() if sweep <= self._from_end else end
-            change = _along(end - before, factors) if sweep <= self._from_end else None
-            self._to_left(plus(leaving, change))
+            change = _times_all(end - before, factors) if sweep <= self._from_end else None
+            self._send_left(plus(leaving, change))
         return self._gradients(end)
 
     def _end(self) -> Tensor:
         """Return the cotangent of the last state, which the loss gives on the last rank only."""
         own: Tensor = self._direct[-1]
-        return self._line.from_right() if self._from_end else own
+        return self._neighbors.receive_right() if self._from_end else own
 
-    def _to_left(self, cotangent: Cotangent) -> None:
-        if self._line.wanted:
-            self._line.to_left(cotangent)
+    def _send_left(self, cotangent: Cotangent) -> None:
+        if self._neighbors.left_wants_cotangents:
+            self._neighbors.send_left(cotangent)
 
     def _carried(self, end: Tensor, factors: Sequence[Factor]) -> Cotangent:
         """Return what K alone makes of the cotangent at the end, and of the direct ones, before the first link."""
@@ -71,7 +71,7 @@ class OwnSegment:
         """Return what the links make of them."""
         delta: Cotangent = end
         for i in reversed(range(len(self._chain))):
-            (carried,) = self._chain.carried([i], [delta])
+            (carried,) = self._chain.vjps([i], [delta])
             delta = carried if i == 0 else plus(self._direct[i - 1], carried)
         return delta
 
@@ -79,7 +79,7 @@ class OwnSegment:
         return self._chain.backpropagate([*self._direct[:-1], end])
 
 
-def _along(change: Cotangent, factors: Sequence[Factor]) -> Cotangent:
+def _times_all(change: Cotangent, factors: Sequence[Factor]) -> Cotangent:
     for factor in reversed(factors):
         change = times(change, factor)
     return change

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def pull_many(
+def batched_vjps(
     outputs: Sequence[Tensor], targets: Sequence[Any], cotangents: Sequence[Tensor], one_by_one: bool = False
 ) -> list[Tensor | None]:
     """Return what N sets of cotangents bring to ``targets``, one batch of N for each of them; ``None`` if nothing.
