@@ -1,1 +1,1 @@
-"""What engines are made of: the interface, sweeps, layers taken apart, random feedback."""
+"""Base classes of engines: the interface, sweeps, engines for single layers, random feedback."""

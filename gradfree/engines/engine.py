@@ -1,4 +1,4 @@
-"""The engine interface: a configuration that knows how to solve a chain for its gradients."""
+"""The base class of engines."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from gradfree.wording import one
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(Solver):
-    """A way to train a network: turns the direct cotangents of a chain's states into gradients.
+    """A gradient algorithm: turns the direct cotangents of a chain's states into gradients.
 
-    Subclasses are frozen dataclasses whose fields are the options; they implement :meth:`gradients`, or derive
-    from :class:`SweepEngine`. An engine holds no state of a model and may be attached to several.
+    Subclasses are frozen dataclasses whose fields are the options. They implement :meth:`gradients`, or derive
+    from :class:`SweepEngine`. An engine stores nothing of a model and may be attached to several models.
 
     Raises:
-        TypeError: an unknown option; the message names the known ones.
+        TypeError: an unknown option; the message lists the known ones.
     """
 
     worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
-    """Options that ``gradfree advise`` tries on a model that nothing is known of."""
+    """Options that ``gradfree advise`` tries on any model."""
 
     def __new__(cls, *args: Any, **options: Any) -> Engine:
-        """Refuse options that the engine does not have."""
+        """Raise for options that the engine does not have."""
         known = [f.name for f in fields(cls)]
         unknown = sorted(options.keys() - set(known))
         if unknown or len(args) > sum(not f.kw_only for f in fields(cls)):
@@ -55,52 +55,52 @@ class Engine(Solver):
 
     @classmethod
     def exact_ones(cls) -> Sequence[Engine]:
-        """Return the engine with the options with which ``engine="auto"`` may take it for backpropagation: here, none.
+        """Return engines of this class that ``engine="auto"`` may try: by default none.
 
-        In every pass the gradient must be backpropagation's, to what the engine takes for that in the states'
-        precision; none may be refused.
+        In every pass their gradients must equal backpropagation's, to the engine's default tolerance for the dtype.
+        They must not refuse a pass.
         """
         return ()
 
     def solves(self, kind: type[Site]) -> bool:
-        """Return whether the engine can solve chains of ``kind``: here, of any links that are not to be taken apart."""
+        """Return whether the engine can solve chains of ``kind``: by default all but those of single layers."""
         return not kind.of_layers
 
     @property
     def kinds(self) -> list[type[Site]]:
-        """The kinds of chains that the engine can solve; the first that accepts a module counts."""
+        """The kinds of chains that the engine can solve; the first kind that accepts a module is used."""
         return [kind for kind in known_kinds() if self.solves(kind)]
 
     @property
     def keeps_means(self) -> bool:
-        """Whether the engine asks for a chain's ``mean_residual``, which ranks average."""
+        """Whether the engine uses a chain's ``mean_residual``, a running mean that ranks have to average."""
         return False
 
     @property
     def is_random(self) -> bool:
-        """Whether the engine draws random numbers in each pass, so that no two passes have the same gradients."""
+        """Whether the engine draws new random numbers in each pass, so that gradients differ from pass to pass."""
         return False
 
     def problems_on_ranks(self, count: int) -> Iterator[str]:
-        """Yield why the engine cannot solve a chain whose runs of blocks lie on ``count`` ranks.
+        """Yield why the engine cannot solve a chain that is spread over ``count`` ranks.
 
-        One that can has :meth:`gradients_on_ranks`, and yields what its options do not go with.
+        An engine that implements :meth:`gradients_on_ranks` yields only problems with its options.
         """
         yield (
-            "the engine solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
-            "'fixed_point'. On several devices use DistributedDataParallel, or Lightning's strategy '<engine>_ddp'."
+            "the engine needs the whole chain on each rank; 'backprop', 'highway_bp' and 'fixed_point' work across "
+            "ranks. For data parallelism use DistributedDataParallel, or Lightning's strategy '<engine>_ddp'."
         )
 
     def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
-        """Return the gradients of this rank's run of blocks; see :func:`gradfree.layer_parallel`.
+        """Return the gradients of this rank's blocks; see :func:`gradfree.layer_parallel`.
 
-        Called on every rank of ``neighbors``, in the same passes. What :meth:`gradients` has to keep holds here, too.
+        Called on every rank in the same passes. The rules of :meth:`gradients` apply.
 
         Args:
-            chain: the rank's own links.
-            direct: the direct cotangents of their states. The last one is of no use where the chain goes on to the
-                right: it is zero, and its cotangent comes from there.
-            neighbors: the ranks beside this one.
+            chain: this rank's links.
+            direct: the direct cotangents of their states. On all ranks but the last, the last one is zero and must not
+                be used: the rank on the right sends the cotangent of that state.
+            neighbors: messages to and from the adjacent ranks.
         """
         raise NotImplementedError
 
@@ -114,27 +114,28 @@ class Engine(Solver):
     ) -> Report:
         """Return whether the engine can be attached to ``model``, and to which chains; changes nothing.
 
-        Where the model has chains for other engines only, the notes name some of those.
+        If the model only has chains for other engines, the notes name some of these engines.
 
-        With a batch the model runs forward and backward once, with the engine on it: then the report also has, of
-        every block, what its residual path is read as and how much of the gradient that carries, the pieces of a chain,
-        what is done in batches, and what the first training step would be refused for. Weights, gradients,
-        buffers, attributes and random states are afterwards as before; what hooks of yours and engines on other chains
-        do, they do once more. Reentrant checkpoints cannot be in the model then.
+        With ``batch`` the engine is attached and the model runs forward and backward once. The report then also has
+        the residual path of every block and its share of the gradient, the pieces of a chain, which blocks run in
+        batches, and the errors of the first training step. Weights, gradients, buffers, attributes and random states
+        are restored. Effects of your hooks, and of engines on other chains, remain. Reentrant checkpoints in the model
+        are not supported with ``batch``.
 
         Args:
             model: any module.
             chains: module paths of the chains: containers (``nn.Sequential``, ``nn.ModuleList``) of blocks, recurrent
-                layers, or whatever :func:`gradfree.register_chain` has made known; or a list of paths for a chain of
-                these modules, in this order. By default all recurrent layers and all containers that look like chains.
-            residual: the residual path of chains in depth, K = residual · I, where a block keeps the state's shape: for
-                blocks that hide it, as compiled ones do. Left out, it is read off their graphs.
-            batch: what the model is given: a tensor, a tuple of its arguments, or a mapping of those by keyword. The
-                loss is the one that it returns, as models of Hugging Face do, or a fixed sum over what it returns.
+                layers, or modules of a kind registered by :func:`gradfree.register_chain`. A list of paths in place of
+                a path is a chain of these modules, in this order. By default all recurrent layers and all containers
+                that look like chains.
+            residual: the residual path of chains in depth, K = residual · I, for blocks that keep the state's shape
+                but hide their graph, such as compiled blocks. If left out, it is read from the blocks' graphs.
+            batch: the model's arguments: a tensor, a tuple of arguments, or a mapping of keyword arguments. The loss is
+                the one that the model returns, as Hugging Face models do, or else a fixed weighted sum of its outputs.
 
         Raises:
-            TypeError: ``model`` is no module, or ``residual`` no number.
-            Exception: whatever the model itself raises on the batch.
+            TypeError: ``model`` is not a module, or ``residual`` not a number.
+            Exception: anything that the model itself raises on the batch.
         """
         if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
             raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
@@ -152,32 +153,32 @@ class Engine(Solver):
         return dry_run(partial(self.attach, model, chains, residual=residual), model, batch, report.notes)
 
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
-        """Return the chains of ``model`` that the engine would be attached to, and what stands in the way.
+        """Return the chains of ``model`` that the engine would be attached to, and the problems found.
 
         Args:
             model: as in :meth:`validate`.
-            chains: likewise.
+            chains: as in :meth:`validate`.
         """
         return validate(model, chains, self.kinds)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with what this engine, of all that solve such chains, has to say about them.
+        """Return ``report`` with the problems and notes that are specific to this engine.
 
         Args:
             model: as in :meth:`validate`.
-            report: the chains that were found.
+            report: what :meth:`find` returned.
         """
         if not self.needs_residual:
             return report
         problems = [
             f"{path!r} has no gate that carries its state from step to step, which {type(self).__name__} needs. "
-            "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
+            "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain out: chains=[...]."
             for path, site in report.chains.items()
             if not site.has_residual
         ]
         problems += [
             f"{where} is compiled, which hides the residual path of the blocks in {path!r} that "
-            f"{type(self).__name__} needs. Compile what lies inside the blocks, declare the path, "
+            f"{type(self).__name__} needs. Compile only modules inside the blocks, declare the residual path, "
             "attach(..., residual=1.0), or use the engine 'fixed_point' or 'truncated'."
             for path, site in report.chains.items()
             if site.declared is None and (where := compiled_around_blocks(model, site))
@@ -185,11 +186,11 @@ class Engine(Solver):
         return Report(report.chains, [*report.problems, *problems])
 
     def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
-        """Put the engine on one chain; return what to take off again.
+        """Put the engine on one chain; return the hooks and other parts, to be removed by ``detach()``.
 
         Args:
             site: the chain.
-            attachment: the engine on it, with what is kept of it from pass to pass.
+            attachment: the engine on this chain, with the chain's memory.
         """
         parts = site.record(attachment)
         after_step = self.after_step(attachment.memory)
@@ -198,10 +199,10 @@ class Engine(Solver):
         return [*parts, StepCounter(site.blocks, after_step, attachment.memory.of("steps"))]
 
     def after_step(self, memory: Memory) -> AfterStep | None:
-        """Return what is to be done on one chain after each step of its optimizer; ``None``: nothing.
+        """Return a function to call after each step of the chain's optimizer; ``None``: nothing to do.
 
         Args:
-            memory: what is kept of the chain from pass to pass.
+            memory: the chain's memory, which lasts from pass to pass.
         """
         return None
 
@@ -213,16 +214,16 @@ class Engine(Solver):
         residual: float | None = None,
         batched: Literal["auto"] | bool = "auto",
     ) -> Report:
-        """Tell, as :meth:`validate` does, whether :meth:`attach` would attach with these arguments.
+        """Return the report of :meth:`validate` for these arguments of :meth:`attach`.
 
         Raises:
-            ValueError: another ``batched``.
+            ValueError: ``batched`` is not "auto", ``True`` or ``False``.
         """
         if batched not in ("auto", True, False):
             raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
         report = self.validate(model, chains, residual=residual)
-        unfit = () if batched is not True else _batched_problems(report, self)
-        return replace(report, problems=[*report.problems, *unfit])
+        problems = _batched_problems(report, self) if batched is True else ()
+        return replace(report, problems=[*report.problems, *problems])
 
     def attach(
         self,
@@ -238,16 +239,17 @@ class Engine(Solver):
 
         Args:
             model: as in :meth:`validate`.
-            chains: likewise.
+            chains: as in :meth:`validate`.
             residual: as in :meth:`validate`.
-            batched: whether equal blocks of an ``nn.Sequential`` run forward without a graph and are pulled through in
-                one batch: "auto", where they can and a rule of thumb says that it pays; never; or always: the forward
-                pass refuses blocks that cannot. The gradients are the same to rounding. :meth:`validate` with a batch
-                tells which blocks do.
+            batched: whether equal blocks of an ``nn.Sequential`` run forward without a graph, with all their VJPs in
+                one batch. "auto": if they support it and a cost rule says that it is faster. ``True``: always; the
+                forward pass refuses blocks that do not support it. ``False``: never. The gradients are the same to
+                rounding. :meth:`validate` with a batch says which blocks run so.
 
         Raises:
-            ChainError: what :meth:`validate` reports, ``batched=True`` for another chain; the model is unchanged then.
-            ValueError: another ``batched``.
+            ChainError: :meth:`validate` reports problems, or ``batched=True`` is given for a chain that does not
+                support it; the model is unchanged then.
+            ValueError: ``batched`` is not "auto", ``True`` or ``False``.
         """
         report = self.attach_report(model, chains, residual=residual, batched=batched)
         if not report.ok:
@@ -257,7 +259,7 @@ class Engine(Solver):
             for note in report.notes:
                 warnings.warn(f"{type(self).__name__}: {note}", stacklevel=2)
         elif "torch._dynamo" in sys.modules:
-            # What it has compiled would run on without the engine.
+            # Code that is already compiled would keep running without the engine.
             torch.compiler.reset()
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}
@@ -279,4 +281,7 @@ def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:
         return
     for path, site in report.chains.items():
         if not site.can_be_batched:
-            yield f"{path!r} is no nn.Sequential of blocks: batched=True is for those. Leave it out, or name others."
+            yield (
+                f"{path!r} is not an nn.Sequential of blocks, which batched=True needs. Leave batched out, or name "
+                "other chains: chains=[...]."
+            )

@@ -1,4 +1,4 @@
-"""Random feedback in place of transposed weights: drawn once, the same everywhere, kept in checkpoints."""
+"""Random feedback matrices in place of transposed weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gradfree.layers.layer_chain import LayerChain
 
 @dataclass(frozen=True, kw_only=True)
 class RandomEngine(Engine):
-    """An engine with random matrices B, which are drawn once, the same everywhere, and kept in checkpoints.
+    """An engine with random matrices B, which are drawn once and kept in checkpoints.
 
-    Each B is Kaiming-uniform (He et al. 2015, arXiv 1502.01852) with the gain of a linear map, U(±√(3/fan_in)): a
-    vector that goes back through it keeps its norm, about. It depends on ``seed``, the layer's path and the shape
-    alone, not on torch's random state, the device or the rank, and is kept in checkpoints as "path (shape)".
+    Each B is Kaiming-uniform (He et al. 2015, arXiv 1502.01852) with the gain of a linear map, U(±√(3/fan_in)), which
+    roughly keeps the norm of a vector that is multiplied by B. B depends only on ``seed``, the layer's path and the
+    shape, not on torch's random state, the device or the rank. Checkpoints name it "path (shape)".
 
     Args:
-        seed: what the matrices are drawn from.
+        seed: of the random matrices.
     """
 
     seed: int = 0
@@ -36,7 +36,7 @@ class RandomEngine(Engine):
         check_count(self, "seed", least=0)
 
     def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return a generator of the engine's own that begins with the same numbers on all devices of a kind."""
+        """Return a new generator, seeded by ``seed`` and ``name``; its numbers depend on the type of device."""
         return torch.Generator(device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
     def matrix(
@@ -45,10 +45,10 @@ class RandomEngine(Engine):
         """Return B for the layer at ``path``.
 
         Args:
-            memory: of the chain; where B is kept.
+            memory: the chain's memory, which keeps B.
             path: the layer's.
             shape: (outputs, inputs...).
-            like: on whose device B is wanted, and in whose precision, but single at least.
+            like: a tensor with the device and the dtype for B; the dtype is float32 at least.
             fan_in: how many inputs each output sums; the product of ``inputs`` if left out.
         """
         kept, key = memory.of("feedback"), f"{path} {tuple(shape)}"
@@ -63,7 +63,7 @@ class RandomEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackEngine(RandomEngine, LayerEngine):
-    """An engine that takes layers apart, and sends the error back through random matrices."""
+    """An engine for single layers that sends the error back through random matrices."""
 
     def random_projection(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
         """Return the error times one random matrix.
@@ -71,10 +71,10 @@ class FeedbackEngine(RandomEngine, LayerEngine):
         Args:
             chain: the chain.
             error: (N, classes), at the chain's last layer with weights.
-            index: of the link that B leads to.
+            index: of the link that gets the result.
 
         Returns:
-            (N, ...), shaped like what enters that link.
+            (N, ...), the shape of that link's input.
 
         Raises:
             ChainError: the error has another shape.

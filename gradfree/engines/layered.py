@@ -1,4 +1,4 @@
-"""What engines that take layers apart share: the error at the chain's end."""
+"""Base class of engines that know what each single layer of a chain does."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gradfree.layers.roles import keeps_state
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEngine(Engine):
-    """An engine for chains of layers, which it takes apart; subclasses implement :meth:`layer_gradients`."""
+    """An engine for chains of single layers with known roles; subclasses implement :meth:`layer_gradients`."""
 
     def solves(self, kind: type[Site]) -> bool:
-        """Return whether ``kind`` is of layers that can be taken apart."""
+        """Return whether the links of ``kind`` are single layers with known roles."""
         return kind.of_layers
 
     @property
     def reads_states(self) -> bool:
-        """Whether it asks for the values of all states: never, what backpropagation keeps is enough."""
+        """False: the tensors that autograd saves are enough."""
         return False
 
     @property
@@ -37,7 +37,7 @@ class LayerEngine(Engine):
         return self.streams
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with the layers that the engine would have to run twice but cannot."""
+        """Return ``report`` with a problem for each layer with state, if the engine runs layers twice."""
         report = super().judge(model, report)
         if not self.runs_again:
             return report
@@ -50,7 +50,7 @@ class LayerEngine(Engine):
         return replace(report, problems=[*report.problems, *problems])
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the gradients for the error at the chain's end; computes in the tensors' own precision.
+        """Return the gradients for the error at the chain's end; computes without autocast.
 
         Raises:
             ChainError: the loss uses a state inside the chain.

@@ -12,15 +12,15 @@ from gradfree.errors import ChainError
 
 
 def check_count(engine: object, option: str, least: int) -> None:
-    """Refuse an option that is not a whole number of at least ``least``; make one of numpy's an ``int``."""
+    """Raise if an option is not a whole number of at least ``least``; convert numpy's integers to ``int``."""
     object.__setattr__(engine, option, whole_number(engine, option, least))
 
 
 def whole_number(engine: object, option: str, least: int) -> int:
-    """Return an attribute that is a whole number.
+    """Return an option as an ``int``.
 
     Raises:
-        TypeError: no whole number.
+        TypeError: not a whole number.
         ValueError: below ``least``.
     """
     value = getattr(engine, option)
@@ -32,15 +32,15 @@ def whole_number(engine: object, option: str, least: int) -> int:
 
 
 def check_number(engine: object, option: str, allowed: str) -> None:
-    """Refuse an option that is no number; make one of numpy's a ``float``.
+    """Raise if an option is not a number; convert numpy's numbers to ``float``.
 
     Args:
-        engine: has it.
+        engine: has the option as an attribute.
         option: its name.
-        allowed: what it must be, for the message.
+        allowed: description of the allowed values, for the message.
 
     Raises:
-        TypeError: no number.
+        TypeError: not a number.
     """
     value = getattr(engine, option)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -50,7 +50,7 @@ def check_number(engine: object, option: str, allowed: str) -> None:
 
 
 def check_positive(engine: Engine, option: str) -> None:
-    """Refuse an option that is not a positive number.
+    """Raise if an option is not a positive, finite number.
 
     Raises:
         TypeError: not a number.
@@ -63,10 +63,10 @@ def check_positive(engine: Engine, option: str) -> None:
 
 
 def refuse_unresolved(engine: Engine, tolerance: float | None, dtype: torch.dtype) -> None:
-    """Refuse a relative tolerance that numbers of ``dtype`` do not resolve."""
+    """Raise if a relative tolerance is smaller than the machine epsilon of ``dtype``."""
     finest = torch.finfo(dtype).eps
     if tolerance is not None and tolerance < finest:
         raise ChainError(
-            f"{type(engine).__name__}: tolerance={tolerance} is finer than states in {dtype} resolve, {finest:.1e}. "
-            "Take a larger one, or states of higher precision."
+            f"{type(engine).__name__}: tolerance={tolerance} is below the precision of states in {dtype}, "
+            f"{finest:.1e}. Use a larger tolerance, or states of higher precision."
         )

@@ -1,4 +1,4 @@
-"""One segment a rank: exact inside, what the split carries across the borders, messages between neighbours."""
+"""One segment of a chain on each rank: exact inside, K across the borders, messages between adjacent ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gradfree.chains.neighbors import Neighbors
 
 
 class RankSegment:
-    """This rank's run of a chain's links, solved together with the runs of the ranks beside it.
+    """This rank's links of a chain, solved together with those of the adjacent ranks.
 
-    The same iteration as :class:`~gradfree.engines.segmented.Segments`, of which every rank has one: all ranks pull at
-    once through their own links. The rank that is d from the end knows its last cotangent exactly after d sweeps, and
-    sends on nothing new after d + 1.
+    The iteration is that of :class:`~gradfree.engines.segmented.Segments` with one segment a rank: in a sweep all ranks
+    compute the VJPs of their own links at the same time. The rank at distance d from the last one knows its last
+    cotangent exactly after d sweeps. After d + 1 sweeps it has nothing new to send.
 
     Args:
-        chain: the links.
+        chain: this rank's links.
         direct: the direct cotangents of their states.
-        neighbors: the ranks beside this one.
+        neighbors: messages to and from the adjacent ranks.
     """
 
     def __init__(self, chain: Chain, direct: Any, neighbors: Neighbors):
@@ -30,31 +30,31 @@ class RankSegment:
         self._from_end = neighbors.count - 1 - neighbors.position
 
     def exact_gradients(self) -> ChainGradients:
-        """Return the exact gradients: rank after rank, but each makes its parameters' while those on its left go on."""
+        """Return the exact gradients, rank after rank; a rank computes its gradients while those on its left run."""
         end = self._end()
         if self._neighbors.left_wants_cotangents:
-            self._neighbors.send_left(self._pulled(end))
+            self._neighbors.send_left(self._vjp(end))
         return self._gradients(end)
 
     def iterated_gradients(self, factors: Sequence[Factor], sweeps: int) -> ChainGradients:
-        """Return the gradients after some sweeps.
+        """Return the gradients after ``sweeps`` sweeps.
 
         Args:
-            factors: K of each link, the first one's included, which carries across the border.
-            sweeps: k, less than there are borders.
+            factors: K of each link; that of the first link acts across the border to the left.
+            sweeps: k, less than the number of borders.
         """
         end = self._end()
-        self._send_left(self._carried(end, factors))
+        self._send_left(self._approximate_vjp(end, factors))
         for sweep in range(1, min(sweeps, self._from_end + 1) + 1):
-            # In this order: all ranks pull at once.
-            leaving = self._pulled(end) if self._neighbors.left_wants_cotangents else None
+            # The VJP comes before the wait for the right rank, so that all ranks compute at the same time.
+            leaving = self._vjp(end) if self._neighbors.left_wants_cotangents else None
             before, end = end, self._end() if sweep <= self._from_end else end
             change = _times_all(end - before, factors) if sweep <= self._from_end else None
             self._send_left(plus(leaving, change))
         return self._gradients(end)
 
     def _end(self) -> Tensor:
-        """Return the cotangent of the last state, which the loss gives on the last rank only."""
+        """Return the cotangent of the last state: from the loss on the last rank, else from the rank on the right."""
         own: Tensor = self._direct[-1]
         return self._neighbors.receive_right() if self._from_end else own
 
@@ -62,13 +62,13 @@ class RankSegment:
         if self._neighbors.left_wants_cotangents:
             self._neighbors.send_left(cotangent)
 
-    def _carried(self, end: Tensor, factors: Sequence[Factor]) -> Cotangent:
-        """Return what K alone makes of the cotangent at the end, and of the direct ones, before the first link."""
+    def _approximate_vjp(self, end: Tensor, factors: Sequence[Factor]) -> Cotangent:
+        """Return the cotangent of the first link's input, with K in place of the Jacobian of every link."""
         delta = self._chain.scan([*self._direct[:-1], end], factors)
         return times(delta[0], factors[0])
 
-    def _pulled(self, end: Tensor) -> Cotangent:
-        """Return what the links make of them."""
+    def _vjp(self, end: Tensor) -> Cotangent:
+        """Return the cotangent of the first link's input, exact for the cotangent ``end`` of the last state."""
         delta: Cotangent = end
         for i in reversed(range(len(self._chain))):
             (carried,) = self._chain.vjps([i], [delta])

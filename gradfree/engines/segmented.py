@@ -1,4 +1,4 @@
-"""A chain cut into segments: exact inside of each, and what the split carries across their borders."""
+"""A chain cut into segments: exact gradients inside each segment, K across the borders."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gradfree.wording import count as counted
 
 
 class Segments:
-    """The links of a chain in C segments, solved side by side: K is F itself inside, and carries across borders.
+    """The links of a chain in C segments, solved side by side: K is F inside a segment and ``factors`` across borders.
 
-    What is iterated are the cotangents at the segments' ends. A sweep pulls them through all segments at once, link by
-    link, the same number of pulls as a sweep over single links; what leaves a segment, and what the residual path makes
-    of the change at its end, is the next one's. Exact after C - 1 sweeps. Multiple shooting (Bock & Plitt 1984) with a
-    residual path for a corrector, as parareal has it (Lions, Maday & Turinici 2001).
+    The unknowns are the cotangents at the segments' ends. A sweep runs them through all segments at once, link by link:
+    as many VJPs as a sweep over single links. The cotangent that leaves a segment belongs to the end of the segment
+    before it. K corrects it for the change at the segment's own end. Exact after C - 1 sweeps. This is multiple
+    shooting (Bock & Plitt 1984); the corrector is that of parareal (Lions, Maday & Turinici 2001) with K.
 
     Args:
         chain: the links.
         direct: the direct cotangents of its states.
-        factors: K of each link, which borders carry.
-        count: C; where it does not divide the number of links, the first segments are longer by one.
+        factors: K of each link, for the corrector.
+        count: C; if it does not divide the number of links, the first segments have one link more.
 
     Raises:
         ChainError: more segments than links.
@@ -33,9 +33,9 @@ class Segments:
         length = len(chain)
         if count > length:
             raise ChainError(
-                f"segments={count}, but the loss has reached {counted(length, 'link')} of the chain {chain.path!r}: a "
-                f"segment is one link at least. Use fewer. If the model goes through more blocks, the chain is in "
-                f"pieces: handle.chains[{chain.path!r}].splits tells why."
+                f"segments={count}, but the loss has reached {counted(length, 'link')} of the chain {chain.path!r}: "
+                f"each segment needs at least one. Use fewer segments. If the model runs more blocks, the chain is in "
+                f"pieces: handle.chains[{chain.path!r}].splits says why."
             )
         sizes = [length // count + (c < length % count) for c in range(count)]
         self.ends = [sum(sizes[: c + 1]) - 1 for c in range(count)]
@@ -47,12 +47,12 @@ class Segments:
         return len(self.ends)
 
     def first(self) -> list[Cotangent]:
-        """Return the cotangents at the ends that K alone carries there."""
+        """Return the cotangents at the segments' ends with K in place of F for all links."""
         delta = self.chain.scan(self.direct, self.factors)
         return [delta[end] for end in self.ends]
 
     def sweep(self, borders: Sequence[Cotangent]) -> list[Cotangent]:
-        """Return the cotangents at the ends after one sweep."""
+        """Return the cotangents at the segments' ends after one sweep."""
         delta = self._inside(borders)
         starts = [end - size + 1 for end, size in zip(self.ends, self.sizes, strict=True)]
         leaving = self.chain.vjps(starts[1:], [delta[start] for start in starts[1:]])
@@ -66,11 +66,11 @@ class Segments:
         return new
 
     def gradients(self, borders: Sequence[Cotangent]) -> ChainGradients:
-        """Return the gradients for the cotangents at the ends."""
+        """Return the gradients for the cotangents ``borders`` at the segments' ends."""
         return self.chain.gradients(self._inside(borders))
 
     def _inside(self, borders: Sequence[Cotangent]) -> list[Cotangent]:
-        """Return the cotangents of all states, exact for those at the ends."""
+        """Return the cotangents of all states, exact given those at the segments' ends."""
         delta: list[Cotangent] = list(self.direct)
         for end, border in zip(self.ends, borders, strict=True):
             delta[end] = border

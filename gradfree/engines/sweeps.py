@@ -1,4 +1,4 @@
-"""Engines that solve a chain by sweeps: a split F = K + J, scans along K and pulls through J."""
+"""Engines that solve a chain by sweeps: a split F = K + J, scans along K and VJPs through J."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from gradfree.wording import one
 class SweepEngine(Engine):
     """An engine that splits each link's Jacobian into F = K + J and iterates δ ← scan(e + pull_J(δ), K).
 
-    With diagonal K the scan is cheap; each sweep pulls through all links at once. After k sweeps δ is exact for
-    the last k + 1 states, so k = L - 1 is exact everywhere (Highway-BP, arXiv 2501.17086, eqs. 6 and 7), unless
-    :attr:`rate` damps them.
+    With diagonal K the scan is cheap; each sweep computes the VJPs of all links at once. After k sweeps δ is exact
+    for the last k + 1 states, so k = L - 1 is exact everywhere (Highway-BP, arXiv 2501.17086, eqs. 6 and 7), unless
+    :attr:`rate` damps the sweeps.
     """
 
     @property
     def pulls_at_once(self) -> bool:
-        """Whether there are no segments: inside these, pulls follow each other."""
+        """Whether there are no segments: inside a segment, VJPs run one after another."""
         return self.segments is None
 
     @property
     @abstractmethod
     def sweeps(self) -> int:
-        """Return k, the number of sweeps after the first scan; of a chain of L links, L - 1 at most."""
+        """Return k, the number of sweeps after the first scan; for a chain of L links at most L - 1 are run."""
 
     @property
     def tolerance(self) -> float | None:
-        """The change of δ by one sweep, relative to δ, below which no other follows; ``None``: it is not checked."""
+        """Stop when a sweep changes δ by at most this, relative to δ; ``None``: always run :attr:`sweeps` sweeps."""
         return None
 
     @property
     def rate(self) -> float:
-        """η, the share of a sweep's change that δ takes; below 1 no number of sweeps is exact."""
+        """η: δ moves by this fraction of each sweep's change; below 1 no number of sweeps is exact."""
         return 1.0
 
     @property
     def segments(self) -> int | None:
-        """How many segments the chain is cut into, K being F itself inside; ``None``: as many as there are links."""
+        """The number of segments, inside which gradients are exact; ``None``: each link is a segment."""
         return None
 
     @abstractmethod
@@ -60,10 +60,11 @@ class SweepEngine(Engine):
         """Return the factors K_i, made by ``chain.constant`` or ``chain.residual``."""
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the gradients after :attr:`sweeps` sweeps, or as many as :attr:`tolerance` takes.
+        """Return the gradients after :attr:`sweeps` sweeps, or after as many as :attr:`tolerance` needs.
 
         Raises:
-            ChainError: the tolerance is finer than the states' precision.
+            ChainError: the tolerance is below the precision of the states.
+            TypeError: :meth:`split` did not return one factor for each link.
         """
         tolerance = self.tolerance
         refuse_unresolved(self, tolerance, chain.like.dtype)
@@ -81,7 +82,7 @@ class SweepEngine(Engine):
         sweeps, most = 0, whole_number(self, "sweeps", least=0)
         if self.rate == 1.0:
             most = min(most, len(system) - 1)
-        # Not "change <= tolerance" to end it: NaN does, too.
+        # Written so that a NaN change ends the loop.
         while sweeps < most and (tolerance is None or change is None or bool(change > tolerance)):
             before, delta = delta, system.sweep(delta)
             delta = delta if self.rate == 1.0 else damped(before, delta, self.rate)
@@ -99,7 +100,7 @@ class SweepEngine(Engine):
 
 
 class _Links:
-    """The links of a chain, each by itself: K is what the engine splits off."""
+    """All links of a chain, iterated in parallel with the engine's K."""
 
     def __init__(self, chain: Chain, direct: Any, factors: Any):
         self._chain, self._direct, self._factors = chain, direct, factors
@@ -122,18 +123,18 @@ class _Links:
 
 @dataclass(frozen=True, kw_only=True)
 class IteratedEngine(SweepEngine):
-    """A sweep engine whose user says how many sweeps, or how small a change is to end them.
+    """A sweep engine whose user chooses the number of sweeps, or a tolerance that ends them.
 
     Args:
-        iterations: k, the number of sweeps; 2 if neither is given.
-        tolerance: in place of ``iterations``: sweep until what a sweep changes in δ is this small, relative to δ, all
-            states together; L - 1 times at most. Waits for the device once a sweep.
+        iterations: k, the number of sweeps; 2 if neither ``iterations`` nor ``tolerance`` is given.
+        tolerance: in place of ``iterations``: sweep until a sweep changes δ by at most this, relative to δ, all states
+            together; at most L - 1 sweeps. Waits for the device once a sweep.
         segments: C, for chains in depth: exact inside each of C segments, solved side by side, K across their borders.
-            One is backpropagation, as many as there are links the engine without; C - 1 sweeps are exact.
+            1 is backpropagation, L the same as ``None``; C - 1 sweeps are exact.
 
     Raises:
-        TypeError: no ``int``, or no number.
-        ValueError: too small, or both given.
+        TypeError: an option is not a number of the right type.
+        ValueError: an option is too small, or ``iterations`` and ``tolerance`` are both given.
     """
 
     worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({"iterations": 1}, {"iterations": 2}, {"iterations": 4})
@@ -154,39 +155,39 @@ class IteratedEngine(SweepEngine):
             raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Refuse segments of chains in time."""
+        """Return ``report`` with a problem for each chain in time, if ``segments`` is given."""
         report = super().judge(model, report)
         problems = [
-            f"{path!r} is a chain in time: segments are for chains in depth. Use the engine 'shooting', which has them "
-            "for recurrent layers, or leave it out: chains=[...]."
+            f"{path!r} is a chain in time: segments are for chains in depth. Use the engine 'shooting', which has "
+            "segments for recurrent layers, or leave the chain out: chains=[...]."
             for path, site in report.chains.items()
             if self.segments is not None and site.dimension == "time"
         ]
         return replace(report, problems=[*report.problems, *problems])
 
     def problems_on_ranks(self, count: int) -> Iterator[str]:
-        """Yield what options do not go with ``count`` ranks, each of which is a segment."""
+        """Yield a problem for each option that does not work with ``count`` ranks, each of which is a segment."""
         if self.tolerance is not None:
-            yield f"{self}: across ranks the sweeps are counted; give iterations in place of tolerance."
+            yield f"{self}: tolerance does not work across ranks; give iterations instead."
         if self.segments not in (None, count):
-            yield f"{self}: across ranks each one is a segment, {count} here; leave segments out."
+            yield f"{self}: across ranks each rank is a segment, {count} here; leave segments out."
 
     def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
-        """Return the gradients with one segment a rank, the same as one process's with as many ``segments``."""
-        run = RankSegment(chain, direct, neighbors)
+        """Return the gradients with one segment a rank: the same as in one process with as many ``segments``."""
+        segment = RankSegment(chain, direct, neighbors)
         sweeps = min(self.sweeps, neighbors.count - 1)
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
         exact = sweeps == neighbors.count - 1
-        return run.exact_gradients() if exact else run.iterated_gradients(self.split(chain), sweeps)
+        return segment.exact_gradients() if exact else segment.iterated_gradients(self.split(chain), sweeps)
 
     @property
     def sharper(self) -> Engine:
-        """Twice as many sweeps, or a tenth of the tolerance."""
+        """The engine with twice as many sweeps, or a tenth of the tolerance."""
         if self.tolerance is not None:
             return replace(self, tolerance=self.tolerance / 10)
         return replace(self, iterations=max(1, 2 * self.sweeps))
 
     @property
     def sweeps(self) -> int:
-        """Return ``iterations``, or more than any chain takes."""
+        """Return ``iterations``, or a number that no chain reaches."""
         return sys.maxsize if self.iterations is None else self.iterations

@@ -1,4 +1,4 @@
-"""Engines that solve chains in time to a tolerance, both passes."""
+"""Engines that solve chains in time to a tolerance, in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gradfree.engines.options import check_count, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class ToleranceEngine(Engine):
-    """An engine that sweeps until a tolerance, outputs and cotangents alike, or gives up for the sequential call.
+    """An engine that sweeps to a tolerance, in outputs and cotangents, or falls back to running sequentially.
 
     Args:
         tolerance: the largest mismatch, relative to the largest state or cotangent. ``None``: 1e-12 in float64, 1e-5 in
-            float32, eight times what any other dtype resolves.
-        max_sweeps: the most sweeps; ``None``: the engine's own choice.
+            float32, and for other dtypes the finest tolerance that they allow.
+        max_sweeps: the most sweeps; ``None``: chosen by the engine.
 
     Raises:
-        TypeError: no number.
-        ValueError: a tolerance that no dtype resolves, or of 1 and more; too few sweeps.
+        TypeError: an option is not a number.
+        ValueError: ``tolerance`` is too fine for float64, or at least 1; ``max_sweeps`` is too small.
     """
 
     tolerance: float | None = None
@@ -41,23 +41,23 @@ class ToleranceEngine(Engine):
         check_number(self, "tolerance", "a number or None")
         if not finest <= self.tolerance < 1.0:
             raise ValueError(
-                f"{name}: tolerance must be below 1 and at least {finest:.0e}, what float64 resolves, not "
+                f"{name}: tolerance must be below 1 and at least {finest:.0e}, the finest in float64, not "
                 f"{self.tolerance}."
             )
 
     @classmethod
     def exact_ones(cls) -> Sequence[Engine]:
-        """Return the engine with its own tolerance for each precision."""
+        """Return the engine with its default tolerance for each dtype."""
         return (cls(),)
 
     @property
     def min_sweeps(self) -> int:
-        """The fewest that it can be limited to."""
+        """The smallest allowed ``max_sweeps``."""
         return 1
 
     @property
     def gate_remedy(self) -> str:
-        """What a gate is needed for and what to do without, as a refusal ends; nothing if none is needed."""
+        """The end of the error message for a layer without a gate: purpose and remedy; "" if no gate is needed."""
         return ""
 
     def solves(self, kind: type[Site]) -> bool:
@@ -69,7 +69,7 @@ class ToleranceEngine(Engine):
         return tolerance_for(self.tolerance, dtype)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with the chains whose precision is below the tolerance, or that lack a gate."""
+        """Return ``report`` with a problem for each chain that is too imprecise for the tolerance, or lacks a gate."""
         found = super().judge(model, report)
         problems = list(found.problems)
         for path, site in report.chains.items():
@@ -77,8 +77,8 @@ class ToleranceEngine(Engine):
             coarse = max(dtypes, key=finest_tolerance, default=torch.float64)
             if self.tolerance is not None and self.tolerance < finest_tolerance(coarse):
                 problems.append(
-                    f"{path!r} has weights of {coarse}, which resolves {finest_tolerance(coarse):.0e} at best, not the "
-                    f"tolerance of {self.tolerance:.0e}. Leave tolerance out, or make it larger."
+                    f"{path!r} has weights of {coarse}, whose finest tolerance is {finest_tolerance(coarse):.0e}, not "
+                    f"{self.tolerance:.0e}. Leave tolerance out, or make it larger."
                 )
         if self.gate_remedy:
             gateless = (path for path, site in report.chains.items() if not site.has_residual)
