@@ -1,1 +1,1 @@
-"""What a chain is to engines, and what is put on a model to record one."""
+"""The interface of chains for engines, places of chains in models, and attached engines."""

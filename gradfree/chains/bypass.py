@@ -1,4 +1,4 @@
-"""Noticing gradients that bypass an engine: its gradients are autograd's own, and nothing else would show it."""
+"""Detects blocks whose gradients come from autograd although an engine is attached to them."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from gradfree.chains.site import Site
 
 
 def bypassed(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> list[str]:
-    """Return the paths of the blocks of ``site`` that the engine has not solved, but that have got gradients.
+    """Return the paths of the blocks of ``site`` that have gradients, but not from the engine.
 
     Args:
         site: the chain.
-        has_gradient: returns whether a parameter has got one.
+        has_gradient: returns whether a parameter has a gradient.
     """
     found = []
     for path, block in _unsolved(site).items():
         own = [p for p in block.parameters() if p.requires_grad]
-        # A block that is skipped (LayerDrop), or not run at all, may still share a weight or two with the loss.
+        # A block that did not run (LayerDrop) may still share a weight or two with the loss, so all must have one.
         if own and all(map(has_gradient, own)):
             found.append(path)
     return found
 
 
 def _unsolved(site: Site) -> dict[str, nn.Module]:
-    """Return the blocks that the engine has not solved in any of their places."""
+    """Return the blocks that the engine has never solved, under any of their paths."""
     solved = {site.blocks[path] for path in site.solved if path in site.blocks}
     return {path: block for path, block in site.blocks.items() if block not in solved}
 
 
 def bypass_message(site: Site, paths: Sequence[str]) -> str:
-    """Say which blocks of ``site`` the model bypasses, and what to do."""
+    """Return the warning: which blocks of ``site`` bypass the engine, and what to do."""
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
     if reason := next((site.splits[path] for path in paths if path in site.splits), None):
         return (
-            f"the engine on {site.path!r} has never run for {which}: {reason}. Their gradients are exact, but not this "
-            "engine's. Leave the chain out, chains=[...], or change that."
+            f"the engine on {site.path!r} has never run for {which}: {reason}. Their gradients are exact, but from "
+            "autograd. Leave the chain out, chains=[...], or change that."
         )
     return (
-        f"the engine on {site.path!r} has never run for {which}, but their parameters have got gradients, which are "
-        "autograd's own. The model runs layers of a block by themselves, or a forward without its hooks, and bypasses "
-        "the engine: call block(x), or leave the chain out, chains=[...]. Only a loss on weights (a penalty) may do so."
+        f"the engine on {site.path!r} has never run for {which}, but their parameters have gradients from autograd. "
+        "The model bypasses the engine: it runs layers of a block by themselves, or a forward without hooks. Call "
+        "block(x), or leave the chain out, chains=[...]. Ignore this for a loss on weights only (a penalty)."
     )
 
 
 class BypassWatch:
-    """Warns of gradients that bypass the engine after it has been attached to chains, once.
+    """Warns once if gradients bypass an attached engine.
 
     Args:
-        chains: by path.
+        chains: the engine's chains, by path.
     """
 
     def __init__(self, chains: Mapping[str, Site]):
@@ -62,7 +62,7 @@ class BypassWatch:
         self._before = {id(p): weakref.ref(grad) for p, grad in grads if grad is not None}
 
     def check(self) -> None:
-        """Warn if a chain has got gradients that bypass the engine; chains that it has solved are not checked again."""
+        """Warn if a chain has gradients that bypass the engine; fully solved chains are not checked again."""
         self._chains = [site for site in self._chains if _unsolved(site)]
         for site in self._chains:
             if paths := bypassed(site, self._has_new):

@@ -1,4 +1,4 @@
-"""What an engine may ask of one forward pass through a chain h_i = f_i(h_{i-1}; θ_i), i = 1..L."""
+"""The interface of a recorded forward pass through a chain h_i = f_i(h_{i-1}; θ_i), i = 1..L, and of its solver."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ChainGradients(NamedTuple):
     """The gradients that leave a chain; ``None`` where ordinary backpropagation would give ``None``.
 
     Attributes:
-        initial: the gradient of h_0, the state that enters the chain, part by part if it has several.
-        inputs: of the other tensors that its blocks were given, in the order of their first use.
-        parameters: of the chain's trainable parameters, each once.
+        initial: the gradient of h_0, the input of the first link; a tuple if the state has several parts.
+        inputs: the gradients of the blocks' other tensor inputs, in the order of their first use.
+        parameters: the gradients of the chain's trainable parameters, each once.
     """
 
     initial: Any
@@ -31,35 +31,35 @@ class ChainGradients(NamedTuple):
 class Chain(ABC):
     """One recorded forward pass, linearised: the Jacobians F_i = ∂h_i/∂h_{i-1}, as products or as matrices.
 
-    An engine turns the direct cotangents e_i (what the loss sends to each state itself) into the cotangents
-    δ_i = e_i + δ_{i+1} F_{i+1}, exactly or not. The chain has the two operations for that, :meth:`pull` and
-    :meth:`scan`, and the last step, the same for every engine: :meth:`gradients`. The containers of cotangents
-    and of factors are the chain's own affair; engines only hand them on, or ask for them as plain tensors: as
-    :meth:`vectors`, which go with :meth:`jacobians` and :meth:`jvps` and come back by :meth:`cotangents`.
+    An engine turns the direct cotangents e_i (gradients of the loss that reach state i without passing link i + 1)
+    into the cotangents δ_i = e_i + δ_{i+1} F_{i+1}, exactly or approximately. For that it calls :meth:`pull` and
+    :meth:`scan`, and at the end :meth:`gradients`. The types that hold cotangents and factors differ between chains.
+    An engine that needs plain tensors calls :meth:`vectors`, :meth:`jacobians` and :meth:`jvps`, and converts the
+    result back by :meth:`cotangents`.
     """
 
     like: Tensor
-    """A state or several, for their dtype, device and last dimension, the number of units."""
+    """A tensor with the dtype, the device and the last dimension (number of units) of the states."""
 
     memory: Memory
-    """What is kept of the chain from pass to pass, in checkpoints, too."""
+    """Tensors of the chain that last from pass to pass and are saved in checkpoints."""
 
     path: str = ""
-    """What the chain is called in messages and figures."""
+    """The name of the chain in messages and figures."""
 
     figures: dict[str, Tensor] | None = None
-    """Takes what is offered, if it is asked for: :func:`gradfree.engine_figures`."""
+    """Filled by :meth:`offer` inside :func:`gradfree.engine_figures`; ``None`` outside."""
 
     deltas: dict[str, Tensor] | None = None
-    """Takes δ of the state behind each block, by the block's path, if it is asked for: :meth:`.Handle.collecting`."""
+    """Filled with δ of each block's output, by path, inside :meth:`.Handle.collecting`; ``None`` outside."""
 
     def offer(self, name: str, figure: Callable[[], Tensor]) -> None:
-        """Let those who ask know a figure of how the engine solves the chain.
+        """Report a figure about the solution, such as the number of sweeps, to :func:`gradfree.engine_figures`.
 
         Args:
             name: of the figure.
-            figure: computes it, a single number that does not wait for the device; called only if it is asked for.
-                Must leave everything as it is.
+            figure: computes it, a single number, without waiting for the device and without side effects; called only
+                inside :func:`gradfree.engine_figures`.
         """
         if self.figures is not None:
             with torch.no_grad():
@@ -71,11 +71,11 @@ class Chain(ABC):
 
     @abstractmethod
     def constant(self, factor: Factor) -> Any:
-        """Return the factors K_i = diag(``factor``), a number or one number a unit, for every link."""
+        """Return the factors K_i = diag(``factor``) for every link; ``factor`` is a number, or one for each unit."""
 
     @abstractmethod
     def residual(self, weight: float = 1.0) -> Any:
-        """Return the diagonal part of each F_i that the residual path carries, times ``weight``.
+        """Return, as factors K_i, the diagonal part of each F_i that belongs to the residual path, times ``weight``.
 
         Args:
             weight: from 0 to 1.
@@ -89,7 +89,7 @@ class Chain(ABC):
         """Return the running mean over passes of the residual path's diagonal, the same for all links.
 
         Args:
-            momentum: the share of this pass in the new mean; the first pass's mean is its own.
+            momentum: the weight of this pass in the new mean; in the first pass it is 1.
 
         Raises:
             ChainError: no link has a residual path.
@@ -104,24 +104,24 @@ class Chain(ABC):
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}) for all i at once."""
 
     def sweep_factors(self, factors: Any, exact: int) -> Any:
-        """Return the factors for a sweep that is given the last ``exact`` cotangents exactly.
+        """Return the factors for a sweep in which the last ``exact`` cotangents are exact already.
 
-        What such a one sends on needs no K, whose share would be taken off and added again, rounded each time: so
-        all sweeps together round as backpropagation does. Chains that round otherwise return ``factors``.
+        A chain may use K = 0 for these links: K would be subtracted in J and added again in the scan, with a rounding
+        error each time. Then all sweeps together round as backpropagation does. By default ``factors`` are returned.
         """
         return factors
 
     def vjps(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> Sequence[Cotangent]:
-        """Return δ_i F_i of some links i, all at once: chains in depth alone have single links.
+        """Return the VJPs δ_i F_i of some links i, all at once; only for chains in depth.
 
         Args:
             indices: of the links; not the first.
-            delta: their cotangents.
+            delta: the cotangents of their outputs.
         """
         raise NotImplementedError
 
     def survey(self, direct: Any) -> Sequence[LinkFindings]:
-        """Return the findings of a dry run about the links; leaves the chain as it is.
+        """Return the findings of a dry run about the links; does not change the chain.
 
         Args:
             direct: the direct cotangents of its states.
@@ -132,8 +132,8 @@ class Chain(ABC):
     def vectors(self, cotangents: Any) -> Tensor:
         """Return the cotangents of all states as row vectors, (L, B, H), in single precision at least.
 
-        B is the number of samples, H the largest number of elements that a state has of one sample; smaller states are
-        filled up with zeros, as is what has no cotangent.
+        B is the number of samples, H the largest number of elements that a state has for one sample. Smaller states
+        are padded with zeros; a state without a cotangent is zero.
 
         Raises:
             ChainError: the states have different numbers of samples.
@@ -141,22 +141,22 @@ class Chain(ABC):
 
     @abstractmethod
     def jacobians(self) -> Tensor:
-        """Return F_2 to F_L of every sample as matrices, (L - 1, B, H, H), as :meth:`vectors` has it.
+        """Return F_2 to F_L of every sample as matrices, (L - 1, B, H, H), with B and H as in :meth:`vectors`.
 
         Raises:
             ChainError: a link mixes the samples of the batch.
         """
 
     def jvps(self, tangents: Tensor) -> Tensor:
-        """Return what reaches each state of tangents v_i of the states before it: w_i = F_i (w_{i-1} + v_{i-1}).
+        """Return the JVPs w_i = F_i (w_{i-1} + v_{i-1}), which carry tangents v of all states to the later states.
 
-        Link by link from the first to the last; chains in depth alone have it.
+        Runs link by link from the first to the last; only for chains in depth.
 
         Args:
-            tangents: N sets of them, (N, L, B, H), as :meth:`vectors` has one.
+            tangents: N sets of tangents v, (N, L, B, H), with L, B and H as in :meth:`vectors`.
 
         Returns:
-            The same shape; zero for the first state.
+            w, of the same shape; zero for the first state.
 
         Raises:
             ChainError: a link mixes the samples of the batch, or its VJP cannot be differentiated.
@@ -165,7 +165,7 @@ class Chain(ABC):
 
     @abstractmethod
     def cotangents(self, vectors: Tensor, direct: Any) -> Any:
-        """Undo :meth:`vectors`, for all states that the direct cotangents ``direct`` reach."""
+        """Undo :meth:`vectors`, for all states that influence the loss by ``direct``."""
 
     @abstractmethod
     def backpropagate(self, direct: Any) -> ChainGradients:
@@ -177,55 +177,55 @@ class Chain(ABC):
 
 
 class Solver(ABC):
-    """What solves chains: all that a chain and its recording know of an engine."""
+    """The interface of engines that chains and their recorders use."""
 
     @property
     def needs_residual(self) -> bool:
-        """Whether the engine asks for a chain's residual path."""
+        """Whether the engine uses a chain's residual path."""
         return False
 
     @property
     def pulls_at_once(self) -> bool:
-        """Whether the engine asks for the pulls of all links at once, which may be one batch."""
+        """Whether the engine asks for the VJPs of all links at once, which may then run as one batch."""
         return False
 
     @property
     def streams(self) -> bool:
-        """Whether the engine runs a chain of layers again, rather than have its activations stored."""
+        """Whether the engine runs a chain of layers again in the backward pass, instead of storing its activations."""
         return False
 
     @property
     def sharper(self) -> Any:
-        """The engine with the next better gradients that its options make, at a higher cost; ``None``: no such."""
+        """The engine with options for closer gradients at a higher cost; ``None`` if it has no such options."""
         return None
 
     @property
     def reads_states(self) -> bool:
-        """Whether the engine asks for the values of all states of a chain of layers, and not for their graphs alone."""
+        """Whether the engine reads the values of all states of a chain of layers, not only their graphs."""
         return True
 
     @property
     def forwards(self) -> Sequence[Any]:
-        """Its own :class:`~gradfree.time.forward.Forward` s, the best first; torch's run what none of them allows."""
+        """The engine's own :class:`~gradfree.time.forward.Forward` objects, best first; if none applies, torch runs."""
         return ()
 
     def leave_to_torch(self, call: Any) -> Callable[[], None] | None:
-        """Return whether a call of a recurrent layer is left to torch's own kernel, both passes: here, never.
+        """Decide whether torch's own kernel runs both passes of a recurrent layer's call: by default never.
 
-        An engine with exact gradients leaves what it would not solve faster.
+        An engine with exact gradients leaves calls to torch that it would not solve faster.
 
         Args:
-            call: a :class:`~gradfree.time.forward.LayerCall`, what is known before it runs.
+            call: a :class:`~gradfree.time.forward.LayerCall`, which describes the call before it runs.
 
         Returns:
-            What to do once its backward pass runs; ``None``: the engine solves it.
+            A function to call in the backward pass if torch runs the call; ``None`` if the engine solves it.
         """
         return None
 
     def outputs_within(self, dtype: torch.dtype) -> float:
-        """Return how far outputs may be from the model's own, relative to the largest; 0.0: not a bit.
+        """Return the largest error of outputs, relative to the largest output; 0.0: outputs are bitwise the model's.
 
-        An engine that says otherwise solves chains to that tolerance, and may look at its mismatch once a sweep.
+        An engine with another value solves chains to that tolerance, and may wait for the device once a sweep.
 
         Args:
             dtype: of the states.

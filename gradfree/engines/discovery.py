@@ -1,4 +1,4 @@
-"""Finding a model's chains and telling what stands in an engine's way, without running the model."""
+"""Finds a model's chains, and what prevents attaching an engine to them, without running the model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]
-"""Module paths of chains; a list of paths is the chain of these modules, in this order."""
+"""Module paths of chains; a list of paths in place of a path is the chain of these modules, in this order."""
 
 ALTERNATIVES: Mapping[str, Sequence[str]] = {
     "depth": ("fixed_point", "truncated"),
     "time": ("backprop", "fixed_point", "truncated"),
 }
-"""By dimension, engines that refuse no chain of the conformance suite in the first pass."""
+"""By dimension, engines that no chain of the conformance suite fails with."""
 
 _LAYERS: dict[type[nn.Module], str] = {nn.GRUCell: "nn.GRU", nn.LSTMCell: "nn.LSTM", nn.RNNCell: "nn.RNN"}
 
@@ -36,9 +36,9 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
 
     Args:
         model: any module.
-        chains: the chains, or ``None``.
-        kinds: what the engine solves.
-        left: what it leaves to autograd. Such chains may be named, and there may be no others.
+        chains: the chains, or ``None`` to find them.
+        kinds: the kinds of chains that the engine solves.
+        left: the kinds that it leaves to autograd. They may be named, and a model may have only chains of these kinds.
     """
     if isinstance(chains, str):
         return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
@@ -64,7 +64,7 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
         if not problems:
             sites |= {site.path: site for row in rows if (site := _row({p: modules[p] for p in row}, kinds, left))}
     if left:
-        # Where another engine is on what this one leaves alone, autograd would not compute the gradients.
+        # With another engine on a chain that is left to autograd, autograd would not compute the gradients.
         problems += [problem for path in named for problem in attached(path, modules[path], left)]
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
@@ -72,12 +72,12 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
 
 
 def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Iterator[str]:
-    """Yield which engines to take for chains that ``model`` has, but for those of ``kinds``.
+    """Yield notes about engines for those chains of ``model`` that are not of ``kinds``.
 
     Args:
         model: any module.
         chains: as in :meth:`gradfree.Engine.validate`.
-        kinds: what the engine that is refused solves.
+        kinds: the kinds that the refused engine solves.
     """
     for dimension, names in ALTERNATIVES.items():
         others = [k for k in known_kinds() if k.dimension == dimension and not k.of_layers and k not in kinds]
@@ -88,7 +88,7 @@ def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Itera
 
 
 def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
-    """Return the name, for messages, of a compiled module that whole blocks of a chain in depth lie in."""
+    """Return the name, for messages, of a compiled module that contains whole blocks of a chain in depth."""
     if site.dimension == "depth":
         around = {"", *(outer for path in site.blocks for outer in enclosing(path))}
         for where, module in model.named_modules():
@@ -98,7 +98,7 @@ def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
 
 
 def _not_paths(chains: Any) -> str:
-    """Return, for messages, of what kind ``chains`` has anything in place of paths; "" if nothing."""
+    """Return, for messages, the type of something in ``chains`` that is not a path; "" if all are paths."""
     if chains is not None and not isinstance(chains, Sequence):
         return type(chains).__name__
     rows = [[row] if isinstance(row, str) or not isinstance(row, Sequence) else row for row in chains or ()]
@@ -110,7 +110,7 @@ def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
 
 
 def _row(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> Site | None:
-    """Return the chain of ``modules``, of the first kind that is of any modules; ``None`` if that is left alone."""
+    """Return the chain of a list of ``modules``, of the first kind with one; ``None`` if that kind is in ``left``."""
     found = ((kind, kind.of_row(modules)) for kind in (*kinds, *left))
     return next((None if kind in left else site for kind, site in found if site is not None), None)
 
@@ -118,7 +118,7 @@ def _row(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> Site | 
 def _row_problems(modules: Mapping[str, nn.Module], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         if len(row) == 0:
-            yield "chains has an empty list; a list of paths is the chain of these modules: [['b1', 'b2']]."
+            yield "chains contains an empty list; a list of paths is the chain of these modules: [['b1', 'b2']]."
         for path in row:
             if path not in modules:
                 yield f"the model has no module {path!r}.{did_you_mean(str(path), modules)}"
@@ -127,9 +127,10 @@ def _row_problems(modules: Mapping[str, nn.Module], rows: Sequence[Sequence[str]
 def _find(
     module: nn.Module, kinds: Kinds, seen: set[nn.Module], path: str = "", staged: bool = False
 ) -> Iterator[tuple[str, type[Site]]]:
-    """Yield the modules that are chains beyond doubt, each once.
+    """Yield the modules that are evidently chains (``Site.is_evident``), each once.
 
-    They are the outermost ones; of blocks with recurrent layers the layers, and of a row of stages the chain in each.
+    Of nested chains these are the outermost. Of blocks that contain recurrent layers, they are the layers. Of a
+    container of stages, they are the chains in the stages.
     """
     if module in seen:
         return
@@ -157,7 +158,7 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
         if cells := [*_looped_cells(modules, kinds)]:
             return cells
         if any(kind.dimension == "depth" and not kind.of_layers for kind in kinds):
-            return [f"{what} Put its blocks into one, or name them, in their order: chains=[['block1', 'block2']]."]
+            return [f"{what} Put its blocks into one, or name them in order: chains=[['block1', 'block2']]."]
         return [what]
     rivals = [path for path, site in found.items() if not site.several]
     if len(rivals) < 2:
@@ -175,14 +176,14 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
         if times > 1:
             yield f"chains names {path!r} {times} times."
         if path not in modules:
-            hint = did_you_mean(str(path), candidates) or f" What can be a chain: {candidates or 'no module'}."
+            hint = did_you_mean(str(path), candidates) or f" Possible chains: {candidates or 'no module'}."
             yield f"the model has no module {path!r}.{hint}"
         elif path not in candidates and (cell := [*_looped_cells({path: modules[path]}, kinds)]):
             yield from cell
         elif path not in candidates:
             yield (
                 f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "
-                f"What can be one: {candidates or 'no module'}, or a list of blocks: [['b1', 'b2']]."
+                f"Possible chains: {candidates or 'no module'}, or a list of blocks: [['b1', 'b2']]."
             )
 
 
@@ -192,20 +193,20 @@ def _overlaps(sites: Mapping[str, Site]) -> Iterator[str]:
         for module in {module for block in site.blocks.values() for module in block.modules()}:
             if owner.setdefault(module, path) != path:
                 yield (
-                    f"the chains {owner[module]!r} and {path!r} share a {type(module).__name__}: chains may neither "
-                    "overlap nor lie inside each other. Leave one of them out."
+                    f"the chains {owner[module]!r} and {path!r} share a {type(module).__name__}: chains must neither "
+                    "overlap nor contain each other. Leave one of them out."
                 )
                 return
 
 
 def _looped_cells(modules: Mapping[str, nn.Module], kinds: Sequence[type[Site]]) -> Iterator[str]:
-    """Yield a problem for each of ``modules``, by path, that is a cell, if chains in time are among ``kinds``."""
+    """Yield a problem for each cell among ``modules``, if ``kinds`` contains chains in time."""
     if any(kind.dimension == "time" for kind in kinds):
         for path, module in modules.items():
             if _is_cell(module):
                 yield (
                     f"{path_name(path)} is of class {type(module).__name__}, a cell that is called step by step, which "
-                    f"is no chain. Give all steps to a layer: gradfree.CellLayer(cell){_torch_layer(module)}."
+                    f"is not a chain. Use a layer that runs all steps: gradfree.CellLayer(cell){_torch_layer(module)}."
                 )
 
 
@@ -219,7 +220,7 @@ def _is_cell(module: nn.Module) -> bool:
 
 
 def _torch_layer(cell: nn.Module) -> str:
-    """Return how to make torch's layer of one of its cells, with the same weights; "" for other cells."""
+    """Return code that makes torch's layer from one of torch's cells, with the same weights; "" for other cells."""
     if not isinstance(cell, nn.RNNCellBase) or type(cell) not in _LAYERS:
         return ""
     options = "" if cell.bias else ", bias=False"

@@ -13,7 +13,7 @@ from gradfree.fidelity import loss_fidelity
 from gradfree.testing.cases.models import Model, Plain
 
 PAST = "the engine on 'blocks' has never run for "
-ALL = re.escape(PAST + "5 of its 5 blocks (blocks.0, ...), but their parameters have got gradients")
+ALL = re.escape(PAST + "5 of its 5 blocks (blocks.0, ...), but their parameters have gradients from autograd")
 
 
 def batch():
