@@ -1,1 +1,1 @@
-"""Numbers of chains: cotangents, and the scans that carry them."""
+"""Arithmetic of cotangents, and the scans (linear recurrences) that propagate them."""

@@ -1,4 +1,4 @@
-"""The linear recurrence of states with several parts, each unit by itself."""
+"""The linear recurrence of states with several parts, separate for each unit."""
 
 from __future__ import annotations
 
@@ -10,50 +10,54 @@ from torch import Tensor
 from gradfree.algebra.time_scan import scan
 
 Blocks = Sequence[Sequence[Tensor | None]]
-"""K unit by unit: what part i of a state gets from part j of the state before, (T, B, H); ``None``: nothing."""
+"""K unit by unit: block (i, j) is the derivative of part i by part j of the previous state, (T, B, H) or ``None``."""
 
-# As in a scan of one part.
+# As in :mod:`.time_scan`.
 _CHUNK = 16
 
 
 def transposed(blocks: Blocks) -> Blocks:
-    """Return the blocks that cotangents, which are row vectors, are multiplied by."""
+    """Return the transposed blocks, for cotangents, which are row vectors."""
     return list(zip(*blocks, strict=True))
 
 
 def clamped(blocks: Blocks) -> Blocks:
-    """Return the blocks with nothing that grows from step to step, where they are a guess at F."""
+    """Return the blocks clamped to [-1, 1], so that an approximation of F does not grow from step to step."""
     return [[None if k is None else k.clamp(-1, 1) for k in row] for row in blocks]
 
 
 def block_scan(terms: Sequence[Tensor], blocks: Blocks, reverse: bool = False) -> list[Tensor]:
-    """Solve y_t,i = terms_t,i + Σ_j blocks_t,ij ⊙ y_{t-1},j; with ``reverse`` of blocks_{t+1} and y_{t+1}.
+    """Solve y_t,i = terms_t,i + Σ_j blocks_t,ij ⊙ y_{t-1},j; with ``reverse``, with blocks_{t+1} and y_{t+1}.
 
-    Parts that no later part enters are solved one behind the other, by :func:`~gradfree.algebra.time_scan.scan`.
+    Parts that depend on no unsolved part are solved one by one, by :func:`~gradfree.algebra.time_scan.scan`.
 
     Args:
         terms: the parts, (T, B, H) each.
-        blocks: by part and part; those of the first link multiply nothing.
+        blocks: K; the blocks of the first link are not used.
         reverse: whether to run from the last step to the first.
 
     Returns:
-        y, in the terms' dtype; added up in single precision at least.
+        y, in the terms' dtype; sums are in single precision at least.
     """
     found: dict[int, Tensor] = {}
     while len(found) < len(terms):
-        left = [i for i in range(len(terms)) if i not in found]
-        alone = [i for i in left if all(blocks[i][j] is None for j in left if j != i)]
-        whole = {i: _with_others(i, terms, blocks, found, reverse) for i in alone or left}
-        if alone:
-            own = ((i, blocks[i][i]) for i in alone)
+        unsolved = [i for i in range(len(terms)) if i not in found]
+        independent = [i for i in unsolved if all(blocks[i][j] is None for j in unsolved if j != i)]
+        whole = {i: _add_solved_parts(i, terms, blocks, found, reverse) for i in independent or unsolved}
+        if independent:
+            own = ((i, blocks[i][i]) for i in independent)
             found |= {i: whole[i] if factor is None else scan(whole[i], factor, reverse) for i, factor in own}
         else:
-            found |= dict(zip(left, _together([whole[i] for i in left], left, blocks, reverse), strict=True))
+            found |= dict(
+                zip(unsolved, _solve_coupled([whole[i] for i in unsolved], unsolved, blocks, reverse), strict=True)
+            )
     return [found[i] for i in range(len(terms))]
 
 
-def _with_others(i: int, terms: Sequence[Tensor], blocks: Blocks, found: dict[int, Tensor], reverse: bool) -> Tensor:
-    """Return the terms of part i with what the parts that are found bring to it."""
+def _add_solved_parts(
+    i: int, terms: Sequence[Tensor], blocks: Blocks, found: dict[int, Tensor], reverse: bool
+) -> Tensor:
+    """Return the terms of part i plus the contributions of the solved parts ``found``."""
     term = terms[i]
     for j, y in found.items():
         factor = blocks[i][j]
@@ -64,7 +68,7 @@ def _with_others(i: int, terms: Sequence[Tensor], blocks: Blocks, found: dict[in
     return term
 
 
-def _together(terms: Sequence[Tensor], parts: Sequence[int], blocks: Blocks, reverse: bool) -> Sequence[Tensor]:
+def _solve_coupled(terms: Sequence[Tensor], parts: Sequence[int], blocks: Blocks, reverse: bool) -> Sequence[Tensor]:
     """Solve for parts that all depend on each other."""
     dtype = torch.promote_types(terms[0].dtype, torch.float32)
     zero = torch.zeros_like(terms[0])
@@ -72,12 +76,12 @@ def _together(terms: Sequence[Tensor], parts: Sequence[int], blocks: Blocks, rev
     x, f = torch.stack(list(terms), 1).to(dtype), torch.stack(rows, 1).to(dtype)
     if not reverse:
         return _solve(x, f).to(terms[0].dtype).unbind(1)
-    # The link behind the last step multiplies nothing.
+    # The block that is rolled to the first position is not used.
     return _solve(x.flip(0), f.roll(-1, 0).flip(0)).flip(0).to(terms[0].dtype).unbind(1)
 
 
 def _solve(x: Tensor, f: Tensor) -> Tensor:
-    """Return y_t = x_t + f_t y_{t-1} for ``x`` (T, n, ...) and ``f`` (T, n, n, ...), chunks at once as in a scan."""
+    """Return y_t = x_t + f_t y_{t-1} for ``x`` (T, n, ...) and ``f`` (T, n, n, ...), in chunks as in ``scan``."""
     y, carried = torch.empty_like(x), torch.zeros_like(x[0])
     whole = len(x) - len(x) % _CHUNK if len(x) >= 2 * _CHUNK else 0
     if whole:

@@ -1,4 +1,4 @@
-"""The reverse linear recurrence that turns cotangents of single links into cotangents of whole chains."""
+"""Arithmetic of cotangents, and the reverse linear recurrence over the links of a chain."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 Cotangent = Tensor | None
-"""A gradient with respect to a state, of the state's shape; ``None`` is a zero that is never computed with."""
+"""A gradient with respect to a state, of the state's shape; ``None`` is a zero that costs no computation."""
 
 Factor = float | Tensor
 """A diagonal link Jacobian K: a number (a multiple of the identity) or a tensor that broadcasts to the state."""
 
 
 def is_number(factor: Factor, number: float) -> bool:
-    """Return whether ``factor`` is that multiple of the identity, without looking into tensors."""
+    """Return whether ``factor`` is the Python number ``number``; never compares a tensor, which would cause a sync."""
     return not isinstance(factor, Tensor) and factor == number
 
 
@@ -37,14 +37,14 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
 
 
 def damped(before: Any, after: Any, rate: float) -> Any:
-    """Return ``before`` + ``rate`` · (``after`` - ``before``), of one tensor or of a sequence of cotangents each."""
+    """Return ``before`` + ``rate`` · (``after`` - ``before``), for tensors or for sequences of cotangents."""
     if isinstance(after, Tensor):
         return torch.lerp(before, after, rate)
     return type(after)(plus(times(b, 1.0 - rate), times(a, rate)) for b, a in zip(before, after, strict=True))
 
 
 def relative_change(before: Tensor | Sequence[Cotangent], after: Tensor | Sequence[Cotangent]) -> Tensor:
-    """Return ‖after - before‖ / ‖before‖, all cotangents together as one vector; NaN for a zero ``before``."""
+    """Return ‖after - before‖ / ‖before‖, with all cotangents as one vector; NaN if ``before`` is zero."""
     olds, news = ([c] if isinstance(c, Tensor) else list(c) for c in (before, after))
     changes = [plus(new, None if old is None else -old) for old, new in zip(olds, news, strict=True)]
     return _norm(changes) / _norm(olds)
@@ -59,12 +59,12 @@ def _norm(cotangents: Sequence[Cotangent]) -> Tensor:
 def reverse_scan(terms: Sequence[Cotangent], factors: Sequence[Factor]) -> list[Cotangent]:
     """Solve δ_i = terms_i + δ_{i+1} K_{i+1} from the last state to the first.
 
-    This is CumSumProd of Highway-BP (arXiv 2501.17086, eq. 12). Its Algorithm 1 prints the factors one place
-    off: the factor that carries δ_{i+1} over to state i is K_{i+1}, the Jacobian of the link between them.
+    This is CumSumProd of Highway-BP (arXiv 2501.17086, eq. 12). The paper's Algorithm 1 has the factors one place
+    off: δ_{i+1} is multiplied by K_{i+1}, the Jacobian of the link between states i and i + 1.
 
     Args:
-        terms: one cotangent a state, h_1 to h_L.
-        factors: one factor a link, K_1 to K_L. K_1 leads to h_0 and takes no part.
+        terms: one cotangent for each state, h_1 to h_L.
+        factors: one factor for each link, K_1 to K_L. K_1, which leads to h_0, is not used.
 
     Returns:
         δ_1 to δ_L. Entries may share storage with each other and with ``terms``: do not write to them.

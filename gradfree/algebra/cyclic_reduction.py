@@ -10,12 +10,12 @@ from gradfree.devices.hardware import full_precision
 def cyclic_reduction(terms: Tensor, links: Tensor) -> Tensor:
     """Solve y_i = terms_i + y_{i+1} links_i for all i at once, row vectors times matrices.
 
-    Each of ceil(log2 L) rounds doubles the number of links that one matrix stands for: behind the round of stride s,
-    y_i counts the terms i to i + 2s - 1, and the matrix of i leads from i + 2s to i (DeepPCR, arXiv 2309.16318).
+    Each of ceil(log2 L) rounds doubles the number of links whose product a matrix holds. After the round of stride s,
+    y_i includes terms i to i + 2s - 1, and matrix i leads from i + 2s to i (DeepPCR, arXiv 2309.16318).
 
     Args:
         terms: (L, B, H), single or double precision.
-        links: of the same precision, (L - 1, B, H, H); links_i leads from i + 1 to i.
+        links: (L - 1, B, H, H), of the same precision; links_i leads from i + 1 to i.
 
     Returns:
         y, (L, B, H); matrices are multiplied in full precision, without TF32.

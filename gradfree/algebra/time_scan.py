@@ -1,4 +1,4 @@
-"""The linear recurrence over a whole sequence at once: one kernel on a GPU, O(log T) vectorised steps elsewhere."""
+"""The scan: a linear recurrence over a sequence, by one kernel on a GPU, in O(log T) vectorised steps elsewhere."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor
 
 from gradfree.devices.hardware import runs_triton
 
-# Fewer would take more levels, and so more operations where those are what costs; more would, at one level.
+# Steps in a chunk. Shorter chunks need more levels, longer ones more operations in each level.
 _CHUNK = 16
 
-# Elements of one step that keep an operation busy for longer than it takes to start: then step by step is fastest, as
-# it reads everything once. On a GPU no operation starts that quickly.
+# From so many elements in a step on, an operation takes longer than its start on a CPU. Then step by step is fastest,
+# as it reads everything once.
 _WIDE = 2**14
 
 
 def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
     """Solve y_t = terms_t + factors_t ⊙ y_{t-1}; with ``reverse``, y_t = terms_t + factors_{t+1} ⊙ y_{t+1}.
 
-    Either way factors_t belongs to the link between steps t-1 and t, and the first one multiplies nothing.
+    In both directions factors_t belongs to the link between steps t-1 and t, and the first one is not used.
 
-    On a GPU one Triton kernel does it, where there is Triton. Elsewhere the sequence is cut into chunks. All of them
-    run at once, as if nothing entered them, and only their ends are kept; those make a shorter sequence, which is
-    solved in the same way; then all chunks run again from what enters them. So a long sequence is read twice and
-    written once, by some 30 operations for each factor of 16 in T; one with wide steps is run through.
+    On a GPU with Triton, this is one kernel. Elsewhere the sequence is cut into chunks. First all chunks run at once
+    from zero, and only their ends are kept. The ends form a shorter sequence, which is solved by the same method. Then
+    all chunks run again from their true starts. So a long sequence is read twice and written once, by some 30
+    operations for each factor of 16 in T. Sequences with wide steps run step by step.
 
     Args:
         terms: (T, ...), any floating dtype.
-        factors: of one step each, (T, ...) as ``terms``; or constant, shaped to broadcast to ``terms[0]``.
+        factors: one for each step, (T, ...) as ``terms``; or constant, shaped to broadcast to ``terms[0]``.
         reverse: whether to run from the last step to the first.
 
     Returns:
-        y, (T, ...), contiguous and of the terms' dtype; adds up in single precision at least.
+        y, (T, ...), contiguous and of the terms' dtype; sums are in single precision at least.
     """
     if runs_triton(terms.device) and terms.numel() and (kernel := _kernel(terms.device)):
         return kernel(terms, factors, reverse)
@@ -46,7 +46,7 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
     if y.numel() == 0:
         return y
     if factors.dim() < terms.dim():
-        # One row, not one for each sequence: its elements are adjacent then as those of a step are.
+        # A contiguous row, laid out as a step is.
         factors = factors.expand_as(terms[0]).contiguous()
     _solve(terms, factors.expand_as(terms), y, reverse)
     return y
@@ -54,7 +54,7 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
 
 @cache
 def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | None:
-    """Return the scan as one kernel, if Triton is there and can make it for ``device``."""
+    """Return the scan as one Triton kernel; ``None`` if Triton is missing or cannot compile it for ``device``."""
     try:
         from gradfree.algebra import triton_scan
     except ImportError:
@@ -63,14 +63,14 @@ def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | 
         triton_scan.scan(torch.ones(2, 1, device=device), torch.ones(1, device=device), False)
     except Exception as error:
         warnings.warn(
-            f"Triton cannot make the scan's kernel for {device}; it takes many small ones: {error}", stacklevel=2
+            f"Triton cannot compile the scan for {device}; gradfree uses slower torch operations: {error}", stacklevel=2
         )
         return None
     return triton_scan.scan
 
 
 def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
-    """Fill ``y``: as many chunks as there are, the steps that are left over one by one."""
+    """Fill ``y``: whole chunks at once, then the remaining steps one by one."""
     length = len(terms)
     one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and terms.device.type == "cpu")
     whole = 1 if one_by_one else length - length % _CHUNK
@@ -91,7 +91,7 @@ def _solve_chunks(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> N
     ends = xs[first].clone()
     _run(xs, fs, [ends] * _CHUNK, reverse)
     carried = torch.empty_like(ends)
-    _solve(ends, _reach(fs, reverse), carried, reverse)
+    _solve(ends, _link_products(fs, reverse), carried, reverse)
     leaving, entering = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
     ys[first][first] = xs[first][first]
     torch.addcmul(xs[first][entering], carried[leaving], fs[0][1:], out=ys[first][entering])
@@ -99,14 +99,14 @@ def _solve_chunks(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> N
 
 
 def _run(terms: Sequence[Tensor], factors: Sequence[Tensor], y: Sequence[Tensor], reverse: bool) -> None:
-    """Fill ``y`` step by step behind the one that it starts with."""
+    """Fill ``y`` step by step from its first entry in running order, which is given."""
     order = slice(None, None, -1 if reverse else 1)
     for x, factor, before, after in zip(terms[order][1:], factors[1:][order], y[order], y[order][1:], strict=False):
         torch.addcmul(x, before, factor, out=after)
 
 
-def _reach(factors: Sequence[Tensor], reverse: bool) -> Tensor:
-    """Return the factors from each chunk's end to that of the next: the products over the links between."""
+def _link_products(factors: Sequence[Tensor], reverse: bool) -> Tensor:
+    """Return the factors from each chunk's end to the next chunk's end: the products over the links between."""
     across, second, *others = factors
     if across.stride(0) == 0:
         return (across[:1] ** _CHUNK).expand_as(across)

@@ -1,6 +1,6 @@
-"""The linear recurrence as one Triton kernel: step by step, with all sequences and units side by side.
+"""The scan as one Triton kernel: step by step, all sequences and units in parallel.
 
-Imported only where it is used: Triton comes with torch's builds for GPUs, and is slow to import.
+Imported only when it is used: Triton comes only with torch's GPU builds, and is slow to import.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns of one program, a warp: two elements a thread, so that those of 16 bits are fetched ahead too.
+# Columns of one program, which is one warp. Two elements for each thread allow prefetching of 16-bit numbers.
 _BLOCK = 64
 
 
 def scan(terms: Tensor, factors: Tensor, reverse: bool) -> Tensor:
-    """Solve the recurrence; arguments and result as those of :func:`.time_scan.scan`, ``terms`` not empty.
+    """Solve the recurrence; arguments and result as in :func:`.time_scan.scan`; ``terms`` must not be empty.
 
-    Reads and writes everything once; adds up in float32, or float64 for ``terms`` in float64.
+    Reads and writes everything once. Sums are in float32, or in float64 if ``terms`` are.
     """
     steps, width = len(terms), terms[0].numel()
     terms, y = terms.contiguous(), torch.empty_like(terms, memory_format=torch.contiguous_format)
@@ -25,7 +25,7 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool) -> Tensor:
     if factors.dim() < terms.dim():
         factors, link, link_stride = factors.expand_as(terms[0]), 0, 0
     else:
-        # The factor of a link belongs to its later step: the one before in reverse.
+        # A link's factor has the index of its later step; in reverse order that is the step before.
         link, link_stride = first if reverse else width, stride
     accumulator = tl.float64 if terms.dtype == torch.float64 else tl.float32
     with torch.cuda.device_of(terms):
@@ -46,7 +46,7 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool) -> Tensor:
     return y
 
 
-# Triton reads annotations too, and knows few.
+# No type annotations: Triton parses them and supports only some.
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
     terms, factors, y, steps, width, first, stride, link, link_stride, ACCUMULATOR: tl.constexpr, BLOCK: tl.constexpr
@@ -59,7 +59,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     factors += link + columns
     carried = tl.load(terms, mask=inside).to(ACCUMULATOR)
     tl.store(y, carried, mask=inside)
-    # Stages: the loads of later steps are under way while this one is computed.
+    # Stages: later steps are loaded while this one is computed.
     for _ in tl.range(1, steps, num_stages=8):
         terms += stride
         y += stride

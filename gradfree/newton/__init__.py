@@ -1,1 +1,1 @@
-"""Newton's method on a chain in time: all steps at once, until nothing changes (DEER, ParaRNN)."""
+"""Newton's method on a chain in time: sweeps over all steps at once until convergence (DEER, ParaRNN)."""

@@ -1,4 +1,4 @@
-"""One step of a cell at every step of a sequence at once, from the states that are the guess so far."""
+"""One Newton sweep: evaluates a cell at all steps at once from the current guess of the states, and corrects it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gradfree.time.forward import Recurrence
 from gradfree.time.unrolled_chain import check_batched_states
 
 Guess = Sequence[Tensor]
-"""The states behind all steps, part by part, (T, B, H)."""
+"""The states after all steps, part by part, (T, B, H)."""
 
-# Elements of a state's part in one piece: measured.
+# Elements of one part of the state in a chunk of steps: measured.
 _CHUNK_ELEMENTS = 2**16
 
 
 class AllSteps(ABC):
-    """A recurrence in one direction; Newton's method on it.
+    """Newton's method on a recurrence.
 
     Args:
-        recurrence: which.
-        jacobian: "gate" or "diagonal".
+        recurrence: in one direction.
+        jacobian: the approximation K of F, "gate" or "diagonal".
     """
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -36,11 +36,11 @@ class AllSteps(ABC):
 
     @staticmethod
     def create(recurrence: Recurrence, jacobian: str) -> AllSteps:
-        """Return it in the form that fits the cell."""
+        """Return the subclass's instance for the recurrence's cell."""
         return (_ElementwiseSteps if recurrence.mode is None else _TorchCellSteps)(recurrence, jacobian)
 
     def start(self) -> Guess:
-        """Return f(0, x_t) for all steps t but the first, which comes from the initial state."""
+        """Return the first guess, f(0, x_t) for all steps but the first, which uses the initial state."""
         zeros = [torch.zeros_like(part).expand(len(self.x), *part.shape) for part in self.first]
         return self.step(zeros)[0]
 
@@ -54,12 +54,12 @@ class AllSteps(ABC):
         return [old + change for old, change in zip(base, changes, strict=True)]
 
     def linearised_at(self, guess: Guess, after: Guess) -> Guess:
-        """Return what the blocks of :meth:`step` are a linearisation at."""
+        """Return the states at which the blocks of :meth:`step` are linearised."""
         return guess
 
     @abstractmethod
     def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
-        """Return f(h) for the guess h, and K at all steps; ``None``: zero."""
+        """Return f(h) for the guess h, and K at all steps; ``None`` if K is zero."""
 
     def before(self, guess: Guess) -> list[Tensor]:
         """Return the states before all steps."""
@@ -67,7 +67,7 @@ class AllSteps(ABC):
 
 
 class _TorchCellSteps(AllSteps):
-    """One of torch's own cells. Of an LSTM h alone is guessed: with its gates given c is one scan."""
+    """Newton's method on torch's cells. For an LSTM only h is guessed: given the gates, c is one scan."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
         super().__init__(recurrence, jacobian)
@@ -77,17 +77,17 @@ class _TorchCellSteps(AllSteps):
         self.p = F.linear(self.x, w_ih, b_ih)
 
     def linearised_at(self, guess: Guess, after: Guess) -> Guess:
-        """Return h as guessed, and c as solved for."""
+        """Return h from the guess, and c from the scan."""
         return [guess[0], *after[1:]]
 
     def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
-        """Return h and, of an LSTM, c."""
+        """Return f(h) and K; for LSTM of h and c."""
         (before, *_) = self.before(guess)
         if self.recurrence.mode == "LSTM":
             lstm = lstm_gates(self.p + F.linear(before, self.weight, self.bias), self.first[1])
             h = lstm.output * lstm.tanh_c
             if self.jacobian == "gate":
-                # The gates carry what c is off by alone, which is nothing.
+                # The gates carry only the error of c, which is zero.
                 return (h, lstm.c), None
             blocks = LinearisedLSTM(lstm, self.first[1]).unit_blocks(self.weight)
             return (h, lstm.c), clamped(blocks)
@@ -100,7 +100,7 @@ class _TorchCellSteps(AllSteps):
         return after, clamped(blocks)
 
     def _linearised(self, p: Tensor, before: Tensor) -> tuple[Tensor, LinearisedRNN | LinearisedGRU]:
-        """Return h' and the Jacobians of some steps of an RNN or a GRU."""
+        """Return h' and the Jacobians at some steps of an RNN or a GRU."""
         q = F.linear(before, self.weight, self.bias)
         if self.recurrence.mode == "GRU":
             gates = recompute_gates(p.clone(), q)
@@ -112,7 +112,7 @@ class _TorchCellSteps(AllSteps):
 
 
 class _ElementwiseSteps(AllSteps):
-    """A cell whose units see each other through the input alone, which is gone through once."""
+    """Newton's method on an elementwise cell; ``fed``, which mixes units, is computed once."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
         super().__init__(recurrence, jacobian)
@@ -124,17 +124,17 @@ class _ElementwiseSteps(AllSteps):
         """Return the first guess.
 
         Raises:
-            ChainError: the cell gives other states when it runs on all steps as one batch.
+            ChainError: the cell returns other states when it runs on all steps as one batch.
         """
         guess = super().start()
         with torch.no_grad():
-            alone = apply_cell(self.cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
+            last = apply_cell(self.cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
         if len(self.x) > 1:
-            check_batched_states(alone, [part[-1] for part in guess], self.recurrence.paths[0])
+            check_batched_states(last, [part[-1] for part in guess], self.recurrence.paths[0])
         return guess
 
     def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
-        """Return all parts."""
+        """Return f(h) and K for all parts of the state."""
         before = self.before(guess)
 
         def run(steps: slice) -> tuple[Guess, Blocks]:
@@ -148,7 +148,7 @@ class _ElementwiseSteps(AllSteps):
 
 
 def _in_chunks(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
-    """Return what ``run`` gives for all steps, on a CPU by pieces that stay in its caches."""
+    """Return the result of ``run`` for all steps, on a CPU in chunks that fit its caches."""
     most = len(like) if like.device.type != "cpu" else max(1, _CHUNK_ELEMENTS // like[0].numel())
     found = [run(slice(start, start + most)) for start in range(0, len(like), most)]
     if len(found) == 1:
@@ -158,6 +158,6 @@ def _in_chunks(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tu
     return [torch.cat(part) for part in zip(*states, strict=True)], rows
 
 
-def _cat_or_none(pieces: Sequence[Tensor | None]) -> Tensor | None:
-    there = [piece for piece in pieces if piece is not None]
-    return torch.cat(there) if there else None
+def _cat_or_none(chunks: Sequence[Tensor | None]) -> Tensor | None:
+    tensors = [chunk for chunk in chunks if chunk is not None]
+    return torch.cat(tensors) if tensors else None

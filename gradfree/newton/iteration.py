@@ -1,4 +1,4 @@
-"""Sweeps over all steps at once until they change nothing."""
+"""Sweeps over all steps at once until convergence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 
-# Where sweeps change less so slowly, what they leave is anybody's guess.
+# Limits the estimate of the remaining change, in multiples of the last: with slow convergence it is unreliable.
 _MAX_REMAINING = 10.0
 
 
@@ -20,18 +20,18 @@ def iterate(
     inputs: Sequence[Tensor],
     exact_jacobian: bool,
 ) -> tuple[Sequence[Tensor], Outcome]:
-    """Sweep until the state changes by less than the tolerance, or it is no use; waits for the device once a sweep.
+    """Sweep until the remaining change is below the tolerance, or ``stopping`` gives up; one device sync each sweep.
 
     Args:
-        sweep: returns a new state, exact in one step more than the one that it is given.
+        sweep: returns a new state that is exact in one step more than its argument.
         state: the first guess, part by part, (T, B, H).
         stopping: when to stop.
-        inputs: what is finite unless bad input is not.
-        exact_jacobian: whether K is all of F, so that sweeps are Newton's own and get better faster and faster.
+        inputs: tensors that are finite if the user's input is.
+        exact_jacobian: whether K is all of F, so that convergence is quadratic.
 
     Returns:
-        The state, and how it went; a mismatch is what the sweeps that would follow are expected to change. It is
-        infinite, not NaN, where numbers that were given are finite.
+        The state, and the outcome. A mismatch is the expected change by all further sweeps. If it is not finite, it is
+        infinite for finite ``inputs`` and NaN otherwise.
     """
     outcome, changes = Outcome(), list[float]()
     while True:
@@ -50,9 +50,10 @@ def iterate(
 
 
 def _remaining_change(changes: Sequence[float], exact_jacobian: bool) -> float:
-    """Return what sweeps have left to change, in multiples of the last change: of a geometric row, or at once nothing.
+    """Return the expected change by all further sweeps, in multiples of the last change.
 
-    Quasi-Newton sweeps may slow down again, so that less than the last change is not trusted.
+    Assumes a geometric series of changes or, with the exact Jacobian, faster convergence. Quasi-Newton sweeps may slow
+    down again, so for them it is at least 1.
     """
     *_, third, second, last = (inf, inf, *changes)
     if second in (0.0, inf) or last >= second:

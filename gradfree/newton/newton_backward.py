@@ -1,4 +1,4 @@
-"""The cotangents of a chain in time by Newton's method: linear, so that with all of F one step does."""
+"""The backward pass of a chain in time by Newton's method. It is linear: with K = F one step is exact."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from gradfree.time.time_chain import TimeChain
 
 
 def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) -> ChainGradients:
-    """Return the gradients of ``chain`` to the tolerance, or where they do not settle in time the exact ones.
+    """Return the gradients of ``chain`` to the tolerance, or the exact ones if sweeps do not converge.
 
     Args:
         chain: any chain in time.
         direct: the direct cotangents of its states.
-        options: the engine's.
+        options: the engine's options.
     """
-    delta, backward = _settled(chain, direct, options)
-    for solved in (chain.forward_pass, backward):
-        if isinstance(solved, NewtonPass):
-            solved.record_outcome(chain)
+    delta, backward = _try_sweeps(chain, direct, options)
+    for finished in (chain.forward_pass, backward):
+        if isinstance(finished, NewtonPass):
+            finished.record_outcome(chain)
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 
-def _settled(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, NewtonPass | None]:
-    """Return δ, or ``None`` if it does not settle, and how it went, if states are vectors."""
+def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, NewtonPass | None]:
+    """Return δ, ``None`` if sweeps do not converge; and the pass, ``None`` if sweeps cannot be used."""
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
     if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
         return None, None
@@ -49,16 +49,15 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: St
     exact = chain.kind == "separate units"
     blocks = chain.unit_blocks(options.jacobian == "gate")
     blocks = transposed(blocks if exact else clamped(blocks))
-    nothing = chain.constant(0.0)
+    zero = chain.constant(0.0)
 
     def residual(delta: Sequence[Tensor]) -> list[Tensor]:
-        pulled = chain.pull(tuple(terms), tuple(delta), nothing)
-        return [new - part for new, part in zip(pulled, delta, strict=True)]
+        once_more = chain.pull(tuple(terms), tuple(delta), zero)
+        return [new - part for new, part in zip(once_more, delta, strict=True)]
 
     def sweep(delta: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            part + change for part, change in zip(delta, block_scan(residual(delta), blocks, reverse=True), strict=True)
-        ]
+        changes = block_scan(residual(delta), blocks, reverse=True)
+        return [part + change for part, change in zip(delta, changes, strict=True)]
 
     delta: Sequence[Tensor] = block_scan(terms, blocks, reverse=True)
     if exact:

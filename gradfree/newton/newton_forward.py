@@ -1,4 +1,4 @@
-"""A recurrence run forward by Newton's method, all steps at once."""
+"""The forward pass of a recurrence by Newton's method, all steps at once."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from gradfree.time.forward import Forward, Recurrence, Trajectory, run_each_dire
 
 
 class NewtonForward(Forward):
-    """Any cell: f(0, x) at all steps, then sweeps until they change nothing.
+    """Starts from f(0, x) at all steps, then sweeps until convergence.
 
     Args:
-        options: the engine's.
+        options: the engine's options.
     """
 
     def __init__(self, options: NewtonOptions):
         self.options = options
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether the sequences are whole, states vectors, and sweeps worth it; not under autocast."""
+        """Return whether sequences have equal lengths, states are vectors, sweeps can pay and autocast is off."""
         x = recurrence.x
         if not recurrence.is_dense:
             return False
-        # In which precision torch's kernels would run then is their own affair.
+        # Under autocast, torch's kernels choose the precision of the outputs.
         if recurrence.mode is not None and torch.is_autocast_enabled(x.device.type):
             return False
         like = recurrence.first[0].flatten(0, -2)
         return self.options.stopping(len(x), like, recurrence.kind) is not None
 
     def run(self, recurrence: Recurrence) -> Trajectory:
-        """Return outputs to the tolerance, or where they do not settle in time the sequential ones.
+        """Return outputs to the tolerance, or the sequential ones if sweeps do not converge.
 
         Raises:
-            ChainError: a cell that does not run on many steps as one batch.
+            ChainError: the cell returns other states when it runs on all steps as one batch.
         """
         return run_each_direction(recurrence, self._run)
 

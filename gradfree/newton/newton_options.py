@@ -1,4 +1,4 @@
-"""When Newton's method is tried, and what a pass of it leaves."""
+"""The options of Newton's method, and its finished passes."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ class NewtonOptions:
     max_sweeps: int | None
 
     def stopping(self, length: int, like: Tensor, kind: str) -> StoppingRule | None:
-        """Return when to stop, or ``None`` if sweeps cannot be worth it, as on cells of "any" kind; looks at no tensor.
+        """Return when to stop, or ``None`` if sweeps cannot pay; decides by sizes only, without a sync.
 
         Args:
             length: T.
             like: a state, (B, H).
-            kind: of the cell: :attr:`Recurrence.kind`.
+            kind: the kind of cell, :attr:`Recurrence.kind`; sweeps never pay for "any".
         """
         if not length or not len(like) or kind == "any":
             return None
         sweeps = self.max_sweeps or sweeps_worth(length, like, kind)
-        # As many as there are steps are exact.
+        # As many sweeps as there are steps are always exact.
         return StoppingRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
 
 class NewtonPass(NamedTuple):
-    """A pass that has run: how it went, or ``None`` if sequentially from the start."""
+    """A pass that has run, and its outcome; ``None`` if it ran sequentially from the start."""
 
     chain_pass: Pass
     outcome: Outcome | None = None
 
     def record_outcome(self, chain: Chain) -> None:
-        """Keep what it has shown, and offer its figures to those who ask."""
+        """Report the outcome's figures, and pause Newton's method if it did not converge."""
         if self.outcome is not None:
             self.chain_pass.report(chain, self.outcome)
-            done = f"{self.outcome.sweeps} sweeps and would still change by {self.outcome.mismatches[-1]:.0e}"
+            error = f"an error of {self.outcome.mismatches[-1]:.0e} after {self.outcome.sweeps} sweeps"
         else:
-            done = ""
+            error = ""
         self.chain_pass.learn(
             self.outcome,
-            f"does not settle: the {self.chain_pass.what} pass took {done}, and runs sequentially now. It tries "
-            "Newton's method again now and then; max_sweeps allows more sweeps, the engine 'backprop' takes none.",
+            f"does not converge: the {self.chain_pass.what} pass had {error}, and runs sequentially now. Newton's "
+            "method is tried again from time to time. max_sweeps allows more sweeps; the engine 'backprop' needs none.",
         )

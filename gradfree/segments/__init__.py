@@ -1,1 +1,1 @@
-"""Time chains in segments, all of them at once, until their borders fit: multiple shooting."""
+"""Time chains in segments that run at once, repeated until their borders agree: multiple shooting."""

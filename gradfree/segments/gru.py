@@ -1,4 +1,4 @@
-"""A GRU in segments on a CPU: steps of all segments at once, at their own places, with the gates for the way back."""
+"""The forward pass of a GRU in segments on a CPU, without copies, with the gates kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradfree.time.gru_forward import Gates, is_batch_major
 
 
 def keeps_gates(recurrence: Recurrence) -> bool:
-    """Return whether ``recurrence`` is a GRU whose gates may be kept."""
+    """Return whether ``recurrence`` is a GRU on a CPU whose gates may be kept."""
     x = recurrence.x
     gru = recurrence.mode == "GRU" and recurrence.cell is None and not recurrence.states_only
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
@@ -26,13 +26,13 @@ def keeps_gates(recurrence: Recurrence) -> bool:
 
 
 class GRUSegments:
-    """A GRU in segments, and the steps that are left over.
+    """A GRU in segments, and the remaining steps.
 
-    Nothing is moved: what a step writes to lies where it belongs in time.
+    Nothing is copied: each step writes to its final place in the (T, B, ·) tensors.
 
     Args:
         recurrence: in one direction.
-        plan: of how many segments, and of how many steps of them the guess is.
+        plan: the number of segments and of burn-in steps.
     """
 
     graph = None
@@ -48,20 +48,20 @@ class GRUSegments:
         self.fed: Tensor | None = self._fed()
 
     def guess(self) -> list[Tensor]:
-        """Return the states that the last steps of each segment lead to from zero."""
+        """Return the first guess of entering states: a burn-in from zero through each segment's last steps."""
         end = self.first.new_zeros(self.count, *self.first.shape)
         if self.burn:
             assert self.fed is not None
             fed = self.rows.by_step(self.fed[: self.covered])[-self.burn :]
-            # Every step may overwrite what the one before it has left.
+            # All steps share one buffer: each overwrites the results of the one before.
             room = fed.new_empty(*fed.shape[1:-1], 5 * self.width).expand(len(fed), *[-1] * (fed.dim() - 1))
             gates, hidden, out = room.split([3 * self.width, self.width, self.width], -1)
             end = self.rows.to_states(self._steps(fed, gates, hidden, out, self.rows.from_states(end)))
         return [torch.cat([self.first[None], end[:-1]])]
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
-        """Run all segments from what enters them."""
-        # r, z and n take the places of what they are made of, so that another run needs that anew.
+        """Run all segments from the entering states."""
+        # r, z and n overwrite their pre-activations, so another run recomputes those.
         self.gates, self.fed = self._fed() if self.fed is None else self.fed, None
         self.hidden, out = (self.rows.empty(self.gates, self.width) for _ in range(2))
         gates, hidden, h = (self.rows.by_step(whole[: self.covered]) for whole in (self.gates, self.hidden, out))
@@ -69,12 +69,12 @@ class GRUSegments:
         return SweepResult(out, [leaving], [largest(out[: self.covered])])
 
     def gate_products(self) -> Sequence[Factor]:
-        """Return the products over each segment of the update gates."""
+        """Return the products of the update gates over each segment."""
         z = self.gates[: self.covered, :, self.width : 2 * self.width]
         return [z.unflatten(0, (self.count, -1)).prod(1)]
 
     def trajectory(self, out: Tensor) -> Trajectory:
-        """Return what all steps have given, those that no segment has run last."""
+        """Run the remaining steps after the segments; return the trajectory of all steps."""
         if self.covered < len(out):
             gates, hidden, h = (part[self.covered :] for part in (self.gates, self.hidden, out))
             self._steps(gates, gates, hidden, h, out[self.covered - 1])
@@ -82,7 +82,7 @@ class GRUSegments:
         return Trajectory(out, [out[-1:].clone()], Gates(reset_update, new, self.hidden))
 
     def _fed(self) -> Tensor:
-        """Return what comes from the inputs, (T, B, 3H)."""
+        """Return the pre-activations' part that comes from the inputs, P (T, B, 3H)."""
         w_ih, _, *biases = self.recurrence.weights
         x = self.recurrence.x
         return self.rows.from_matrix(F.linear(self.rows.to_matrix(x), w_ih, biases[0] if biases else None), len(x))
@@ -91,14 +91,14 @@ class GRUSegments:
         """Run some steps of all segments.
 
         Args:
-            fed: what comes from the inputs, step by step as :meth:`SegmentRows.by_step` has them, of 3H numbers each.
-            gates: where r, z and n go, likewise.
-            hidden: where Q_n goes, likewise.
-            out: where h goes, likewise.
-            h: before, as rows.
+            fed: P, by step as :meth:`SegmentRows.by_step` returns it.
+            gates: takes r, z and n, by step.
+            hidden: takes Q_n, by step.
+            out: takes h, by step.
+            h: the states before the first step, as rows.
 
         Returns:
-            h behind, as rows.
+            The states after the last step, as rows.
         """
         q, split = h.new_empty(len(h), 3 * self.width), [2 * self.width, self.width]
         state = h.view(*out.shape[1:-1], -1)

@@ -1,4 +1,4 @@
-"""An LSTM in segments by oneDNN, forward with a graph: its own backward kernel is the fastest there is on a CPU."""
+"""An LSTM in segments by oneDNN. The forward pass keeps a graph, as oneDNN's backward is the fastest on a CPU."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from gradfree.time.forward import Recurrence, Trajectory
 
 
 def can_keep_graph(recurrence: Recurrence) -> bool:
-    """Return whether torch has oneDNN's kernel for ``recurrence``, and a graph of it may be kept."""
-    whole = recurrence.cell is None and not recurrence.states_only and not torch.is_autocast_enabled("cpu")
-    return whole and runs_onednn(recurrence.x, recurrence.kind)
+    """Return whether oneDNN runs ``recurrence`` and its graph may be kept."""
+    allowed = recurrence.cell is None and not recurrence.states_only and not torch.is_autocast_enabled("cpu")
+    return allowed and runs_onednn(recurrence.x, recurrence.kind)
 
 
 class LSTMGraph:
-    """One run of all segments: what it gave, and the graph behind it.
+    """One run of all segments with its autograd graph.
 
-    Two calls, of each segment's first steps and of the others, so that cotangents can go through the first alone.
+    The first ``burn`` steps of all segments run in a separate call, so that the backward pass can run its burn-in
+    through these steps only.
 
     Args:
         recurrence: in one direction.
         x: its input in segments, (S, C · B, I).
-        entering: the states that enter them, h and c, (C, B, H) each.
-        count: C.
-        burn: the number of first steps.
+        entering: the segments' initial states, h and c, (C, B, H) each.
+        count: C, the number of segments.
+        burn: the number of burn-in steps of the backward pass.
     """
 
     def __init__(self, recurrence: Recurrence, x: Tensor, entering: Sequence[Tensor], count: int, burn: int):
@@ -45,7 +46,7 @@ class LSTMGraph:
         self.outs: list[Tensor] = []
         finals = self.first
         biased = len(self.weights) > 2
-        # Hooks of a checkpoint would count what is saved here, which is another number after other sweeps.
+        # Without a checkpoint's hooks: they count saved tensors, whose number depends on the number of sweeps.
         with torch.enable_grad(), saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
             for part in self.x:
                 out, *finals = torch.lstm(part, finals, self.weights, biased, 1, 0.0, False, False, False)
@@ -53,31 +54,31 @@ class LSTMGraph:
         self.finals = finals
 
     def trajectory(self) -> Trajectory:
-        """Return what it gave, without the graph."""
+        """Return the outputs and final states without the graph."""
         outs = [out.detach() for out in self.outs]
         return Trajectory(torch.cat(outs), [final.detach() for final in self.finals])
 
 
 class LSTMSegmentsBackward:
-    """A chain whose forward pass has left a graph, and the direct cotangents."""
+    """The backward pass in segments of a chain whose forward pass has kept an :class:`LSTMGraph`."""
 
     def __init__(self, graph: LSTMGraph, chain: CellChain, direct: State):
         self.graph, self.chain, self.count = graph, chain, graph.count
         self.e = split_into_rows(direct[0], self.count)
         self.outs = self.e.split([len(out) for out in graph.outs])
         batch, units = direct[0].shape[1:]
-        # That of the final h is among those of the outputs.
+        # The direct cotangent of the final h is included in that of the last output.
         of_c = self.e.new_zeros(batch, units) if direct[1] is None else direct[1][-1]
         self.last = [self.e.new_zeros(batch, units), of_c]
 
     def guess(self) -> list[Tensor]:
-        """Return the cotangents that the first steps of each segment lead to from zero."""
+        """Return the first guess of entering cotangents: a burn-in from zero through each segment's first steps."""
         graph = self.graph
         leaving = torch.autograd.grad(graph.outs[0], graph.first, self.outs[0], retain_graph=True)
         return [torch.cat([v[1:], own[None]]) for v, own in zip(self._parts(leaving), self.last, strict=True)]
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
-        """Go back through all segments from what enters them."""
+        """Run the VJPs of all segments from the entering cotangents."""
         graph = self.graph
         ends = [part.flatten(0, 1)[None] for part in entering]
         found = torch.autograd.grad(
@@ -91,7 +92,7 @@ class LSTMSegmentsBackward:
         return SweepResult(found, leaving, sizes)
 
     def gradients(self, found: Sequence[Tensor]) -> ChainGradients:
-        """Return what the last run gave."""
+        """Return the chain's gradients from the last run's result."""
         parts, rest = len(self.graph.x), found[2:]
         of_x = join_segments(torch.cat([*rest[:parts]]), self.count, len(self.chain))
         wanted = [g if want else None for g, want in zip((of_x, *rest[parts:]), self.chain.wanted, strict=True)]

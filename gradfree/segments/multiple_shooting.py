@@ -1,8 +1,8 @@
-"""Sweeps over segments until what leaves each of them is what its neighbour was entered by.
+"""Sweeps over all segments until each segment's end equals the next segment's start.
 
-Multiple shooting (Bock & Plitt 1984); with the gates' product as corrector a parareal (Lions, Maday & Turinici 2001). A
-sweep runs all segments at once from what enters them. The first of them is entered by what is known, so that k sweeps
-behind the first run are exact in k + 1 segments, and as many sweeps as there are borders everywhere.
+This is multiple shooting (Bock & Plitt 1984). With the gates' product as corrector it is a parareal method (Lions,
+Maday & Turinici 2001). A sweep runs all segments at once from their starts. The first segment's start is known, so k
+sweeps after the first run make k + 1 segments exact. As many sweeps as there are borders make all of them exact.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gradfree.convergence.outcome import Outcome, StoppingRule, relative
 
 
 class SweepResult(NamedTuple):
-    """What all segments at once have given.
+    """The result of running all segments once.
 
     Attributes:
-        result: whatever they are run for.
-        leaving: what leaves each, part by part of the state, (C, B, H).
-        largest: of the numbers that mismatches are relative to, for each part.
+        result: outputs, cotangents or gradients, as the caller needs.
+        leaving: each segment's end, part by part of the state, (C, B, H).
+        largest: for each part, the largest number, which mismatches are relative to.
     """
 
     result: Any
@@ -39,18 +39,18 @@ def solve_borders(
     gate_products: Callable[[], Sequence[Factor]] | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Outcome]:
-    """Run all segments until their borders fit, or stopping says that it is no use; waits for the device once a run.
+    """Run all segments until their borders agree, or until ``stopping`` gives up; one device sync for each run.
 
     Args:
-        run: all segments, from what enters them.
-        entering: the first guess, part by part, (C, B, H); what enters the first segment to run is right.
+        run: runs all segments from their starts.
+        entering: the first guess of all starts, part by part, (C, B, H); that of the first segment must be exact.
         stopping: when to stop.
         gate_products: returns the diagonals that carry a change at one border to the next, part by part, (C, B, H) or
             0.0. ``None``: changes are not carried on.
         reverse: whether segments run from the last to the first.
 
     Returns:
-        The last run's result, and how it went.
+        The last run's result, and the outcome.
     """
     outcome, factors = Outcome(), None
     here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
@@ -58,7 +58,7 @@ def solve_borders(
         result, leaving, sizes = run(entering)
         jumps = [end[there] - start[here] for end, start in zip(leaving, entering, strict=True)]
         outcome.mismatches.append(relative(jumps, sizes))
-        # As many sweeps as borders are exact by themselves.
+        # As many sweeps as there are borders are always exact.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance
         if outcome.settled or stopping.should_stop(outcome):

@@ -1,4 +1,4 @@
-"""When and how a chain in time is solved in segments: the options, and what the passes before have shown."""
+"""When and how to solve a chain in time in segments: by options, costs, and the outcomes of earlier passes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _FIRST_BURN = 32
 
 @dataclass(frozen=True)
 class ChainPass(Pass):
-    """What a rule decides on: one pass through one chain.
+    """One pass through one chain, and the sizes that decide how it is solved.
 
     Attributes:
         length: T.
         like: a state, (B, H), of the states' dtype and device.
-        kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
-        fused: whether it runs in a kernel of torch's for whole sequences.
-        keeps_graph: whether it runs by oneDNN's LSTM, forward and backward.
+        kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
+        fused: whether one of torch's kernels runs whole sequences.
+        keeps_graph: whether oneDNN's LSTM runs both passes, so that the forward pass keeps a graph.
     """
 
     length: int
@@ -46,20 +46,20 @@ class ChainPass(Pass):
 
     @property
     def cost(self) -> StepCost:
-        """What a step takes."""
+        """The cost of a step."""
         if self.fused:
             return kernel_cost(self.like, self.kind)
         return step_cost(self.like.device, self.like.shape[1], is_torch_cell(self.kind))
 
     @property
     def burn(self) -> int:
-        """The steps of a first guess that the last passes needed."""
+        """The number of burn-in steps, as learnt from earlier passes."""
         kept = self.memory.get(self._burn_key)
         return _FIRST_BURN if kept is None else int(kept)
 
     def set_burn(self, burn: int) -> None:
-        """Let later passes start with a guess of ``burn`` steps."""
-        # On the CPU whatever torch.set_default_device says, where to look is no wait.
+        """Keep ``burn`` as the number of burn-in steps of later passes."""
+        # On the CPU regardless of torch.set_default_device, so that reading it causes no sync.
         self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
 
     @property
@@ -69,7 +69,7 @@ class ChainPass(Pass):
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """How one pass is solved: ``count`` segments, a first guess of borders from ``burn`` steps, and when to stop."""
+    """How to solve one pass: in ``count`` segments, from ``burn`` steps of burn-in, until ``stopping``."""
 
     count: int
     burn: int
@@ -77,12 +77,12 @@ class SegmentPlan:
 
 
 class FinishedPass(NamedTuple):
-    """A pass that has run: by which plan, and how it went; neither if sequentially from the start.
+    """A pass that has run, its plan and its outcome (``None`` if it ran sequentially from the start).
 
-    A forward pass may leave a graph for the backward pass, an ``LSTMGraph``.
+    A forward pass may keep an ``LSTMGraph`` for the backward pass.
     """
 
-    part: ChainPass
+    chain_pass: ChainPass
     plan: SegmentPlan | None = None
     outcome: Outcome | None = None
     graph: LSTMGraph | None = None
@@ -90,7 +90,7 @@ class FinishedPass(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentRule:
-    """When and how to cut a chain; the fields are the options of the engine ``shooting``."""
+    """Decides when and how to cut a chain into segments. The fields are the options of the engine ``shooting``."""
 
     segments: int | str
     tolerance: float | None
@@ -98,59 +98,61 @@ class SegmentRule:
     corrector: str | None
     max_sweeps: int | None
 
-    def should_cut(self, part: ChainPass) -> bool:
-        """Return whether such a pass is cut at all; looks at no tensor."""
-        batch = len(part.like)
+    def should_cut(self, chain_pass: ChainPass) -> bool:
+        """Return whether to cut this pass into segments; decides by sizes only, without a sync."""
+        batch = len(chain_pass.like)
         if not batch:
             return False
         if isinstance(self.segments, int):
-            return min(self.segments, part.length) > 1
+            return min(self.segments, chain_pass.length) > 1
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
-        return segments_pay(part.length, batch, part.cost, burn)
+        return segments_pay(chain_pass.length, batch, chain_pass.cost, burn)
 
-    def plan(self, part: ChainPass, count: int | None = None) -> SegmentPlan | None:
-        """Return how to solve ``part``, or ``None``: sequentially; changes nothing.
+    def plan(self, chain_pass: ChainPass, count: int | None = None) -> SegmentPlan | None:
+        """Return how to solve ``chain_pass`` in segments, or ``None`` to run it sequentially; changes nothing.
 
         Args:
-            part: the pass.
-            count: of segments, if that is given already.
+            chain_pass: the pass.
+            count: the number of segments, if it is already decided.
         """
-        if part.waits or not self.should_cut(part):
+        if chain_pass.waits or not self.should_cut(chain_pass):
             return None
-        batch, cost = len(part.like), part.cost
-        burn = self.burn if isinstance(self.burn, int) else part.burn
+        batch, cost = len(chain_pass.like), chain_pass.cost
+        burn = self.burn if isinstance(self.burn, int) else chain_pass.burn
         if count is None:
-            # What goes back through the kernel leaves no step over.
-            best = best_count(part.length, batch, ONEDNN if part.keeps_graph else cost, burn, whole=part.keeps_graph)
+            # A graph is kept only if segments leave no remaining steps.
+            best = best_count(
+                chain_pass.length, batch, ONEDNN if chain_pass.keeps_graph else cost, burn, whole=chain_pass.keeps_graph
+            )
             count = self.segments if isinstance(self.segments, int) else best
-        count = min(count, part.length)
+        count = min(count, chain_pass.length)
         if self.max_sweeps is None:
             most, worth = count - 1, segments_worth(count, batch, cost)
         else:
             most, worth = min(self.max_sweeps, count - 1), inf
-        stopping = StoppingRule(tolerance_for(self.tolerance, part.like.dtype), most, worth)
-        return SegmentPlan(count, min(burn, part.length // count), stopping)
+        stopping = StoppingRule(tolerance_for(self.tolerance, chain_pass.like.dtype), most, worth)
+        return SegmentPlan(count, min(burn, chain_pass.length // count), stopping)
 
     def learn(self, finished: FinishedPass) -> None:
-        """Keep what a pass has shown: a better burn, or that the chain does not forget; said the first time.
+        """Learn from a pass: a better burn-in, or to pause segments if it did not converge (with a first warning).
 
-        Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
+        Called in backward passes only, so that a checkpoint's second forward pass runs as the first one did.
         """
-        part, plan, outcome = finished[:3]
+        chain_pass, plan, outcome = finished[:3]
         failed = ""
         if plan is not None and outcome is not None:
             failed = (
-                f"does not forget: the {part.what} pass in {plan.count} segments was off by "
+                f"has long memory: the {chain_pass.what} pass in {plan.count} segments had an error of "
                 f"{outcome.mismatches[-1]:.0e} at a border after {outcome.sweeps} sweeps, and runs sequentially now. "
-                "It tries segments again now and then; the engine 'backprop' never does."
+                "Segments are tried again from time to time. The engine 'backprop' never uses segments."
             )
             if outcome.settled:
-                part.set_burn(_better_burn(plan, outcome.mismatches[0], part.length))
-        part.learn(outcome, failed)
+                chain_pass.set_burn(_better_burn(plan, outcome.mismatches[0], chain_pass.length))
+        chain_pass.learn(outcome, failed)
 
 
 def _better_burn(plan: SegmentPlan, mismatch: float, length: int) -> int:
-    """Return the steps after which a start is forgotten to a tenth of the tolerance, in multiples of 8."""
+    """Return the burn-in after which the start contributes a tenth of the tolerance, in multiples of 8 steps."""
     if not 0.0 < mismatch < 1.0:
         return plan.burn
     needed = plan.burn * log(plan.stopping.tolerance / 10) / log(mismatch)

@@ -1,4 +1,4 @@
-"""Where the steps of all segments lie in a sequence's own tensors, (T, B, ·), sequences first or steps first."""
+"""Views of sequences (T, B, ·) as segments, for either memory layout: batch-major or time-major."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SegmentRows:
-    """All segments' states side by side, one a row.
+    """Converts between (T, B, ·) tensors and rows, one row for the state of each segment of each sequence.
 
     Attributes:
-        count: C.
-        batch_major: whether the segments of a sequence lie side by side, and not those of all sequences that begin
-            at the same step. Where no step is left over the rows of one step are then those of a matrix.
+        count: C, the number of segments.
+        batch_major: whether tensors store sequence after sequence. The segments of one sequence are then adjacent
+            rows, and if segments leave no remaining steps, the rows of one step are a matrix in memory.
     """
 
     count: int
     batch_major: bool
 
     def by_step(self, x: Tensor) -> Tensor:
-        """Return a view of ``x`` (C · S, B, ·) step by step: (S, C · B, ·), or where that is none with B by itself.
+        """Return ``x`` (C · S, B, ·) as a view by step, (S, C · B, ·); with separate C and B if that is not a view.
 
-        ``x`` lies as :meth:`in_layout` returns it.
+        ``x`` has the layout that :meth:`in_layout` returns.
         """
         parts = x.unflatten(0, (self.count, -1)).transpose(0, 1)
         parts = parts.transpose(1, 2) if self.batch_major else parts
@@ -42,11 +42,11 @@ class SegmentRows:
         return rows.unflatten(0, (self.count, -1))
 
     def to_matrix(self, x: Tensor) -> Tensor:
-        """Return ``x`` (T, B, ·) as a matrix of as many rows, in the order in which they lie."""
+        """Return ``x`` (T, B, ·) as a matrix of T · B rows in the order of memory."""
         return (x.transpose(0, 1) if self.batch_major else x).flatten(0, 1)
 
     def in_layout(self, x: Tensor) -> Tensor:
-        """Return ``x`` (T, B, ·), copied if it does not lie as these rows do."""
+        """Return ``x`` (T, B, ·) in the memory layout of these rows; a copy if it has another layout."""
         return x.transpose(0, 1).contiguous().transpose(0, 1) if self.batch_major else x.contiguous()
 
     def from_matrix(self, x: Tensor, length: int) -> Tensor:
@@ -56,6 +56,6 @@ class SegmentRows:
         return x.unflatten(0, (length, -1))
 
     def empty(self, like: Tensor, width: int) -> Tensor:
-        """Return an empty tensor for ``width`` numbers for every step and sequence of ``like`` (T, B, ·)."""
+        """Return an uninitialised tensor (T, B, ``width``), with T and B of ``like`` (T, B, ·)."""
         length, batch = like.shape[:2]
         return self.from_matrix(torch.empty(length * batch, width, dtype=like.dtype, device=like.device), length)

@@ -1,4 +1,4 @@
-"""A recurrence run forward in segments, all at once, by whatever kernel runs it fastest."""
+"""The forward pass of a recurrence in segments that run at once, each by the fastest kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradfree.time.forward import Forward, Recurrence, Trajectory, run_each_dire
 
 
 class SegmentedForward(Forward):
-    """Any cell: each direction's sequence in segments, from borders that fit to the rule's tolerance.
+    """Runs any cell in segments, one direction after the other, until borders agree to the rule's tolerance.
 
     Args:
         rule: the engine's options.
@@ -30,21 +30,21 @@ class SegmentedForward(Forward):
         self.rule = rule
 
     def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether the sequences are whole and long enough."""
-        return recurrence.is_dense and self.rule.should_cut(_part(recurrence))
+        """Return whether sequences have equal lengths and are long enough."""
+        return recurrence.is_dense and self.rule.should_cut(_chain_pass(recurrence))
 
     def run(self, recurrence: Recurrence) -> Trajectory:
-        """Return outputs to the rule's tolerance, or where they do not settle in time the sequential ones."""
+        """Return outputs to the rule's tolerance, or the sequential ones if segments do not converge."""
         return run_each_direction(recurrence, self._run)
 
     def _run(self, recurrence: Recurrence) -> Trajectory:
         """Run one direction."""
         keep_graph = can_keep_graph(recurrence) and self.rule.corrector is None
-        part = replace(_part(recurrence), keeps_graph=keep_graph)
-        plan = self.rule.plan(part)
+        this = replace(_chain_pass(recurrence), keeps_graph=keep_graph)
+        plan = self.rule.plan(this)
         if plan is None:
-            return run_sequentially(recurrence)._replace(passes=[FinishedPass(part)])
-        backward_plan = self.rule.plan(replace(part, what="backward", fused=False), plan.count)
+            return run_sequentially(recurrence)._replace(passes=[FinishedPass(this)])
+        backward_plan = self.rule.plan(replace(this, what="backward", fused=False), plan.count)
         segments: _ForwardSegments | GRUSegments
         if keeps_gates(recurrence):
             segments = GRUSegments(recurrence, plan)
@@ -55,11 +55,11 @@ class SegmentedForward(Forward):
         gate_products = segments.gate_products if self.rule.corrector and recurrence.mode is not None else None
         found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
         whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
-        return whole._replace(passes=[FinishedPass(part, plan, outcome, segments.graph if outcome.settled else None)])
+        return whole._replace(passes=[FinishedPass(this, plan, outcome, segments.graph if outcome.settled else None)])
 
 
-def _part(recurrence: Recurrence) -> ChainPass:
-    """Return the pass of the first direction."""
+def _chain_pass(recurrence: Recurrence) -> ChainPass:
+    """Return the sizes of the pass, named after the first direction."""
     (name, *_), (path, *_), fused = recurrence.names, recurrence.paths, recurrence.cell is None
     like, length = recurrence.first[0][0] if fused else recurrence.first[0], len(recurrence.x)
     return ChainPass(path, "forward", name, recurrence.memory.of("segments"), length, like, recurrence.kind, fused)
@@ -78,16 +78,16 @@ class _ForwardSegments:
         self.graph: LSTMGraph | None = None
 
     def guess(self) -> list[Tensor]:
-        """Return the states that the last steps of each segment lead to from zero."""
+        """Return the first guess of entering states: a burn-in from zero through each segment's last steps."""
         zeros = [part.new_zeros(self.count, *part.shape) for part in self.first]
         burn = self.plan.burn
         leaving = self._parts(self._call(self.x[-burn:], zeros, states_only=True).finals) if burn else zeros
         return [torch.cat([first[None], end[:-1]]) for first, end in zip(self.first, leaving, strict=True)]
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
-        """Run all segments from what enters them."""
+        """Run all segments from the entering states."""
         self.entering = entering
-        # What only some steps keep is of no use.
+        # With remaining steps, nothing is kept for the backward pass: it would lack those steps.
         if self.keep_graph and not self.has_remainder:
             self.graph = LSTMGraph(self.recurrence, self.x, entering, self.count, self.backward_burn)
             self.found = found = self.graph.trajectory()
@@ -99,14 +99,14 @@ class _ForwardSegments:
         return SweepResult(found, leaving, [largest(found.out), *map(largest, leaving[1:])])
 
     def gate_products(self) -> Sequence[Factor]:
-        """Return the products over each segment of what the gates carry."""
+        """Return the products of the gates' diagonals over each segment."""
         assert self.recurrence.mode is not None
         entering = [start.flatten(0, 1) for start in self.entering]
         cell = linearise(self.recurrence.mode, self.x, self.found.out, entering, self.recurrence.weights, gates=None)
         return [d.prod(0).unflatten(0, (self.count, -1)) if isinstance(d, Tensor) else d for d in cell.diagonal]
 
     def trajectory(self, found: Trajectory) -> Trajectory:
-        """Return what all steps have given, those that no segment has run last."""
+        """Run the remaining steps after the segments; return the trajectory of all steps."""
         covered = self.steps * self.count
         finals: Sequence[Tensor] = [part[-1] for part in self._parts(found.finals)]
         parts = [join_segments(part, self.count, covered) for part in (found.out, *found.kept)]
@@ -122,7 +122,7 @@ class _ForwardSegments:
         return Trajectory(out, [final.view_as(p) for final, p in zip(finals, first, strict=True)], tuple(others))
 
     def _call(self, x: Tensor, entering: Sequence[Tensor], states_only: bool) -> Trajectory:
-        """Run segments from ``entering``, (C, B, ·) each, by the ways that run any recurrence."""
+        """Run all segments from ``entering``, (C, B, ·) each, as one batch of sequences."""
         single = self.recurrence.cell is not None
         first = [start.flatten(0, 1) if single else start.flatten(0, 1)[None] for start in entering]
         called = replace(self.recurrence, x=x, first=first, states_only=states_only)

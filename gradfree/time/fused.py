@@ -135,9 +135,8 @@ class RecurrentRecorder:
         run_by_torch = [callback for callback in callbacks if callback is not None]
         if len(run_by_torch) == len(callbacks):
             out, final = self._run_torch(input, hx)
-            when_backward(
-                (out.data if packed else out, *(final if isinstance(final, tuple) else (final,))), run_by_torch
-            )
+            last = final if isinstance(final, tuple) else (final,)
+            when_backward((out.data if packed else out, *last), run_by_torch)
             return out, final
         batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
         # Same layout as in the module itself, as the rounding of matrix products depends on it.

@@ -86,7 +86,7 @@ def test_without_triton_there_is_no_kernel(monkeypatch, afresh):
 
 def test_a_triton_that_cannot_make_the_kernel_is_done_without(afresh):
     pytest.importorskip("triton")
-    with pytest.warns(UserWarning, match="Triton cannot make the scan's kernel for cpu; it takes many small ones"):
+    with pytest.warns(UserWarning, match="Triton cannot compile the scan for cpu"):
         assert time_scan._kernel(torch.device("cpu")) is None
 
 

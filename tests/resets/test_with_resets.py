@@ -14,7 +14,7 @@ import gradfree
 from gradfree import CellLayer, ChainError, run_with_resets
 from gradfree.testing.cases.models import OwnCell
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
+pytestmark = pytest.mark.filterwarnings("ignore:.*has long memory")
 
 INPUT, HIDDEN = 4, 4
 

@@ -41,8 +41,8 @@ def test_numbers_that_are_not_finite_end_the_sweeps(name, place):
 @pytest.mark.parametrize(
     ("name", "options", "make", "message"),
     [
-        ("shooting", {"segments": 8, "burn": 8}, remembering, "l0 does not forget: the forward pass"),
-        ("newton", {"max_sweeps": 12}, chaotic, "l0 does not settle: the forward pass"),
+        ("shooting", {"segments": 8, "burn": 8}, remembering, "l0 has long memory: the forward pass"),
+        ("newton", {"max_sweeps": 12}, chaotic, "l0 does not converge: the forward pass"),
     ],
 )
 def test_a_layer_that_does_not_settle_runs_sequentially_until_it_is_tried_again(name, options, make, message):

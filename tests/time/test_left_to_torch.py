@@ -91,7 +91,7 @@ def remembering():
     return layer
 
 
-@pytest.mark.filterwarnings("ignore:.*does not forget")
+@pytest.mark.filterwarnings("ignore:.*has long memory")
 def test_a_layer_that_does_not_forget_is_left_until_it_is_tried_again(solved):
     """The other layer of the stack goes on in segments."""
     layer = remembering()
@@ -108,7 +108,7 @@ def test_a_layer_that_does_not_forget_is_left_until_it_is_tried_again(solved):
     assert runs[51] == 2
 
 
-@pytest.mark.filterwarnings("ignore:.*does not forget")
+@pytest.mark.filterwarnings("ignore:.*has long memory")
 def test_a_checkpoint_runs_the_layer_again_as_it_went_first():
     layer = remembering()
     x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)

@@ -17,7 +17,7 @@ import gradfree
 from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.time.forward import _KERNELS
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not forget")
+pytestmark = pytest.mark.filterwarnings("ignore:.*has long memory")
 
 
 def shooting(**options):
