@@ -165,7 +165,7 @@ def test_what_the_first_step_would_refuse_is_a_problem():
 def test_blocks_that_the_engine_never_runs_for_are_told():
     report = looked_at(Bypassing(), torch.randn(5, 4))
     assert report.ok
-    assert "the engine: call block(x)" in report.notes[0]
+    assert "Call block(x)" in report.notes[0]
     assert "not run by the engine: layers.0 and 2 more" in str(report)
 
 
