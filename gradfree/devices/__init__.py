@@ -1,1 +1,1 @@
-"""What differs from device to device."""
+"""Device-dependent facts: hardware features and cost rules."""

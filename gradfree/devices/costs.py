@@ -1,8 +1,8 @@
-"""When something pays: all rules of cost, and their figures.
+"""Cost rules: which of several methods is expected to be fastest, and the figures behind that.
 
-A rule takes sizes and a device, and looks at no tensor and no clock: two runs of one training would differ in their
-last digits. Figures of CPUs are measured. Those of every other device are estimates that no measurement of ours backs
-yet: on GPUs by what is published of cuDNN's kernels.
+A rule depends only on sizes and a device, never on values or a clock, so that two runs of one training make the same
+choices. Figures for CPUs are measured. Figures for all other devices are estimates without measurements of ours; for
+GPUs they follow what is published about cuDNN's kernels.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from torch import Tensor
 
 from gradfree.devices.hardware import runs_cudnn
 
-# What segments must promise to win, for the copies into segments that the model leaves out: measured.
+# Expected speed-up from which segments are used; covers the copies, which the cost model leaves out. Measured.
 _MIN_GAIN = 1.5
-# What steps that are left over cost at most beside the model, for copies that they need: measured, 1.15 to 1.3.
+# Remaining steps need copies, which the cost model leaves out: their factor on the time, measured as 1.15 to 1.3.
 _REMAINDER_COST = 1.2
 
-# What a sweep of Newton's method takes for a row, in multiples of what a step takes for it, and to start, in starts of
-# a step: measured for torch's own cells and for those with separate units.
+# A Newton sweep's time for one row, relative to a step's, and its start-up time, relative to a step's. Measured for
+# torch's cells and for elementwise ones.
 _SWEEP_ROW, _SWEEP_START = 3.0, 50.0
-# Layers have not been seen to take fewer sweeps, with K a part of F, and with all of it.
+# The fewest sweeps that layers have been seen to need, if K is a part of F, and if K = F.
 _FEWEST, _FEWEST_EXACT = 8, 3
 
 _PERSISTENT_UNITS = 192
-"""Up to so many units cuDNN keeps the weights in registers, where each row of a batch costs."""
+"""Up to this number of units cuDNN keeps weights in registers; the time then grows with the batch size."""
 _PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Of what it keeps there."""
+"""The dtypes for which it does so."""
 
 
 class StepCost(NamedTuple):
-    """What a step of a recurrence takes, in starts of a step of segments.
+    """The time of one step of a recurrence, in units of the start-up time of a step in segments.
 
     Attributes:
-        free: the rows of a batch whose work takes as long as a step of segments takes to start.
-        start: what a step of the sequential call takes to start.
-        row: what it takes for a row; ``None`` for as much as in segments.
+        free: the number of rows whose work takes one unit.
+        start: the start-up time of a step of the sequential call.
+        row: the sequential call's time for a row; ``None`` if as in segments.
     """
 
     free: float
@@ -46,25 +46,25 @@ class StepCost(NamedTuple):
     row: float | None = None
 
     def sequential(self, batch: int) -> float:
-        """Return what a step of the sequential call takes."""
+        """Return the time of a step of the sequential call."""
         return self.start + batch * (1 / self.free if self.row is None else self.row)
 
     def segments(self, rows: int) -> float:
-        """Return what a step of segments takes that have so many rows together."""
+        """Return the time of a step of all segments, which have ``rows`` rows together."""
         return 1 + rows / self.free
 
 
 ONEDNN = StepCost(1.0)
-"""Of oneDNN's LSTM, whose steps start at once: measured."""
+"""The cost of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
 
 
 def step_cost(device: torch.device, units: int, known: bool) -> StepCost:
-    """Return the cost of a step in small operations: measured on a CPU, an estimate elsewhere.
+    """Return the cost of a step that runs as separate torch operations: measured on a CPU, else an estimate.
 
     Args:
         device: where the chain runs.
         units: H.
-        known: whether the cell is one of torch's own.
+        known: whether the cell is one of torch's.
     """
     if device.type != "cpu":
         return StepCost(2**25 / units**2)
@@ -72,11 +72,11 @@ def step_cost(device: torch.device, units: int, known: bool) -> StepCost:
 
 
 def kernel_cost(like: Tensor, kind: str) -> StepCost:
-    """Return the cost of a forward step in a kernel of torch's for whole sequences: an estimate but on a CPU.
+    """Return the cost of a forward step in torch's kernel for whole sequences: measured on a CPU, else an estimate.
 
     Args:
         like: a state, (B, H), not read.
-        kind: which of torch's own cells it runs.
+        kind: the torch cell.
     """
     batch, units = like.shape
     if runs_onednn(like, kind):
@@ -85,27 +85,27 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
     if not runs_cudnn(like.device) or like.dtype not in _PERSISTENT_DTYPES:
         return usual
     if units <= _PERSISTENT_UNITS:
-        # 0.6 µs a step of 64 units, and some 0.01 µs for a row, in segments too.
+        # 0.6 µs for a step of 64 units and about 0.01 µs for each row, also in segments.
         return StepCost(64.0)
     if kind == "LSTM" and like.dtype is torch.float16 and units % 128 == 0 and batch % 8 == 0 and batch <= 128:
-        # 2 µs a step by a kernel that takes no larger batch.
+        # 2 µs for a step, by a kernel that supports no larger batch.
         return StepCost(usual.free, start=0.2)
     return usual
 
 
 def runs_onednn(like: Tensor, kind: str) -> bool:
-    """Return whether torch has oneDNN's kernel, both passes, for a layer of ``kind`` with states ``like``."""
+    """Return whether torch runs both passes of a layer of ``kind`` with states ``like`` by oneDNN."""
     exact = like.device.type == "cpu" and like.dtype is torch.float32
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
 
 
 def is_torch_cell(kind: str) -> bool:
-    """Return whether ``kind`` is one of torch's own cells."""
+    """Return whether ``kind`` is one of torch's cells."""
     return kind not in ("separate units", "any")
 
 
 def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
-    """Return whether segments are expected to win; arguments as those of :func:`best_count`."""
+    """Return whether segments are expected to be faster; arguments as in :func:`best_count`."""
     if length < 4 * burn:
         return False
     count = best_count(length, batch, cost, burn)
@@ -114,14 +114,14 @@ def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
 
 @cache
 def best_count(length: int, batch: int, cost: StepCost, burn: int, whole: bool = False) -> int:
-    """Return the number of segments, at least 2, in which ``length`` steps run fastest by the model.
+    """Return the number of segments, at least 2, with the least time by the cost model.
 
     Args:
         length: T.
         batch: B.
-        cost: of a step.
-        burn: the steps that the first guess takes.
-        whole: whether only numbers that leave no step over will do, if there are any.
+        cost: the cost of a step.
+        burn: the number of burn-in steps.
+        whole: whether to prefer any number without remaining steps, at whatever cost.
     """
 
     def taken(count: int) -> float:
@@ -129,28 +129,28 @@ def best_count(length: int, batch: int, cost: StepCost, burn: int, whole: bool =
 
     counts = range(2, max(3, min(1024, length // 8)))
     best = min(counts, key=taken)
-    # Of two as good ones the larger: its steps have more rows, and may keep their gates.
+    # Of equally fast numbers the larger one: its steps have more rows, and may keep their gates.
     even = min((count for count in reversed(counts) if length % count == 0), key=taken, default=best)
     return even if whole or taken(even) <= _REMAINDER_COST * taken(best) else best
 
 
 def segments_worth(count: int, batch: int, cost: StepCost) -> float:
-    """Return how many sweeps of ``count`` segments take as long as one sequential call."""
+    """Return how many sweeps over ``count`` segments take as long as one sequential call."""
     return count * cost.sequential(batch) / cost.segments(count * batch)
 
 
 def _segmented_cost(length: int, batch: int, cost: StepCost, count: int, burn: int) -> float:
-    """Return what a guess, a run in segments and the steps that are left over take."""
+    """Return the time of a burn-in, one run of the segments and the remaining steps."""
     return (length // count + burn) * cost.segments(count * batch) + length % count * cost.sequential(batch)
 
 
 def sweeps_worth(length: int, like: Tensor, kind: str) -> int:
-    """Return how many of Newton's sweeps take as long as the sequential call, 0 if too few.
+    """Return how many Newton sweeps take as long as the sequential call, 0 if that is too few to converge.
 
     Args:
         length: T.
-        like: a state, (B, H), on the device in question; not read.
-        kind: of the cell: :attr:`~gradfree.time.forward.Recurrence.kind`.
+        like: a state, (B, H), on the chain's device; not read.
+        kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
     """
     batch, units = like.shape
     cost = (
@@ -160,22 +160,22 @@ def sweeps_worth(length: int, like: Tensor, kind: str) -> int:
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 
 
-# In seconds, roughly those of one core and of any GPU of today.
+# Rough seconds on one CPU core; on a current GPU the defaults in batch_pays.
 _SECONDS_PER_NODE = {"cpu": 15e-6}
 _SECONDS_PER_NUMBER = {"cpu": 1e-9}
 
 
 def batch_pays(device: torch.device, nodes: int, parameters: int, activations: int) -> bool:
-    """Return whether modules that are alike are sooner done in a batch.
+    """Return whether equal modules run faster as one batch than one by one.
 
-    One after the other, each of the nodes of a module's graph costs a call. In a batch nothing does, but parameters
-    are copied side by side, and what a small module kept in the cache goes through memory.
+    One by one, each node of a module's graph costs a call. A batch saves these calls, but stacks copies of the
+    parameters, and data that fits the cache for one small module does not for all.
 
     Args:
-        device: where they are.
-        nodes: of one module's graph.
-        parameters: how many numbers one module has.
-        activations: how many numbers one module keeps.
+        device: where the modules are.
+        nodes: the number of nodes in one module's graph.
+        parameters: the number of elements of one module's parameters.
+        activations: the number of elements that one module saves for the backward pass.
     """
     return nodes * _SECONDS_PER_NODE.get(device.type, 20e-6) > (parameters + activations) * _SECONDS_PER_NUMBER.get(
         device.type, 1e-11
@@ -185,8 +185,8 @@ def batch_pays(device: torch.device, nodes: int, parameters: int, activations: i
 def kept_gates_pay(x: Tensor, units: int) -> bool:
     """Return whether keeping a GRU's gates is possible and faster than recomputing them.
 
-    The bound on the work of a step is measured: there the loop's overhead, some 10 µs a step, is what the products
-    take. Other widths than multiples of 16 round differently at the ends of vectors; other dtypes are slow.
+    The bound on a step's work is measured: there the loop's overhead, about 10 µs for each step, equals the time of
+    recomputing. Widths that are no multiple of 16 would round differently from torch; other dtypes are slow.
 
     Args:
         x: the input, (T, B, I); not read.
@@ -198,17 +198,17 @@ def kept_gates_pay(x: Tensor, units: int) -> bool:
 
 
 def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
-    """Return whether torch's own kernel takes less time, both passes, than the closed form of ``backprop``.
+    """Return whether both passes are faster in torch's own kernel than in the closed form of ``backprop``.
 
-    Measured on one thread of a CPU: the closed form takes 0.3 ms to start
-    with. It wins on GRUs of any width, on RNNs that are not wide, and on narrow LSTMs for which there is no kernel of
-    oneDNN's. On other devices it goes step by step in Python: an estimate.
+    Measured on one CPU thread. The closed form has a start-up time of 0.3 ms. It is faster on GRUs of any width, on
+    RNNs that are not wide, and on narrow LSTMs that oneDNN does not run. On other devices this is an estimate: the
+    closed form runs step by step in Python there.
 
     Args:
-        kind: which of torch's own cells it is.
+        kind: the torch cell.
         length: T.
         like: a state, (B, H); not read.
-        packed: whether sequences are packed, of several lengths.
+        packed: whether sequences are packed and of several lengths.
     """
     if like.device.type != "cpu" or length < 12:
         return True

@@ -1,6 +1,6 @@
-"""What differs from device to device: the one file that names any.
+"""Everything that differs between devices. This is the only file that names a device type.
 
-Everything else asks here, or asks ``torch.accelerator`` and the device's own module through here.
+Other modules call the functions here, which use ``torch.accelerator`` and torch's module of the device.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import torch
 from torch import Tensor
 
 _WITHOUT_QUEUE = ("cpu", "meta")
-"""Nothing there is ever under way: an operation has ended when its call returns."""
+"""Devices without a queue: an operation is complete when its call returns."""
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Return whether the project's Triton kernels are made for ``device``."""
+    """Return whether gradfree has Triton kernels for ``device``."""
     return device.type == "cuda"
 
 
 def runs_cudnn(device: torch.device) -> bool:
-    """Return whether torch runs recurrent layers on ``device`` by cuDNN, as far as the device alone tells."""
+    """Return whether torch can run recurrent layers on ``device`` by cuDNN; dtypes and sizes may still prevent it."""
     return device.type == "cuda" and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
 
 
 def keeps_pinned(device: torch.device) -> bool:
-    """Return whether torch keeps pinned host memory alive until ``device`` has read what is copied from it."""
+    """Return whether torch keeps pinned host memory alive until ``device`` has finished copying from it."""
     return device.type in ("cuda", "xpu")
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on ``device``; waits for the device only if it may still read memory that is freed."""
+    """Copy a CPU tensor to ``device``, without a sync where pinned memory stays alive until it is copied."""
     return x.pin_memory().to(device, non_blocking=True) if keeps_pinned(device) else x.to(device)
 
 
 def start_copy_to_cpu(x: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy ``x`` to the CPU; return what waits for the copy and returns it."""
+    """Start copying ``x`` to the CPU; return a function that waits for the copy and returns it."""
     if x.device.type in _WITHOUT_QUEUE:
         return lambda: x
-    # Elsewhere memory is not pinned, and the copy itself may wait: its values are right all the same.
+    # Without pinned memory the copy itself may wait; its values are right in any case.
     host = torch.empty_like(x, device="cpu", pin_memory=keeps_pinned(x.device))
     host.copy_(x, non_blocking=True)
     copied = _event(x.device, timing=False)
@@ -55,7 +55,7 @@ def start_copy_to_cpu(x: Tensor) -> Callable[[], Tensor]:
 
 
 def _event(device: torch.device, timing: bool) -> Any:
-    """Return an event behind all that is queued on ``device``; wait for that, and return ``None``, if it has none."""
+    """Record and return an event on ``device``'s current stream; without events, synchronize and return ``None``."""
     try:
         event = torch.Event(device, enable_timing=timing)
         event.record(torch.accelerator.current_stream(device))
@@ -66,16 +66,16 @@ def _event(device: torch.device, timing: bool) -> Any:
 
 
 def mark(device: torch.device) -> Any:
-    """Return a point in time: of the CPU or, on another device, of what has been queued on its current stream.
+    """Return a time mark: the CPU's clock or, on another device, an event on its current stream.
 
-    Waits for a device that has no events.
+    Synchronizes a device that has no events.
     """
     event = None if device.type in _WITHOUT_QUEUE else _event(device, timing=True)
     return perf_counter() if event is None else event
 
 
 def seconds(start: Any, end: Any) -> float:
-    """Return the time between two marks of one device; waits until the device has reached the second."""
+    """Return the seconds between two marks of one device; waits until the device has reached the second."""
     if isinstance(start, float):
         return float(end - start)
     end.synchronize()
@@ -83,13 +83,13 @@ def seconds(start: Any, end: Any) -> float:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until ``device`` has done all that is queued."""
+    """Wait until ``device`` has finished all queued work."""
     if torch.device(device).type not in _WITHOUT_QUEUE:
         torch.accelerator.synchronize(device)
 
 
 def random_state(device: torch.device) -> Tensor | None:
-    """Return the state of the device's own generator; ``None`` for the CPU and for what has none."""
+    """Return the state of the device's random generator; ``None`` for the CPU and the meta device."""
     if device.type in _WITHOUT_QUEUE:
         return None
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
@@ -97,12 +97,12 @@ def random_state(device: torch.device) -> Tensor | None:
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Set what :func:`random_state` has returned."""
+    """Restore a state that :func:`random_state` returned."""
     torch.get_device_module(device).set_rng_state(state, device)
 
 
 def devices_in_use() -> list[torch.device]:
-    """Return the accelerator's devices if a tensor has been made there; to look for more would start it."""
+    """Return the accelerator's devices if it is initialized, else none; does not initialize it."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
         return []
@@ -110,7 +110,7 @@ def devices_in_use() -> list[torch.device]:
 
 
 def is_available(name: str) -> bool:
-    """Return whether this machine has a device of that name; starts none."""
+    """Return whether this machine has a device of that name; initializes none."""
     try:
         kind = torch.device(name).type
     except RuntimeError:
@@ -120,13 +120,13 @@ def is_available(name: str) -> bool:
 
 
 def description(device: torch.device | str) -> str:
-    """Return what people call the hardware, if the device's module tells; the device's own name otherwise."""
-    tell = getattr(torch.get_device_module(torch.device(device).type), "get_device_name", None)
-    return str(device) if tell is None else str(tell(device))
+    """Return the hardware's name if torch knows it, else the device's name."""
+    get_name = getattr(torch.get_device_module(torch.device(device).type), "get_device_name", None)
+    return str(device) if get_name is None else str(get_name(device))
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
-    """Return how much ``work`` allocates at its worst moment; ``None`` if the device's module counts no peak."""
+    """Return the peak number of bytes that ``work`` allocates; ``None`` if torch counts no peak on the device."""
     module = torch.get_device_module(device)
     if not hasattr(module, "reset_peak_memory_stats"):
         return None
@@ -147,18 +147,18 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply matrices without autocast and without TF32, whatever is set outside."""
+    """Multiply matrices without autocast and without TF32, regardless of the user's settings."""
     with _set(_without_tf32_in_products()), torch.autocast(device.type, enabled=False):
         yield
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Compute float32 as float32: matrix products, convolutions and recurrent layers, whatever is set outside."""
+    """Disable TF32 in matrix products, convolutions and recurrent layers, regardless of the user's settings."""
     cudnn: Any = torch.backends.cudnn
     try:
         known = hasattr(cudnn, "allow_tf32")
-    except RuntimeError:  # A user of the new names may no longer ask for those of old.
+    except RuntimeError:  # torch forbids reading the old setting once the user has set the new one.
         known = False
     parts = (
         [(cudnn, "allow_tf32", False)] if known else [(p, "fp32_precision", "ieee") for p in (cudnn.conv, cudnn.rnn)]
@@ -173,7 +173,7 @@ _Setting = tuple[Any, str, Any]
 
 def _without_tf32_in_products() -> list[_Setting]:
     products = torch.backends.cuda.matmul
-    # From torch 2.9 on; a user of the new name may no longer ask for that of old.
+    # The new setting exists from torch 2.9 on; once it is set, torch forbids reading the old one.
     new = hasattr(products, "fp32_precision")
     return [(products, "fp32_precision", "ieee") if new else (products, "allow_tf32", False)]
 

@@ -1,1 +1,1 @@
-"""Sequences that begin anew in the middle, such as episodes."""
+"""Sequences whose state is reset in the middle, such as episodes."""

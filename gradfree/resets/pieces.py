@@ -1,4 +1,4 @@
-"""Sequences that begin anew in the middle: where the pieces between resets lie in batches of rows."""
+"""Cuts sequences at resets into pieces, and gathers the pieces into batches."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stretches of a batch of sequences, one a row.
+    """The N pieces of a batch of sequences, each from one reset to the next.
 
     Attributes:
-        sequence: which sequence each is of, (N,).
+        sequence: index of the sequence that a piece is part of, (N,).
         start: its first step, (N,).
-        length: how many steps it has, (N,).
-        fresh: whether its state is zero before the first step, (N,).
+        length: its number of steps, (N,).
+        reset: whether it starts with a reset, (N,).
         batch: B, the number of sequences.
     """
 
     sequence: Tensor
     start: Tensor
     length: Tensor
-    fresh: Tensor
+    reset: Tensor
     batch: int
 
     @staticmethod
     def from_resets(resets: Tensor) -> Pieces:
-        """Return the pieces between ``resets`` (T, B), sequence by sequence, on the CPU; waits for the device."""
+        """Return the pieces between ``resets`` (T, B), sequence by sequence, on the CPU; causes a device sync."""
         resets = resets.cpu()
         begins = resets.clone()
         begins[0] = True
@@ -43,7 +43,7 @@ class Pieces:
         order = self.length.argsort(descending=True, stable=True)
         while len(order):
             length = self.length[order]
-            # The means of the longest n fall with n.
+            # Takes the longest n pieces while their mean length is over 2/3 of the longest; means fall with n.
             filled = 3 * length.cumsum(0) > 2 * length[0] * torch.arange(1, len(order) + 1, device="cpu")
             count = int(filled.sum())
             yield self.batch_of(order[:count])
@@ -53,23 +53,23 @@ class Pieces:
         """Return some pieces as the rows of one batch."""
         length = self.length[chosen]
         number = torch.arange(int(length.max()), device="cpu")[:, None]
-        # Behind its end a row has its last step again.
+        # After its end a row repeats its last step.
         step = self.start[chosen] + torch.minimum(number, length - 1)
-        fresh, sequence = self.fresh[chosen], self.sequence[chosen]
+        reset, sequence = self.reset[chosen], self.sequence[chosen]
         last = torch.cat([self.sequence[1:] != self.sequence[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
-        return PieceBatch(step * self.batch + sequence, number < length, sequence, fresh | (step[0] > 0), last[chosen])
+        return PieceBatch(step * self.batch + sequence, number < length, sequence, reset | (step[0] > 0), last[chosen])
 
 
 @dataclass(frozen=True)
 class PieceBatch:
-    """Pieces side by side, on the CPU.
+    """N pieces as the rows of one padded batch (L, N, ·); all attributes are on the CPU.
 
     Attributes:
-        index: where each step is among those of all sequences, (L, N), for a flat (T · B).
-        valid: which steps are no padding, likewise.
-        sequence: as of :class:`Pieces`.
-        from_zero: whether a row begins with a zero state and not with its sequence's initial one, (N,).
-        ends_sequence: whether it ends where its sequence does, (N,).
+        index: each step's position in the flat (T · B) sequences, (L, N).
+        valid: mask of the steps that are not padding, (L, N).
+        sequence: see :class:`Pieces`.
+        from_zero: whether a row starts from a zero state, not from its sequence's initial state, (N,).
+        ends_sequence: whether a row ends at the end of its sequence, (N,).
     """
 
     index: Tensor
@@ -84,18 +84,18 @@ class PieceBatch:
         return x.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
 
     def initial_states(self, state: Tensor) -> Tensor:
-        """Return the initial states of the rows, of those of the sequences (B, ...)."""
+        """Return the initial states of the rows from ``state``, those of the sequences (B, ...)."""
         given = state.index_select(0, self.sequence.to(state.device))
         return given.masked_fill(self.from_zero.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0.0)
 
     def last_steps(self, out: Tensor) -> Tensor:
-        """Return what ``out`` (L, N, ·) is behind the last step of each row, (N, ·)."""
+        """Return ``out`` (L, N, ·) at the last step of each row, (N, ·)."""
         ends = (self.valid.sum(0) - 1).to(out.device)
         return out[ends, torch.arange(out.shape[1], device=out.device)]
 
 
 def in_sequence_order(outs: Sequence[Tensor], batches: Sequence[PieceBatch], shape: tuple[int, int]) -> Tensor:
-    """Return (T, B, ·) of what all batches have given, (L, N, ·) each, or packed."""
+    """Return the outputs of all batches, (L, N, ·) each or packed, in the order of the sequences, (T, B, ·)."""
     place = torch.empty(shape[0] * shape[1], dtype=torch.int64, device="cpu")
     done = 0
     for out, rows in zip(outs, batches, strict=True):
@@ -109,7 +109,7 @@ def in_sequence_order(outs: Sequence[Tensor], batches: Sequence[PieceBatch], sha
 
 
 def final_states(states: Sequence[Tensor], batches: Sequence[PieceBatch]) -> Tensor:
-    """Return the states behind all sequences (B, ...), of those behind the rows of all batches."""
+    """Return the final states of the sequences (B, ...) from those of the rows of all batches."""
     last = torch.cat([rows.ends_sequence for rows in batches])
     order = torch.cat([rows.sequence for rows in batches])[last].argsort()
     whole = torch.cat(list(states))

@@ -1,4 +1,4 @@
-"""Recurrent layers over such sequences, in one call."""
+"""``run_with_resets``: a recurrent layer over sequences with resets, in one call."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from gradfree.time.forward import Recurrence, run_kernel
 from gradfree.time.fused import recorder_on
 
 _SATURATED = 1e4
-"""A pre-activation at which a gate is closed, or open, exactly."""
+"""A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
 
 
 def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor) -> tuple[Tensor, Any]:
-    """Run a recurrent layer over sequences that begin anew in the middle, in one call.
+    """Run a recurrent layer over sequences whose state is reset in the middle, in one call.
 
-    Outputs, final states and gradients are those of a loop with one call a step, whose state is set to zero before each
-    step with a reset. The pieces between resets run side by side. With an engine on the layer, the engine solves them.
+    Outputs, final states and gradients are those of a loop that calls the layer step by step, and sets the state to
+    zero before each step with a reset. The pieces between resets run as one batch. If an engine is attached to the
+    layer, it computes their gradients.
 
     Args:
         layer: an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM`` in one direction, or a :class:`CellLayer`.
         input: (T, B, I), or (B, T, I) if the layer is ``batch_first``.
         state: the initial state, as the layer takes it. ``None``: zeros.
-        resets: bool, (T, B), or (B, T) if the layer is ``batch_first``: where the state is zero before that step.
+        resets: bool, (T, B), or (B, T) if the layer is ``batch_first``: whether to reset the state before the step.
 
     Returns:
         The outputs and the final state, as the layer returns them.
 
     Raises:
-        TypeError: another layer, packed sequences, resets that are no bool tensor.
-        ValueError: resets or a state of another shape or device.
-        ChainError: a layer in both directions, with projections, hooks or a forward that is not torch's.
+        TypeError: another kind of layer, packed sequences, or resets that are not a bool tensor.
+        ValueError: resets or a state with a wrong shape or device.
+        ChainError: a layer that is bidirectional, or has projections, hooks or another ``forward``.
     """
     _check_layer(layer)
     _check_input(layer, input, resets)
@@ -79,7 +80,7 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
 
 
 def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Tensor, several: bool) -> Any:
-    """Run the layer from the masked state; agents that act call it so, step by step."""
+    """Call the layer once with the masked state: a fast path for agents that act step by step."""
     kept = [part.masked_fill(resets.view(-1, *[1] * (part.dim() - 1)), 0.0) for part in parts]
     if isinstance(layer, CellLayer):
         kept = kept[layer.extra_outputs :]
@@ -89,22 +90,22 @@ def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Te
 
 
 _Run = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
-"""Returns the outputs and final states of a layer: of its number, input, initial states and weights."""
+"""Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
 
 def _padded_runner(layer: Any, x: Tensor) -> _Run | None:
-    """Return how to run padded pieces layer by layer; ``None`` if packed ones are to run through the module."""
+    """Return a function that runs padded pieces layer by layer; ``None`` if pieces must run packed by the module."""
     recorder = recorder_on(layer)
     if x.device.type != "cpu":
         return None
     if recorder is None or not torch.is_grad_enabled():
         return lambda number, x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
-    # What runs forward in an engine's own way runs whole sequences. Approximations would see the padding.
+    # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
     return recorder.run_layer if recorder.attachment.engine.forwards else None
 
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
-    """Run the layer's own forward on rows by falling length; return the packed outputs and the final states."""
+    """Run the layer's own forward on rows sorted by length; return the packed outputs and the final states."""
     index = rows.index[rows.valid].to(x.device)
     packed = PackedSequence(x.flatten(0, 1).index_select(0, index), rows.valid.sum(1))
     first = [rows.initial_states(part).transpose(0, 1).contiguous() for part in parts]
@@ -113,7 +114,7 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
 
 
 def _run_padded(layer: Any, run: _Run, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
-    """Run layer behind layer, as the module does; return the outputs and the final states, (N, layers, H)."""
+    """Run layer by layer, as the module does; return the outputs and the final states, (N, layers, H)."""
     # As the module's own forward does.
     layer._update_flat_weights()
     weights = layer._flat_weights
@@ -131,9 +132,10 @@ def _run_padded(layer: Any, run: _Run, x: Tensor, parts: Sequence[Tensor], rows:
 def _run_layer(
     mode: str, run: Any, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return a layer's outputs and the states behind the last step of each row."""
+    """Return a layer's outputs and the states after the last step of each row."""
     if mode == "LSTM" and not rows.valid.all():
-        # Of c the kernel returns the last step's alone. An input more, which is one on padding, keeps c there.
+        # The kernel returns c of the last step only. An additional input, 1 on padding, opens the forget gate and
+        # closes the input gate there, so that padding keeps c.
         padding = (~rows.valid).to(x.device, x.dtype)[..., None]
         held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
         x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
@@ -145,8 +147,8 @@ def _check_layer(layer: Any) -> None:
     if isinstance(layer, nn.RNNBase):
         if layer.bidirectional:
             raise ChainError(
-                "run_with_resets: the layer runs in both directions, and a reset cuts only one of them: what runs "
-                "backwards would carry a later episode into an earlier one. Use bidirectional=False."
+                "run_with_resets: the layer runs in both directions. Its reverse direction would carry a later "
+                "episode into an earlier one. Use bidirectional=False."
             )
         if layer.proj_size:
             raise ChainError(f"run_with_resets: the layer has proj_size={layer.proj_size}. Use proj_size=0.")
@@ -160,7 +162,10 @@ def _check_layer(layer: Any) -> None:
         )
     if changed or layer._forward_hooks or layer._forward_pre_hooks:
         what = "another forward" if changed else "forward hooks"
-        raise ChainError(f"run_with_resets: the {type(layer).__name__} has {what}, which would not see single steps.")
+        raise ChainError(
+            f"run_with_resets: the {type(layer).__name__} has {what}. It would run on batches of pieces, not on your "
+            "sequences. Remove it, or call the layer step by step."
+        )
 
 
 def _check_input(layer: Any, input: Any, resets: Any) -> None:
