@@ -1,8 +1,8 @@
-"""Everything of this checkout that wants a GPU, in one command that goes on where it stopped: ``make gpu``.
+"""All tests and suites that need a GPU, in one command that can be continued: ``make gpu``.
 
-Stage by stage, the most valuable first: tests of exactness, the suites of ``gradfree bench``, other tests. Each has a
-share of the time. Nothing is installed: torch, Lightning and pytest are enough, and reports are made from the records
-on another machine.
+Stages by priority: tests of exactness, suites of ``gradfree bench``, other tests. Each has a share of the time.
+Nothing is installed: torch, Lightning and pytest are enough. Reports can be written from the records on another
+machine.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ OTHERS = (
     "algorithms/test_orthogonal_backprop",
 )  # fmt: skip
 SUITES = {"gpu-time": 10, "gpu-depth": 7, "quick": 3}
-"""With the share of the time that each has."""
+"""Suites with their shares of the time."""
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")
 """Suites that need the data sets of $GRADFREE_DATA."""
 ALSO_NEEDED = {
     "depth/programs/test_random_programs": "hypothesis",
     "quick": "sklearn",
 }
-"""What files of tests and suites are left out without."""
+"""Package without which a test file or suite is skipped."""
 PATH = [str(ROOT), str(ROOT / ".ci")]
-"""Where processes find modules, before all other places."""
+"""Start of the processes' import path."""
 PRETEND = [str(ROOT / "tests" / "support"), str(ROOT / "build" / "pretend-entry")]
-"""Where torch finds the device of ``pytest --device pretend``; tests know where themselves."""
+"""Import path on which torch finds the device of ``pytest --device pretend``; tests set it themselves."""
 _AT_ONCE = 4
 _TO_END = 30.0
-"""Seconds left for what runs when the time is over."""
+"""Seconds reserved for the end."""
 
 
 class Runner:
-    """Runs processes of this interpreter on the checkout until the time of a stage is over.
+    """Runs processes of this interpreter in the checkout until a stage's time is over.
 
     Args:
         out: folder of logs and results.
-        end: when the stage's time is over.
-        last: when all time is over.
+        end: end of the stage's time.
+        last: end of the total time.
     """
 
     def __init__(self, out: Path, end: float, last: float):
@@ -74,13 +74,13 @@ class Runner:
     def __call__(
         self, log: str, *arguments: str, path: Sequence[str] = PATH, advanced: Callable[[], bool] = lambda: True
     ) -> int | None:
-        """Return the exit code, ``None`` if the time was over before; everything printed goes to the file ``log``.
+        """Return the exit code, ``None`` if the time was over before; the output goes to the file ``log``.
 
-        Past the stage's time a process goes on until it has ``advanced``: else it could begin anew in every call.
+        After the stage's time, a process runs on until ``advanced()``: otherwise each call might repeat its start.
         """
         if monotonic() > self.last:
             return None
-        # cuBLAS adds in the same order each time, which tests for equal bits need.
+        # Deterministic cuBLAS, for tests of bitwise equality.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         with (self.out / log).open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
@@ -93,21 +93,21 @@ class Runner:
                         process.wait(0.5)
                 return process.returncode
             finally:
-                # Not Ctrl-C, which a test in the midst of an import takes for a failure.
+                # Not SIGINT, which fails a test that is importing.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 class Result(NamedTuple):
-    """What a stage came to: what went wrong, and whether the time was over before it had ended."""
+    """A stage's problems, and whether its time was over before the end."""
 
     problems: list[str]
     unfinished: bool
 
 
 def run_tests(files: tuple[str, ...], device: str, of: str, slow: bool, run: Runner) -> Result:
-    """Run those that have no outcome yet, some files at a time."""
+    """Run the tests without a recorded outcome, several files in parallel."""
     (run.out / "tests").mkdir(exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(lambda name: _run_file(run, device, of, slow, name), files))
@@ -121,21 +121,21 @@ def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> Resul
     code = run(log, *arguments, "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120", "-o", "addopts=")
     failed = [outcome for outcome in recorded.read(record, of) if outcome["outcome"] == "failed"]
     problems = [f"{outcome['test']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
-    # 0: all passed; 1: some failed, as the record tells; 5: none was left.
+    # 0: all passed; 1: some failed, which are in the record; 5: no tests were left.
     if code not in (None, 0, 1, 5):
         problems.append(f"tests/{name}.py ended with {code}: {run.out / log}")
     return Result(problems, code is None)
 
 
 def record_of(out: Path, name: str, slow: bool) -> Path:
-    """Return the file of outcomes of a file of tests."""
+    """Return the file of outcomes of a test file."""
     return out / "tests" / f"{Path(name).name}{'-slow' if slow else ''}.jsonl"
 
 
 def run_suite(suite: str, device: str, run: Runner) -> Result:
-    """Run the cases that have no record yet."""
+    """Run the cases without a record."""
     log, folder, jobs = f"{suite}.log", run.out / suite, min(2 * _AT_ONCE, os.cpu_count() or 1)
-    # Not by the command line, whose parser is one more package.
+    # Not by the command line, whose parser is another package.
     call = f"run({suite!r}, Path({str(folder)!r}), device={device!r}, jobs={jobs})"
     call = f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}"
     path = PATH + PRETEND * (device == "pretend")
@@ -148,7 +148,7 @@ def run_suite(suite: str, device: str, run: Runner) -> Result:
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a suite; a line that a killed process left half written is none."""
+    """Return the records of a suite, without an incomplete last line."""
     path = folder / "records.jsonl"
     return [json.loads(line) for line in path.open(encoding="utf-8") if line.endswith("\n")] if path.exists() else []
 
@@ -161,10 +161,10 @@ def counts(out: Path, of: str) -> str:
 
 
 def digest(device: str) -> str:
-    """Return what outcomes of tests are of: the sources, the version of torch and the device.
+    """Return a text that identifies what was tested: the sources, the version of torch and the device.
 
     Raises:
-        SystemExit: the device is not there.
+        SystemExit: the device is not available.
     """
     sys.path[:0] = PATH + PRETEND * (device == "pretend")
     import torch
@@ -181,7 +181,7 @@ def digest(device: str) -> str:
 
 
 def load_pretend_with_torch() -> None:
-    """Let the suites' processes find the device of ``pytest --device pretend`` by an entry point of torch's."""
+    """Register the device of ``pytest --device pretend`` as an entry point of torch, for the suites' processes."""
     folder = Path(PRETEND[-1], "pretend_device-1.dist-info")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pretend-device\nVersion: 1\n", encoding="utf-8")
@@ -189,7 +189,7 @@ def load_pretend_with_torch() -> None:
 
 
 def has_all(name: str) -> bool:
-    """Tell whether all is there that a file of tests or a suite needs; say so if not."""
+    """Return whether the package that a test file or suite needs is installed; print a message if not."""
     needed = ALSO_NEEDED.get(name)
     if needed is None or find_spec(needed):
         return True
@@ -198,7 +198,7 @@ def has_all(name: str) -> bool:
 
 
 class Stage(NamedTuple):
-    """A part of the work: what does it, and its share of the time."""
+    """A stage: its function, and its share of the time."""
 
     name: str
     work: Callable[[Runner], Result]
@@ -218,7 +218,7 @@ def stages(device: str, of: str) -> list[Stage]:
 
 
 def run_stages(waiting: list[Stage], out: Path, end: float) -> tuple[list[str], bool]:
-    """Run each stage for its share of the time, then those that were not done; return these, and whether any failed."""
+    """Run each stage for its share of the time, then unfinished ones again; return these, and whether any failed."""
     failed = False
     while waiting and monotonic() < end:
         left = []
@@ -229,15 +229,15 @@ def run_stages(waiting: list[Stage], out: Path, end: float) -> tuple[list[str], 
             failed |= bool(problems)
             left += [stage] * unfinished
             state = "not done yet" if unfinished else "done"
-            told = f"{stage.name}: {state}, {monotonic() - begin:.0f} s"
-            told += f", {len(records_in(out / stage.name))} records" if (out / stage.name).is_dir() else ""
-            print("\n  ".join([told, *problems]), flush=True)
+            line = f"{stage.name}: {state}, {monotonic() - begin:.0f} s"
+            line += f", {len(records_in(out / stage.name))} records" if (out / stage.name).is_dir() else ""
+            print("\n  ".join([line, *problems]), flush=True)
         waiting = left
     return [stage.name for stage in waiting], failed
 
 
 def main() -> None:
-    """Do what the budget of minutes allows."""
+    """Run the stages within the given minutes."""
     begin = monotonic()
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)

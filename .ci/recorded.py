@@ -1,4 +1,4 @@
-"""A plugin of pytest: tests whose outcome is on record for the same sources and device are not run again."""
+"""Pytest plugin: tests with a recorded outcome for the same sources and device are not run again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--record`` and ``--record-of``."""
-    parser.addoption("--record", type=Path, required=True, help="file of outcomes, a line a test")
-    parser.addoption("--record-of", required=True, help="what was tested: outcomes of anything else do not count")
+    parser.addoption("--record", type=Path, required=True, help="file of outcomes, one line a test")
+    parser.addoption(
+        "--record-of", required=True, help="identifies what is tested; outcomes for anything else are dropped"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,11 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Record:
-    """The outcomes in a file, whose first line says of what they are.
+    """A file of outcomes, whose first line identifies what was tested.
 
     Args:
-        path: of the file.
-        of: what is tested; a file of anything else begins anew.
+        path: the file.
+        of: identifies what is tested; a file for anything else is overwritten.
     """
 
     def __init__(self, path: Path, of: str):
@@ -40,20 +42,20 @@ class Record:
         self._file.flush()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what is on record."""
+        """Deselect the tests with a recorded outcome."""
         done = [item for item in items if item.nodeid in self._known]
         config.hook.pytest_deselected(items=done)
         items[:] = [item for item in items if item.nodeid not in self._known]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the outcome of a test, and of its setting up and tearing down where that is no success."""
+        """Record the outcome of a test, and failures of its setup and teardown."""
         if report.when == "call" or not report.passed:
             said = "" if report.passed else report.longreprtext
             self._write({"test": report.nodeid, "outcome": report.outcome, "said": said})
 
 
 def read(path: Path, of: str) -> list[dict[str, str]]:
-    """Return the outcomes in ``path`` if they are of ``of``; a line that a killed process left half written is none."""
+    """Return the outcomes in ``path`` if they are for ``of``, without incomplete lines."""
     outcomes = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError):

@@ -1,1 +1,1 @@
-"""Which engine to take for a model of the user's own: contestants, a contest within a budget, and what to do then."""
+"""``gradfree advise``: engines are timed on the user's model within a budget, and one is recommended."""

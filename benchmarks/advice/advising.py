@@ -1,4 +1,4 @@
-"""Which engine to take for a model of the user's own: the command ``gradfree advise``."""
+"""The command ``gradfree advise``: which engine to use for the user's model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gradfree.cli import UsageError
 from gradfree.registry import engine_class
 
 _COMPILING = 0.3
-"""Share of the budget that is kept for compiling, and for timing what is compiled."""
+"""Share of the budget for compiling the model and timing it."""
 
 
 def run(
@@ -46,11 +46,11 @@ def run(
     out: Path | None,
     verbose: bool,
 ) -> None:
-    """Time the engines that can be attached, and print which to take, if any; then the figures, and why others do not.
+    """Time the engines that can be attached; print the recommendation, the figures, and why other engines do not apply.
 
     Raises:
-        UsageError: the model, the data, the device or an engine are not there, the loss is no number, or no engine can
-            train.
+        UsageError: the model, the data, the device or an engine is missing, the loss is not finite, or every engine
+            fails.
     """
     require(device)
     try:
@@ -60,9 +60,9 @@ def run(
     paths = listed(chains) or None
     console = Console()
     data = data or _loader_beside(model)
-    built = Builder.to(model).build()
+    built = Builder.find(model).build()
     reports, rows = rows_to_try(built, paths, names)
-    # Of what cannot be attached only why: its chains and what might be said of them would bury the answer.
+    # For engines that cannot be attached, print only the problems: their chains would hide the answer.
     shown = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
     if not rows:
         console.print(Text(f"Stay with autograd: no engine can be attached to {model}.\n", "bold"))
@@ -96,7 +96,7 @@ def run(
 def measured(
     job: Job, model: nn.Module, rows: Sequence[Row], seconds: float, say: Say
 ) -> tuple[Standings, Mapping[str, Any] | str]:
-    """Time plain backprop and ``rows`` on copies of ``model``, then what is compiled, in the time that is left."""
+    """Time autograd and ``rows`` on copies of ``model``, then the compiled model in the remaining time."""
     budget = Budget(seconds)
     standings = contest(job, model, rows, Budget((1 - _COMPILING) * seconds), say)
     say("torch.compile")
@@ -118,7 +118,7 @@ def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
 
 
 def _dry_run(rows: Sequence[Row], model: nn.Module, job: Job) -> Report:
-    """Return what an engine finds out on a batch: one that asks for residual paths, if there is one."""
+    """Return the report of a dry run on a batch, with an engine that needs skip connections if there is one."""
     engines = [row.create_engine() for row in rows]
     asking = next((e for e in engines if e.needs_residual), engines[0])
     return asking.validate(model, job.chains, batch=job.inputs)
@@ -128,14 +128,14 @@ def _loader_beside(model: str) -> str | None:
     """Return the function ``loader`` of the model's module, if there is one."""
     name = f"{model.partition(':')[0]}:loader"
     try:
-        return Imported.to(name).name
+        return Imported.find(name).name
     except UsageError:
         return None
 
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Say]:
-    """Show what is being done, and how much of the time is gone."""
+    """Show the current activity and the elapsed share of the budget."""
     columns = BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=seconds)

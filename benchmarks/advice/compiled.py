@@ -1,4 +1,4 @@
-"""Compiled backpropagation beside plain, in a process of its own: no compiler ends after a given time."""
+"""Compiled against eager autograd, in a separate process that can be killed: compiling has no time limit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _WARM_UP = 3
 
 
 def compiled_cost(job: Job, threads: int, seconds: float) -> dict[str, Any] | str:
-    """Return times of a step of the compiled model, and ratios to the plain one's, or why there are none.
+    """Return the times of a compiled step and their ratios to an eager step's, or why there are none.
 
     Args:
-        job: what is trained.
-        threads: for torch to use.
-        seconds: that compiling and timing may take.
+        job: the model and its data.
+        threads: number of threads of torch.
+        seconds: time limit of compiling and timing.
     """
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe(duplex=False)
-    # Without the batches that the job holds.
+    # A copy without the job's cached batches.
     process = spawning.Process(target=_time, args=(there, replace(job), threads), daemon=True)
     process.start()
     there.close()

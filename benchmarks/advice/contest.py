@@ -1,4 +1,4 @@
-"""Engines timed against plain backpropagation on a user's own batches, within a budget of time."""
+"""The contest: engines are timed against autograd on the user's batches, within a time budget."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from gradfree.wording import count
 
 _WARM_UP = 3
 _TURN = 0.02
-"""Seconds of steps in a turn, if a step takes less."""
-_IN_SIGHT = 1.25
-"""Of the baseline's time: what takes longer when first tried has no further turns."""
+"""A turn repeats shorter steps for this many seconds."""
+_MAX_RATIO = 1.25
+"""A row whose first turn takes more than this multiple of the baseline's time has no further turns."""
 _HOPELESS = 4.0
-"""Likewise, of the second step alone, and five times that of the first, which has to prepare much."""
+"""The same limit for the second step; five times as much for the first step, which includes setup."""
 _LONG = 0.1
-"""Seconds of a step from which on one is enough to warm up, or to try a candidate by."""
+"""For steps of this many seconds, one step is enough as a warm-up and as a first turn."""
 _FEWEST, _MOST = 5, 25
-"""Rounds."""
+"""Minimal and maximal number of rounds."""
 _SAME = {"dsf feedback=gate": "highway_bp k=0", "truncated window=2": "fixed_point k=1"}
-"""Settings whose gradients are those of others, by label."""
+"""Rows with the same gradients as another row, by label: they are not tried if the other one is."""
 _EXACT = Agreement(1.0, 1.0, 0.0)
-"""Of plain backpropagation, whatever it keeps."""
-_CARRIED = (
+"""The agreement of autograd with itself."""
+_STATE_HINT = (
     " A model that keeps a state from batch to batch must cut the gradient there: self.state = state.detach(), of an "
     "LSTM both parts."
 )
-_words = "{0.__class__.__name__}: {0}".format
-"""What is kept of an error."""
+_describe = "{0.__class__.__name__}: {0}".format
+"""Returns the text stored for an error."""
 Say = Callable[[str], None]
 
 
 class Budget:
-    """A time that runs out.
+    """A time limit.
 
     Args:
-        seconds: from now on.
+        seconds: seconds from now.
     """
 
     def __init__(self, seconds: float):
@@ -64,7 +64,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds, none at the least."""
+        """Remaining seconds, at least 0."""
         return max(0.0, self._end - monotonic())
 
 
@@ -74,12 +74,12 @@ class Contestant:
 
     Attributes:
         row: the engine.
-        model: with the engine attached.
+        model: the copy with the engine attached.
         step: takes a training step on a batch and returns the loss.
-        times: seconds of a step, a mean in each round.
-        gradient: compared with exact backpropagation's; ``None`` if not yet compared.
-        memory: peak in bytes of a step.
-        first: what a step came to beside plain backprop's when first tried, if it had no further turns.
+        times: mean seconds of a step in each round.
+        gradient: agreement with the exact gradient; ``None`` if not compared yet.
+        memory: peak bytes of a step.
+        first_ratio: the first turn's time as a multiple of autograd's, if there were no further turns.
     """
 
     row: Row
@@ -88,13 +88,13 @@ class Contestant:
     times: list[float] = field(default_factory=list)
     gradient: Agreement | None = None
     memory: int | None = None
-    first: float | None = None
+    first_ratio: float | None = None
 
     @classmethod
     def of(cls, row: Row, model: nn.Module, job: Job, learning_rate: float = 0.0) -> Contestant:
-        """Attach the engine of ``row`` to a copy of ``model``, to be trained by AdamW.
+        """Return ``row`` on a copy of ``model`` that is trained by AdamW.
 
-        Without a learning rate the weights stay: a model that diverges would be timed with NaN.
+        By default the learning rate is 0: a model that diverges would be timed with NaN.
         """
         own = copy.deepcopy(model)
         if row is not BACKPROP:
@@ -113,14 +113,14 @@ class Contestant:
 
 @dataclass
 class Standings:
-    """What a contest came to.
+    """The results of a contest.
 
     Attributes:
-        threads: that torch used.
-        why: that many.
-        contestants: all that took part, plain backprop first.
-        failures: what went wrong, by label.
-        untried: labels that there was no time for.
+        threads: number of threads of torch.
+        why: reason for this number, for the legend.
+        contestants: all rows that ran, autograd first.
+        failures: errors by label.
+        untried: labels of rows that did not run for lack of time.
     """
 
     threads: int
@@ -130,7 +130,7 @@ class Standings:
     untried: list[str]
 
     def cost(self, contestant: Contestant) -> dict[str, Any]:
-        """Return times and ratios to plain backprop's, round by round, as :func:`statistics` has them."""
+        """Return the :func:`statistics` of a contestant's times relative to autograd's, round by round."""
         baseline = self.contestants[0].times
         return statistics(contestant.times, baseline[: len(contestant.times)])
 
@@ -138,15 +138,15 @@ class Standings:
 def rows_to_try(
     model: nn.Module, chains: Sequence[str] | None, engines: Sequence[str]
 ) -> tuple[dict[str, Report], list[Row]]:
-    """Return the report on ``model`` of every one of ``engines``, and rows of those that can be attached.
+    """Return the report of each engine on ``model``, and the rows of those that can be attached.
 
-    The most promising first: engines that say to be as exact as backpropagation, then those with several settings,
-    every one's first settings before any one's second, then the others.
+    The rows come in order of promise: exact engines, engines with several settings, the others. Within a group, the
+    first settings of all engines come before any second settings.
     """
     reports = {name: engine_class(name)().validate(model, chains) for name in engines}
     fit = [name for name, report in reports.items() if report.ok and report.chains]
     found = [
-        (*_promise(name, n), row(name, given))
+        (*_priority(name, n), row(name, given))
         for name in fit
         for n, given in enumerate(engine_class(name).worth_trying)
     ]
@@ -156,33 +156,33 @@ def rows_to_try(
     return reports, ordered
 
 
-def _promise(name: str, n: int) -> tuple[int, int]:
-    """Return what comes first if it is less: of an engine with its ``n``-th settings."""
+def _priority(name: str, n: int) -> tuple[int, int]:
+    """Return the sort key of an engine with its ``n``-th settings."""
     exact = bool(engine_class(name).exact_ones())
     return (0 if exact else 1 if len(engine_class(name).worth_trying) > 1 else 2), n
 
 
 def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say: Say) -> Standings:
-    """Time plain backpropagation and ``rows`` in turns, until ``budget`` is spent or the figures stand.
+    """Time autograd and ``rows`` in turns, until the budget is spent or the maximal number of rounds is reached.
 
-    Whoever takes much longer than plain backprop when first tried has no further turns.
+    A row whose first turn is much slower than autograd's has no further turns.
 
     Args:
-        job: what is trained.
-        model: that the copies are of.
-        rows: to try, the most promising first.
-        budget: of time; what is begun is ended.
-        say: is given what is being done.
+        job: the model and its data.
+        model: the model to copy.
+        rows: the rows to try, the most promising first.
+        budget: the time limit; a step that has begun is finished.
+        say: called with the current activity.
 
     Raises:
-        UsageError: plain backpropagation fails.
+        UsageError: autograd fails.
     """
     failures: dict[str, str] = {}
     say("autograd")
     every = torch.get_num_threads()
-    # Where others compute as well, threads that wait for each other may take a hundred times as long.
+    # One thread first: on a busy machine, several threads that wait for each other can be a hundred times slower.
     torch.set_num_threads(1)
-    with collecting_errors(failures, BACKPROP.label, _words):
+    with collecting_errors(failures, BACKPROP.label, _describe):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
         loss = float(step())
@@ -195,13 +195,13 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
             mean_seconds(step, _WARM_UP)
         plain.gradient = _EXACT
     if failures:
-        hint = _CARRIED if "through the graph a second time" in failures[BACKPROP.label] else ""
+        hint = _STATE_HINT if "through the graph a second time" in failures[BACKPROP.label] else ""
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}{hint}")
     threads, why = _choose_threads(every, plain, job, budget, say)
     standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
         exact = bool(engine_class(candidate.engine).exact_ones())
-        # On a busy machine too, somebody has a turn.
+        # Even on a busy machine, at least one engine is tried.
         if budget.left <= (0.0 if exact else 0.4 * budget.seconds) and len(standings.contestants) > 1:
             standings.untried.append(candidate.label)
             continue
@@ -209,14 +209,14 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         if problems := candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems:
             failures[candidate.label] = "; ".join(problems)
             continue
-        with collecting_errors(failures, candidate.label, _words):
-            standings.contestants.append(_tried(candidate, model, plain, job, usual))
-    close = [c for c in standings.contestants if c.first is None]
+        with collecting_errors(failures, candidate.label, _describe):
+            standings.contestants.append(_first_turn(candidate, model, plain, job, usual))
+    close = [c for c in standings.contestants if c.first_ratio is None]
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
     _take_turns(close, job, standings, budget, say)
-    _compare_gradients([c for c in standings.contestants if c.first and budget.left], job, standings, say)
-    # Those that take their time may do so for less memory.
-    for contestant in (*close, *(c for c in standings.contestants if c.first and budget.left)):
+    _compare_gradients([c for c in standings.contestants if c.first_ratio and budget.left], job, standings, say)
+    # Slow engines may need less memory.
+    for contestant in (*close, *(c for c in standings.contestants if c.first_ratio and budget.left)):
         say(f"memory of {contestant.row.label}")
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))
@@ -224,22 +224,22 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
 
 
 def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
-    """Let torch use all threads or one, whichever is faster in all but a quarter of the turns."""
+    """Set torch's threads to all or one, whichever has the smaller upper quartile of autograd's times."""
     if every == 1 or job.device != "cpu":
         torch.set_num_threads(every)
         return every, ""
-    late: dict[int, float] = {}
+    quartile: dict[int, float] = {}
     for threads in (1, every):
         say(f"autograd, {threads} threads" if threads > 1 else "autograd, one thread")
         torch.set_num_threads(threads)
-        end, hopeless = Budget(budget.seconds / 20), _HOPELESS * min(late.values(), default=inf)
+        end, hopeless = Budget(budget.seconds / 20), _HOPELESS * min(quartile.values(), default=inf)
         times = [_turn(plain, job, n) for n in range(2)]
         while min(times) < hopeless and ((end.left and len(times) < _MOST) or len(times) < _WARM_UP):
             times.append(_turn(plain, job, len(times)))
-        late[threads] = quantiles(times)[2]
-    chosen = min(late, key=lambda threads: late[threads])
+        quartile[threads] = quantiles(times)[2]
+    chosen = min(quartile, key=lambda threads: quartile[threads])
     torch.set_num_threads(chosen)
-    words = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in late.items())
+    words = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in quartile.items())
     return chosen, f"three quarters of autograd's steps take at most {words}"
 
 
@@ -250,10 +250,10 @@ def _turn(contestant: Contestant, job: Job, n: int) -> float:
     return mean_seconds(step, max(1, ceil(_TURN / usual)) if usual < _TURN else 1)
 
 
-def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual: float) -> Contestant:
-    """Return a contestant with its first turn behind it, and what it comes to beside plain backprop's of now.
+def _first_turn(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual: float) -> Contestant:
+    """Return a contestant after its first turn, compared with autograd timed at the same moment.
 
-    Where that takes long, beside what it took at first, ``usual``: its time is better spent on the candidates.
+    If autograd's step is long, its first time ``usual`` is used instead, to save the budget for the candidates.
     """
     contestant = Contestant.of(candidate, model, job)
     step = partial(contestant.step, job.batches[0])
@@ -261,26 +261,26 @@ def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual:
     usual = usual if long else _turn(plain, job, 0)
     for hopeless in (5 * _HOPELESS, _HOPELESS):
         if (ratio := mean_seconds(step, 1) / usual) > hopeless:
-            contestant.first = ratio
+            contestant.first_ratio = ratio
             return contestant
     if not long:
         for _ in range(_WARM_UP - 1):
             step()
         ratio = median(_turn(contestant, job, n) / _turn(plain, job, n) for n in range(_WARM_UP))
-    if ratio > _IN_SIGHT:
-        contestant.first = ratio
+    if ratio > _MAX_RATIO:
+        contestant.first_ratio = ratio
     return contestant
 
 
 def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget: Budget, say: Say) -> None:
-    """Time ``close`` in rounds, until the budget is spent."""
+    """Time ``close`` in rounds until the budget is spent, with at least ``_FEWEST`` and at most ``_MOST`` rounds."""
     for n in range(_MOST):
         if n >= _FEWEST and not budget.left:
             return
         for contestant in list(close):
             label = contestant.row.label
             say(f"{label}, round {n + 1}")
-            with collecting_errors(standings.failures, label, _words):
+            with collecting_errors(standings.failures, label, _describe):
                 contestant.times.append(_turn(contestant, job, n))
             if label in standings.failures:
                 close.remove(contestant)
@@ -290,6 +290,6 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, budget:
 def _compare_gradients(contestants: Sequence[Contestant], job: Job, standings: Standings, say: Say) -> None:
     for contestant in (c for c in contestants if c.gradient is None):
         say(f"gradient of {contestant.row.label}")
-        with collecting_errors(standings.failures, contestant.row.label, _words):
+        with collecting_errors(standings.failures, contestant.row.label, _describe):
             engine, plain = contestant.row.create_engine(), standings.contestants[0].model
             contestant.gradient = gradient_fidelity(engine, plain, job.loss_fn, job.batches[0], job.chains).total

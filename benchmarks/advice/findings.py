@@ -1,4 +1,4 @@
-"""A contest as a section of a report, and as a record."""
+"""A contest's results as a section of a report, and as a record."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BESIDE = {"label": "autograd"}
 _PLAIN = times(_BESIDE["label"])
 _COSINE, _NORM, _NOTE, _AWAY = "cosine", "norm ratio", "note", "1 − cosine"
 _ROUNDING = 1e-8
-"""Below which 1 − cosine tells nothing."""
+"""Values of 1 − cosine below this are rounding errors."""
 
 
 def contest_section(
     job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice, budget: float
 ) -> Section:
-    """Return what the contest came to."""
+    """Return the section on the contest."""
     where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": standings.threads}
     facts = table(
         [
@@ -66,8 +66,8 @@ def contest_section(
 
 
 def _notes(standings: Standings, compiled: Mapping[str, Any] | str) -> Iterator[str]:
-    """Yield what the table does not say."""
-    if slow := [f"{c.row.name} ({c.first:.1f}×)" for c in standings.contestants if c.first]:
+    """Yield sentences on rows that the table does not show."""
+    if slow := [f"{c.row.name} ({c.first_ratio:.1f}×)" for c in standings.contestants if c.first_ratio]:
         yield f"Slow when first tried, so without further turns: {', '.join(slow)}."
     if isinstance(compiled, str):
         yield f"{LABEL}: {compiled}."
@@ -87,8 +87,8 @@ def _facts_of(contestant: Contestant, standings: Standings, where: Mapping[str, 
         yield fact(_NORM, "1", contestant.gradient.norm_ratio, **who)
     if contestant.memory is not None:
         yield fact(MEMORY, "MiB", contestant.memory / MIB, **who)
-    if contestant.first:
-        yield fact(STEP, _PLAIN, contestant.first, **who)
+    if contestant.first_ratio:
+        yield fact(STEP, _PLAIN, contestant.first_ratio, **who)
 
 
 def _compiled_facts(compiled: Mapping[str, Any] | str, where: Mapping[str, Any]) -> Iterator[Fact]:
@@ -100,7 +100,7 @@ def _compiled_facts(compiled: Mapping[str, Any] | str, where: Mapping[str, Any])
 
 
 def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:
-    """Return the contest for programs: times in seconds, memory in bytes."""
+    """Return the contest as a record: times in seconds, memory in bytes."""
     rows = [
         {
             "label": c.row.name,
@@ -109,7 +109,7 @@ def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | 
             "cosine": c.gradient and c.gradient.cosine,
             "norm_ratio": c.gradient and c.gradient.norm_ratio,
             "peak_memory": c.memory,
-            "first_try": c.first,
+            "first_try": c.first_ratio,
             **(standings.cost(c) if len(c.times) > 1 else {}),
         }
         for c in standings.contestants

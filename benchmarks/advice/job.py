@@ -1,4 +1,4 @@
-"""A model and batches of the user's own, and a training step on them."""
+"""The user's model, batches and loss."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from gradfree.cli import UsageError
 from gradfree.wording import one
 
 _BATCH_SIZE = 32
-"""Of examples that come without batches."""
+"""Batch size for examples without batches."""
 _BATCHES = 4
-"""That are held for timing: the first ones."""
+"""Number of batches kept in memory for timing."""
 
 Batch = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, on what.
+    """The user's model and data.
 
     Attributes:
         model: ``module:function``, which returns the model.
-        data: likewise, for the examples: a pair of tensors, a data set, or an iterable of batches, which are taken as
-            they are: ``(*inputs, target)``, or mappings of the model's keyword arguments. Of several sources that of
-            training.
-        loss: likewise, called with outputs and targets, or with outputs alone where batches are mappings. If not
-            given, the ``loss`` of the outputs if they have one, else cross-entropy for targets of whole numbers and
-            the squared error for others.
-        chains: module paths; found automatically if not given.
-        device: where.
+        data: ``module:function``, which returns the examples: a pair of tensors, a data set, or an iterable of batches.
+            Batches are used unchanged: ``(*inputs, target)``, or mappings of the model's keyword arguments. If there
+            are several splits, the training split is used.
+        loss: ``module:function``, called with outputs and targets, or only with outputs if batches are mappings. By
+            default, the outputs' ``loss`` if they have one, else cross-entropy for integer targets and the squared
+            error for others.
+        chains: module paths of the chains; found automatically if not given.
+        device: the device.
     """
 
     model: str
@@ -50,12 +50,12 @@ class Job:
 
     def build(self) -> nn.Module:
         """Return a new model in training mode."""
-        return Builder.to(self.model).build().to(self.device).train()
+        return Builder.find(self.model).build().to(self.device).train()
 
     def once(self) -> Iterator[Batch]:
-        """Yield the batches, once."""
+        """Yield all batches once."""
         batch = None
-        for batch in _batches(Imported.to(self.data).result(), self.data):
+        for batch in _batches(Imported.find(self.data).result(), self.data):
             yield self._on_device(batch)
         if batch is None:
             raise UsageError(f"{self.data} has no batch.")
@@ -75,26 +75,26 @@ class Job:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """A few of them."""
+        """The first few batches."""
         return list(islice(self.once(), _BATCHES))
 
     @property
     def inputs(self) -> Any:
-        """The model's inputs of the first batch."""
+        """The model's inputs in the first batch."""
         batch = self.batches[0]
         return batch if isinstance(batch, Mapping) else tuple(batch[:-1])
 
     @property
     def shapes(self) -> str:
-        """The first batch, for people."""
+        """The shapes of the first batch as text."""
         batch = self.batches[0]
         parts = batch.values() if isinstance(batch, Mapping) else batch
         return ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
 
     @cached_property
     def loss_fn(self) -> Callable[..., Tensor]:
-        """The loss of outputs and, but for mappings, a target."""
-        return _default_loss if self.loss is None else Imported.to(self.loss)
+        """The loss function of outputs and a target; of outputs only if batches are mappings."""
+        return _default_loss if self.loss is None else Imported.find(self.loss)
 
     def loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of ``model`` on ``batch``."""
@@ -105,7 +105,7 @@ class Job:
 
 
 def _batches(source: Any, name: str) -> Iterator[Any]:
-    """Yield the batches of what a loader gave."""
+    """Yield the batches of a loader's return value."""
     if isinstance(source, Mapping):
         source = source.get("train", next(iter(source.values()), None))
     elif isinstance(source, tuple) and not is_pair(source):
@@ -121,7 +121,7 @@ def _batches(source: Any, name: str) -> Iterator[Any]:
 
 
 def _default_loss(outputs: Any, target: Any = None) -> Tensor:
-    """Return the outputs' own loss, or what is usual for such targets."""
+    """Return the outputs' own loss if there is one, else the usual loss for the target's dtype."""
     own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(own, Tensor):
         return own

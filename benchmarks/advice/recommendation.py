@@ -1,4 +1,4 @@
-"""What to do in view of a contest's figures."""
+"""The recommendation, from a contest's figures."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gradfree.registry import engine_class
 from gradfree.wording import count
 
 AS_GOOD = 0.99
-"""The cosine from which on a gradient is recommended without a second thought."""
+"""Minimal cosine of a gradient that is recommended."""
 _DIGITS = 4
-"""Of a cosine."""
+"""Decimals of a cosine."""
 _AS_FAST = 1.05
-"""Times the fastest at which the most exact is still taken."""
+"""Maximal time, relative to the fastest row's, of a row that is preferred for its more exact gradient."""
 _LEANER = 0.7
-"""Share of plain backprop's peak memory from which on an engine is worth a word for that."""
+"""An engine below this share of autograd's peak memory is mentioned for that."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do.
+    """A recommendation.
 
     Attributes:
-        engine: label of the engine to take; ``None``: stay with backprop.
-        words: that, with the figures it rests on.
-        code: lines to paste.
+        engine: label of the recommended engine; ``None`` for autograd.
+        words: the recommendation with its figures.
+        code: code to paste.
     """
 
     engine: str | None
@@ -37,10 +37,10 @@ class Advice:
 
 
 def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequence[str] | None) -> Advice:
-    """Return which engine to take, if any: of those with backprop's gradient that are faster beyond doubt the fastest.
+    """Return the recommendation: the fastest engine that is significantly faster and has autograd's gradient, if any.
 
-    Of several that may be as fast, by the quartiles, and are within a twentieth, the nearest gradient.
-    Where torch.compile alone is faster still, that.
+    If several are equally fast by their quartiles, and within 5 % of the fastest, it is the one with the most exact
+    gradient. If torch.compile is faster than all, it is recommended.
     """
     costs = {c.row.label: standings.cost(c) for c in standings.contestants if len(c.times) > 1}
     _, *others = (c for c in standings.contestants if c.row.label in costs and c.gradient)
@@ -66,24 +66,24 @@ def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequ
 
 
 def code_for(contestant: Contestant, chains: Sequence[str] | None) -> str:
-    """Return the line that puts the engine on an optimizer."""
+    """Return the code that wraps an optimizer with the engine."""
     options = {**contestant.row.options, **({"chains": list(chains)} if chains else {})}
     given = "".join(f", {name}={value!r}" for name, value in options.items())
     return f"optimizer = gradfree.EngineOptimizer(optimizer, model, engine={contestant.row.engine!r}{given})"
 
 
 def _best(as_good: Sequence[Contestant], costs: Mapping[str, Mapping[str, Any]]) -> Contestant:
-    """Return the fastest, or who may be as fast and is nearer: round by round beside it, the baseline's noise aside."""
+    """Return the fastest contestant, or a more exact one that is as fast when compared with it round by round."""
     fastest = min(as_good, key=lambda c: costs[c.row.label]["ratio"])
     beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
     near = {label for label, b in beside.items() if b["ratio"] <= _AS_FAST and b["ratio_quartiles"][0] <= 1}
     rivals = [c for c in as_good if c.row.label in near]
-    # Of settings that cannot be distinguished, those that are exact or have the tighter tolerance.
+    # Of equal cosines, prefer exact engines, then smaller tolerances.
     return max(rivals, key=lambda c: (round(_cosine(c), _DIGITS), -_tolerance(c), -beside[c.row.label]["ratio"]))
 
 
 def _tolerance(contestant: Contestant) -> float:
-    """Return the tolerance of an engine that goes on to one; others have none."""
+    """Return the engine's tolerance; 0 if it has none."""
     return float(getattr(contestant.row.create_engine(), "tolerance", None) or 0.0)
 
 
@@ -93,7 +93,7 @@ def _hints(
     best: Contestant | None,
     costs: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """Return what else may be worth a try: a rougher gradient that is faster, less memory, what had no turn."""
+    """Return hints on further options: untried settings, faster but less exact gradients, less memory."""
     untried = len(standings.untried)
     words = f" {count(untried, 'setting')} had no turn: give a longer --budget." if untried else ""
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
@@ -115,12 +115,12 @@ def _hints(
         words += (
             f" In the least memory: {leanest.row.label}, {(leanest.memory or 0) / (plain.memory or 1):.2f} of the peak"
         )
-        words += f", {leanest.first:.1f} times as slow." if leanest.first else "."
+        words += f", {leanest.first_ratio:.1f} times as slow." if leanest.first_ratio else "."
     return words
 
 
 def _is_exact(contestant: Contestant) -> bool:
-    """Tell whether an engine has autograd's gradient whatever the model."""
+    """Return whether the engine has autograd's gradient in every model."""
     exact = bool(engine_class(contestant.row.engine).exact_ones())
     return exact and not _tolerance(contestant)
 

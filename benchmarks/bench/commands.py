@@ -14,7 +14,7 @@ from gradfree.cli import UsageError
 from gradfree.extras import needs_extra, require
 
 DRAWING = ("altair", "jinja2", "polars", "rich", "scipy", "vl_convert")
-"""What the extra "bench" brings for reports. A run without it leaves its records, for a report to be made later."""
+"""Packages of the extra "bench" that only reports need. A run without them keeps its records for a later report."""
 
 
 def run(
@@ -33,33 +33,32 @@ def run(
     list: bool = False,
     **axes: Any,
 ) -> None:
-    """Train with the engines of a suite, or with those that are named, time the steps, and report.
+    """Train with the engines of a suite, or with named ones, time the steps, and report.
 
-    Records are kept as they come. Started again, the command does only what is missing. A case that fails has a record
-    with its error, and the run goes on. Where the packages that draw are not installed, `gradfree bench report` makes
-    the report later, or elsewhere.
+    Each record is stored at once. Started again, the command runs only the missing cases. A failed case gets a record
+    with its error, and the run continues. If the packages for reports are not installed, `gradfree bench report` can
+    write the report later, or on another machine.
 
     Args:
-        suite: the comparisons to make, "quick" if nothing is named: "quick", "rnn", "long-sequences", "gpu-time",
+        suite: the comparisons to run, by default "quick": "quick", "rnn", "long-sequences", "gpu-time",
             "depth-map", "segments", "depth-training", "gpu-depth", "text", "forward-only",
-            "forward-memory", "temperature", "forward-convolutions", "alternatives", "alternatives-short"; after papers
+            "forward-memory", "temperature", "forward-convolutions", "alternatives", "alternatives-short"; from papers
             "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
-            docs/results/index.md has what each compares, needs and takes. Or one of your own, module:function.
-        out: folder for records and report; results/<suite> if not given, or one named by what is
-            swept.
-        name: of the run, in its report, and of its folder in results if --out names none.
-        seeds: training runs for each engine and task.
-        device: where to train: cpu, cuda or any other of torch's, or several, separated by commas.
-        jobs: training runs at a time; as many as cores if not given.
-        data: folder of the data sets that some suites need, one folder each; $GRADFREE_DATA if not given. Or, for a
-            model of your own, module:function.
-        executor: what runs the cases: processes on this machine, or Ray, one slot a case.
-        shard: the share of the cases to run, "2/4" for the second of four; each share has a file of its own.
-        resume: go on where records are there already; --no-resume refuses to.
-        retry: run cases that failed again.
-        dry_run: check everything and say what would be run.
-        list: list all cases and whether they are done.
-        **axes: what :class:`~gradfree.benchmarks.sweeps.axes.Sweep` has.
+            docs/results/index.md lists their contents, data and duration. Or your own suite, module:function.
+        out: folder for records and report; by default results/<suite>, or a folder named after the sweep.
+        name: name of the run, used in the report and, without --out, for the folder in results.
+        seeds: number of training runs for each engine and task.
+        device: device to train on: cpu, cuda or another device of torch, or several, separated by commas.
+        jobs: number of training runs in parallel; by default the number of cores.
+        data: folder with one folder for each data set that the suite needs; by default $GRADFREE_DATA. Or, for your
+            own model, module:function.
+        executor: where cases run: in processes on this machine, or on Ray, one slot a case.
+        shard: the share of the cases to run: "2/4" is the second of four; each share writes its own file.
+        resume: continue if there are records already; --no-resume raises an error.
+        retry: run failed cases again.
+        dry_run: check everything and list what would run.
+        list: list all cases and their states.
+        **axes: the options of :class:`~gradfree.benchmarks.sweeps.axes.Sweep`.
     """
     for option, value in ("seeds", seeds), ("jobs", jobs):
         if value < 1:
@@ -70,12 +69,12 @@ def run(
 
 
 def report(suite: str | None = None, out: Path | None = None) -> None:
-    """Print the tables of the records that are there; write a page, Markdown, CSV and Parquet.
+    """Print the tables of existing records; write the report as a page, Markdown, CSV and Parquet.
 
     Args:
-        suite: the comparisons to show, as for `gradfree bench run`. If not given, those of the run whose records the
-            folder has, or "quick".
-        out: folder of the records, and for the report; results/<suite> if not given.
+        suite: the comparisons to show, as in `gradfree bench run`; by default those of the run that made the folder,
+            or "quick".
+        out: folder of the records and of the report; by default results/<suite>.
     """
     _extra("bench.reporting").report(suite, out)
 
@@ -91,21 +90,21 @@ def advise(
     out: Path | None = None,
     verbose: bool = False,
 ) -> None:
-    """Tell which engine to take for a model of yours: what a step costs with each, and how good its gradients are.
+    """Recommend an engine for your model: compare the cost of a step and the accuracy of the gradients.
 
     Args:
-        model: module:function, which builds it.
-        data: module:function, which returns batches, taken as they are: inputs and a target, or mappings of the model's
-            keyword arguments. The function "loader" of the model's module if not given.
-        loss: module:function, called with outputs and targets. If not given, the outputs' own, else cross-entropy for
-            targets of whole numbers and the squared error for others.
-        chains: module paths of the chains, separated by commas, if they cannot be found without help; for blocks that
-            lie beside each other a list in the list: '[[block1, block2]]'.
-        engines: what to time, names or import paths, my_module:MyEngine, separated by commas; all if not given.
-        device: where to measure.
-        budget: how long to measure, about: 90s, 2m.
-        out: folder for advice.json and a report; none if not given.
-        verbose: print the chains, too, and which engines do not apply.
+        model: module:function, which returns the model.
+        data: module:function, which returns batches that are used unchanged: inputs and a target, or mappings of the
+            model's keyword arguments. By default, the function "loader" of the model's module.
+        loss: module:function, called with outputs and targets. By default, the outputs' attribute "loss", else
+            cross-entropy for integer targets and the squared error for others.
+        chains: module paths of the chains, separated by commas, if they are not found automatically; for blocks that
+            are attributes of one module a list in the list: '[[block1, block2]]'.
+        engines: engines to time: names or import paths, my_module:MyEngine, separated by commas; by default all.
+        device: device to measure on.
+        budget: approximate duration of the measurements: 90s, 2m.
+        out: folder for advice.json and a report; by default none is written.
+        verbose: also print the chains, and the engines that do not apply.
     """
     seconds = _seconds("budget", budget)
     if not seconds:
@@ -114,7 +113,7 @@ def advise(
 
 
 def _seconds(option: str, given: str) -> float:
-    """Return the seconds that words like 90s and 2m mean."""
+    """Return the seconds of a time like 90s or 2m."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", given.strip())
     if found is None:
         raise UsageError(f"--{option} takes a time like 90s or 2m, not {given!r}.")
@@ -129,7 +128,10 @@ COMMANDS: dict[str, Any] = {
 
 
 def _extra(name: str, needed: tuple[str, ...] = DRAWING) -> ModuleType:
-    """Import a module that needs the extra's packages, those of ``needed`` after hours of work."""
+    """Import a module that needs the extra "bench".
+
+    The packages ``needed`` are checked first, as a long run would import them only at its end.
+    """
     require("bench", *needed)
     with needs_extra("bench"):
         return importlib.import_module(f"gradfree.benchmarks.{name}")

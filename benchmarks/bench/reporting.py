@@ -1,4 +1,4 @@
-"""The reports of ``gradfree bench``: tables on the terminal, a page, charts; imports what draws them."""
+"""The reports of ``gradfree bench``; imports the packages that draw them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradfree.cli import UsageError
 
 
 def report(suite: str | None, out: Path | None) -> None:
-    """Print the tables and write the report's files."""
+    """Print the tables of a folder's records and write the report's files."""
     kept = KeptRun.of(out) if out and not suite else None
     asked = kept or KeptRun(Sweep(), suite=suite or "quick")
     file = RecordFile((out or asked.folder) / RECORDS)
@@ -34,7 +34,7 @@ def report(suite: str | None, out: Path | None) -> None:
 
 
 def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, asked: KeptRun) -> SuiteReport:
-    """Return the report of the records that belong to ``comparisons``."""
+    """Return the report on the records of ``comparisons``."""
     title = f"gradfree bench: {asked.name or file.path.parent.resolve().name}"
     return replace(SuiteReport.of(title, comparisons, records), command=asked.command)
 
@@ -42,7 +42,7 @@ def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile
 def show(report: SuiteReport, file: RecordFile) -> None:
     """Write the report's files, and print its tables."""
     console, folder = Console(), file.path.parent
-    # First: a reader that closes the output early, head say, has a report all the same.
+    # The files come first: a pipe to `head` would close the output before they are written.
     files = publish(report, folder)
     report.print(console)
     console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))

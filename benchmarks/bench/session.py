@@ -1,4 +1,4 @@
-"""What ``gradfree bench run`` does."""
+"""Implementation of ``gradfree bench run``."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from gradfree.extras import MissingExtra, needs_extra, require
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run treats its cases.
+    """Options of a run that do not change its cases.
 
     Attributes:
         executor: "local" or "ray".
-        jobs: cases at a time, where this machine runs them.
-        resume: whether records may be there already.
-        retry: whether cases that failed are run again.
-        dry: whether to only say what would be run.
+        jobs: number of cases in parallel for the local executor.
+        resume: whether there may be records already.
+        retry: whether failed cases are run again.
+        dry: whether to only list what would run.
         listing: whether to only list the cases.
     """
 
@@ -64,7 +64,7 @@ def run(
     data: str | None,
     options: RunOptions,
 ) -> None:
-    """Run the cases that have no record yet, then report."""
+    """Run the cases without a record, then report."""
     loader, sweep = loader_in(data), asked.sweep
     devices, share = devices_in(device), Shard.parse(shard)
     if loader and not sweep.named:
@@ -115,14 +115,14 @@ def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> No
 
 
 def _changed(cases: Sequence[Case | None], records: Mapping[str, Record]) -> int:
-    """Return how many cases have records of the same settings with other code of the user's own."""
+    """Return how many cases have only records that were made with another version of the user's code."""
     known = {(_name(id), without_sources(record["config"])) for id, record in records.items()}
     missing = [case for case in cases if case is not None and case.id not in records]
     return sum((_name(case.id), without_sources(case.config)) in known for case in missing)
 
 
 def _name(id: str) -> str:
-    """Return an id without its digest: labels, device and seed."""
+    """Return an id without its digest."""
     return id.rpartition("/")[0]
 
 
@@ -135,7 +135,7 @@ def _executor(options: RunOptions) -> Executor:
 
 
 def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
-    """Yield the list: a line a case, and how many are not settled yet."""
+    """Yield one line for each case, and one with the number of cases that depend on trials."""
     settled = [case for case in cases if case is not None]
     for case in settled:
         state = "missing" if case.id not in records else "failed" if "error" in records[case.id] else "done"
@@ -145,7 +145,7 @@ def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iter
 
 
 def _refuse_local(cases: Sequence[Case | None]) -> None:
-    """Refuse cases that no other process can be sent: with a function, say, that was made inside another."""
+    """Raise a UsageError if cases cannot be pickled, for example because they have a nested function."""
     try:
         pickle.dumps(cases)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
@@ -155,7 +155,7 @@ def _refuse_local(cases: Sequence[Case | None]) -> None:
 
 
 def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]) -> None:
-    """End with an error if a case failed, once everything else is done."""
+    """Raise a UsageError that lists the failed cases, if there are any."""
     errors = {c.id: error for c in cases if c and c.id in records and (error := error_of(records[c.id]))}
     if errors:
         lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
@@ -163,7 +163,7 @@ def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]
 
 
 def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept: KeptRun) -> None:
-    """Print and write the report, if what draws it is installed."""
+    """Print and write the report, if the packages for it are installed."""
     try:
         require("bench", *DRAWING)
     except MissingExtra as missing:

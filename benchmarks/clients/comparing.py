@@ -1,6 +1,6 @@
-"""Trains other people's programs with and without an engine, in turns, and keeps a record of it.
+"""Train other programs with and without an engine, in turns, and record time, memory and losses.
 
-A script beside this file says what is trained, and calls :func:`compare`. ``make clients`` runs all of them.
+Each script beside this file defines a training and calls :func:`compare`. ``make clients`` runs all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gradfree.benchmarks.records.environment import environment
 RECORDS = Path(__file__).parents[1] / "results" / "clients" / "records.csv"
 WHOLE = "whole run"
 MOST_DIGITS = 7
-"""As many as float32 has."""
+"""The precision of float32."""
 
 SHOWN = (
     "{client}, {case}, {span}: {plain_s} s and {line_s} s, {gain}x ({gain_low} to {gain_high}); "
@@ -41,18 +41,18 @@ SHOWN = (
 )
 
 Training = Callable[[], Any]
-"""Trains. A dictionary that it returns is the seconds of parts of it."""
+"""Trains; may return a dictionary with the seconds of parts of the training."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and with which line more.
+    """A training, and the line that adds the engine.
 
     Attributes:
-        name: the model in words.
+        name: description of the model.
         line: the line.
-        steps: of the optimizer, or as many as come closest.
-        options: what ``prepare`` is given besides.
+        steps: approximate number of optimizer steps.
+        options: further options of ``prepare``.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Turn:
-    """One run: seconds by part, the peak of the process in MiB, and the loss of each step."""
+    """One run: seconds by part, the process's peak memory in MiB, and the loss of each step."""
 
     seconds: Mapping[str, float]
     peak: float
@@ -71,7 +71,7 @@ class Turn:
 
 
 def noisy_sine(length: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return a series to forecast."""
+    """Return a time series to forecast."""
     return np.sin(np.arange(length) / 20) + np.random.default_rng(0).standard_normal(length) / 10
 
 
@@ -79,14 +79,15 @@ def compare(client: str, cases: Sequence[Case], prepare: Callable[..., Training]
     """Run the command line of a script.
 
     Args:
-        client: the package whose training it is.
-        cases: what is trained.
-        prepare: takes ``with_line``, ``steps`` and a case's options, makes data and model, and returns what trains.
+        client: name of the package.
+        cases: the trainings.
+        prepare: takes ``with_line``, ``steps`` and a case's options, creates data and model, and returns a function
+            that trains.
     """
     parser = argparse.ArgumentParser(description=f"{client} with and without an engine, in turns.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, help="so many steps and one round, to see that it runs; no record")
+    parser.add_argument("--steps", type=int, help="run this many steps and one round as a test; no record")
     parser.add_argument("--records", type=Path, default=RECORDS, help="a CSV file")
     options = parser.parse_args()
     for case in cases:
@@ -94,7 +95,7 @@ def compare(client: str, cases: Sequence[Case], prepare: Callable[..., Training]
         turns: dict[bool, list[Turn]] = {False: [], True: []}
         for _ in range(rounds):
             for with_line in turns:
-                # A process for each, so that its peak is its own.
+                # A new process for each run, since the peak is the process's.
                 with ProcessPoolExecutor(1, mp_context=get_context("fork")) as process:
                     turn = process.submit(take_turn, prepare, with_line, steps, case.options, options.threads)
                     turns[with_line].append(turn.result())
@@ -116,15 +117,15 @@ def take_turn(
     losses: list[Tensor] = []
     backward = Tensor.backward
 
-    def noted(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    def record_loss(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         losses.append(loss.detach())
         backward(loss, *args, **kwargs)
 
     with TemporaryDirectory() as folder:
-        # For what libraries write where they stand.
+        # Libraries write into the current folder.
         os.chdir(folder)
         train = prepare(with_line=with_line, steps=steps, **options)
-        Tensor.backward = noted  # type: ignore[method-assign, assignment]
+        Tensor.backward = record_loss  # type: ignore[method-assign, assignment]
         start = perf_counter()
         parts = train()
         seconds = {WHOLE: perf_counter() - start, **(parts if isinstance(parts, dict) else {})}
@@ -164,13 +165,13 @@ def row(client: str, case: Case, span: str, turns: Mapping[bool, Sequence[Turn]]
 
 
 def digits(a: Sequence[float], b: Sequence[float]) -> int:
-    """Return to how many digits all losses agree."""
-    apart = max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
-    return min(MOST_DIGITS, floor(-log10(apart))) if apart else MOST_DIGITS
+    """Return the number of digits to which all losses agree."""
+    difference = max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
+    return min(MOST_DIGITS, floor(-log10(difference))) if difference else MOST_DIGITS
 
 
 def keep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows in place of those of the same case and part."""
+    """Write the rows to the file; they replace rows of the same case and part."""
     kept: dict[tuple[str, ...], Mapping[str, Any]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:

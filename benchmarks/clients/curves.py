@@ -1,11 +1,11 @@
-"""Whether sb3-contrib's RecurrentPPO learns the same with ``run_with_resets`` in its policy as without.
+"""Compare the learning of sb3-contrib's RecurrentPPO with and without ``run_with_resets`` in its policy.
 
     make build/clients/.ready
     build/clients/bin/python benchmarks/clients/curves.py [--steps 6144] [--seeds 3] [--rollout] [--out FILE.csv]
 
-The mean reward behind each training phase, of both, from the same seeds on CartPole and Pendulum. With ``--rollout``
-only: on one stored rollout, how far the weights are apart after ten gradient steps in float32, and values and gradients
-in float64.
+Writes the mean reward after each training phase of both, with the same seeds, on CartPole and Pendulum. With
+``--rollout``, it only prints how much values, gradients, and weights after ten steps differ on one stored rollout, in
+float64 and float32.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ CURVES = Path(__file__).parents[1] / "results" / "clients" / "curves.csv"
 
 
 class Noting(RecurrentPPO):
-    """The algorithm, with a note of the mean reward at each training phase."""
+    """RecurrentPPO that stores the mean reward of each training phase."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.curve: list[float] = []
 
     def train(self) -> None:
-        """Train as usual."""
+        """Train, then store the mean reward."""
         super().train()
         rewards = [episode["r"] for episode in self.ep_info_buffer]
         self.curve.append(sum(rewards) / len(rewards) if rewards else float("nan"))
 
 
 def curve(policy: type, environment: str, steps: int, seed: int) -> list[float]:
-    """Return the mean reward of the last 100 episodes behind each training phase."""
+    """Return the mean reward of the last 100 episodes after each training phase."""
     return Noting(policy, environment, seed=seed, device="cpu").learn(steps).curve
 
 
 def compare_on_a_rollout(environment: str) -> None:
-    """Print how far both are apart on the same data."""
+    """Print the differences of both on the same data."""
     model = RecurrentPPO(RecurrentActorCriticPolicy, environment, seed=0, device="cpu")
     model.learn(model.n_steps)
     data = next(iter(model.rollout_buffer.get(model.n_steps)))
@@ -55,12 +55,15 @@ def compare_on_a_rollout(environment: str) -> None:
         for policy in made:
             policy.load_state_dict(model.policy.state_dict())
             policy.to(dtype)
-            # Observations are made float32 in any case.
+            # sb3 converts observations to float32.
             policy.features_extractor.register_forward_hook(lambda _, __, out, dtype=dtype: out.to(dtype))
             results.append(_ten_steps(policy, data, dtype, model.action_space.shape == ()))
         (a, after), (b, after_ours) = results
-        print(f"{environment}, {dtype}: values and gradients differ by {_apart(a, b):.1e}, weights after ten steps by "
-              f"{max((x - y).abs().max().item() for x, y in zip(after, after_ours, strict=True)):.1e}")  # fmt: skip
+        weights = max((x - y).abs().max().item() for x, y in zip(after, after_ours, strict=True))
+        print(
+            f"{environment}, {dtype}: values and gradients differ by {_difference(a, b):.1e}, "
+            f"weights after ten steps by {weights:.1e}"
+        )
 
 
 def _ten_steps(policy: Any, data: Any, dtype: torch.dtype, discrete: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -81,7 +84,7 @@ def _ten_steps(policy: Any, data: Any, dtype: torch.dtype, discrete: bool) -> tu
     return first, [p.detach().clone() for p in policy.parameters()]
 
 
-def _apart(a: list[Tensor], b: list[Tensor]) -> float:
+def _difference(a: list[Tensor], b: list[Tensor]) -> float:
     return max((x - y).abs().max().item() / max(1e-3, x.abs().max().item()) for x, y in zip(a, b, strict=True))
 
 

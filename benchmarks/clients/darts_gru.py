@@ -21,7 +21,7 @@ CASES = (
 
 
 def prepare(with_line: bool, steps: int, hidden_dim: int, batch_size: int) -> Training:
-    """Return what trains on a noisy sine."""
+    """Return a function that trains on a noisy sine."""
     values = noisy_sine(LENGTH + batch_size * steps)
     strategy = "shooting" if with_line else "auto"
     model = RNNModel(

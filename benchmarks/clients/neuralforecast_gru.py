@@ -21,7 +21,7 @@ CASES = (
 
 
 def prepare(with_line: bool, steps: int, units: int, windows: int) -> Training:
-    """Return what trains on a noisy sine."""
+    """Return a function that trains on a noisy sine."""
     values = noisy_sine(3 * LENGTH)
     frame = pd.DataFrame({"unique_id": "one", "ds": range(len(values)), "y": values})
     model = GRU(

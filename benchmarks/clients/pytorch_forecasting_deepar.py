@@ -19,7 +19,7 @@ CASES = (
 
 
 def prepare(with_line: bool, steps: int, cell: str) -> Training:
-    """Return what trains on a noisy sine."""
+    """Return a function that trains on a noisy sine."""
     values = noisy_sine(LENGTH + 12 + 4 * steps)
     data = TimeSeriesDataSet(
         pd.DataFrame({"series": "one", "step": range(len(values)), "y": values}),

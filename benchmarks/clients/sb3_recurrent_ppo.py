@@ -18,7 +18,7 @@ CASES = (
     Case("RecurrentPPO, CartPole", LINE, 160, {"environment": "CartPole-v1"}),
     Case("RecurrentPPO, Pendulum", LINE, 160, {"environment": "Pendulum-v1"}),
 )
-"""All options are the library's own: LSTMs of 256 units, rollouts of 128 steps, ten epochs."""
+"""All options are the defaults of the library: LSTMs of 256 units, rollouts of 128 steps, ten epochs."""
 
 
 class InOneCall(RecurrentActorCriticPolicy):
@@ -34,7 +34,7 @@ class InOneCall(RecurrentActorCriticPolicy):
 
 
 def prepare(with_line: bool, steps: int, environment: str) -> Training:
-    """Return what trains, with a clock around the training phases."""
+    """Return a function that trains and returns the seconds of the training phases."""
     policy = InOneCall if with_line else RecurrentActorCriticPolicy
     model = RecurrentPPO(policy, environment, seed=0, device="cpu")
     phases: list[float] = []

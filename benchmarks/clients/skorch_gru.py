@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def prepare(with_line: bool, steps: int) -> Training:
-    """Return what trains on noise."""
+    """Return a function that trains on noise."""
     x = torch.randn(BATCH * steps, LENGTH, 8)
     y = x[:, -20:, :1].mean(1)
     net = NeuralNetRegressor(Net, max_epochs=1, batch_size=BATCH, train_split=None, optimizer=torch.optim.Adam)

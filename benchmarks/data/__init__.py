@@ -1,1 +1,1 @@
-"""Examples to train on."""
+"""Data sets."""

@@ -1,4 +1,4 @@
-"""Real data that needs no download."""
+"""Real data that need no download."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Split(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Examples to train on, to choose by, and to report."""
+    """The examples for training, validation and test."""
 
     train: Split
     validation: Split
@@ -32,7 +32,7 @@ class Data(NamedTuple):
 
 
 def digits() -> Data:
-    """Return scikit-learn's handwritten digits: 1797 images of 8×8 pixels, a fifth each held out twice."""
+    """Return scikit-learn's digits: 1797 images of 8×8 pixels, a fifth each for validation and test."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -46,14 +46,14 @@ def digits() -> Data:
 
 
 def pydoc() -> Data:
-    """Return Python's own help texts as character sequences, split by topic; the text varies with the Python.
+    """Return Python's help texts as character sequences, split by topic; they depend on the version of Python.
 
     Tokens are ASCII codes, "?" for any other character.
     """
     names = sorted(topics)
     random.Random(0).shuffle(names)
     test, validation, train = (_paragraphs(part) for part in (names[:8], names[8:16], names[16:]))
-    # Topics quote each other at length: what is held out must not be trained on under another name.
+    # Topics quote each other: remove held-out paragraphs from the training topics.
     held_out = set(test)
     validation = [paragraph for paragraph in validation if paragraph not in held_out]
     held_out.update(validation)
@@ -70,18 +70,18 @@ def _sequences(paragraphs: Sequence[str]) -> Split:
 
 
 def windows(tokens: Tensor, length: int) -> Split:
-    """Return consecutive sequences of ``length`` tokens with the next token of each; a rest at the end is left out."""
+    """Return consecutive sequences of ``length`` tokens, with the next tokens as targets; the remainder is dropped."""
     both = tokens.unfold(0, length + 1, length)
     return Split(both[:, :-1], both[:, 1:])
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A text's sequences, so many behind each other as one; what is left over at the end is left out.
+    """A text's sequences joined to longer ones; the remainder is dropped.
 
     Attributes:
-        data: returns the sequences, which go on from one to the next.
-        count: how many make one.
+        data: returns consecutive sequences.
+        count: number of sequences that are joined to one.
     """
 
     data: Callable[[], Data]

@@ -1,4 +1,4 @@
-"""Digests of the user's own data: of their contents alone."""
+"""Digests of the user's data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gradfree.benchmarks.data.bundled import Split
 
 
 def examples_digest(splits: Mapping[str, Split]) -> str:
-    """Return a digest of the examples in each split, whatever their order: a loader may shuffle.
+    """Return a digest of the examples in each split, independent of their order, as loaders may shuffle.
 
-    A hash for each example, sorted: a million small examples take about two seconds, large ones what blake2b takes,
-    some 1 GB/s.
+    It is made from the sorted hashes of all examples. A million small examples take about two seconds, large ones
+    about a second for each GB.
     """
     digest = hashlib.blake2b()
     for name, split in splits.items():
@@ -33,5 +33,5 @@ def _hashes(split: Split) -> Iterator[bytes]:
 def _bytes(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the bytes of each example."""
     rows = tensor.detach().cpu().unsqueeze(-1).flatten(1).contiguous()
-    # numpy does not know every dtype of torch's, bytes it does.
+    # As bytes, since numpy does not have all of torch's dtypes.
     return (row.data for row in rows.view(torch.uint8).numpy())

@@ -1,4 +1,4 @@
-"""Stored images with their classes."""
+"""Stored image data sets."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images(Stored):
-    """A stored set's first training images, its last ones to choose by, and all of its test images.
+    """A stored image set: its first training images, its last training images for validation, and all test images.
 
     Attributes:
-        name: of the set and its folder.
-        column: with the images.
-        train: number of images to train on.
-        validation: number of those to choose by.
-        label: column with the classes.
+        name: name of the set and of its folder.
+        column: column of the images.
+        train: number of training images.
+        validation: number of validation images.
+        label: column of the classes.
     """
 
     column: str
@@ -40,7 +40,7 @@ class Images(Stored):
         """Return the pixels and classes of each part.
 
         Raises:
-            UsageError: a split, a column or a part of the images is not there.
+            UsageError: a split, a column or some images are missing.
         """
         check_columns(self.name, splits, self.column, self.label)
         check_splits(self.name, splits, "test")
@@ -60,7 +60,7 @@ class Images(Stored):
         }
 
     def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
-        """Return images (N, C, H, W), by the training images' mean 0 and variance 1, and classes (N,)."""
+        """Return images (N, C, H, W), normalised by the training images' mean and variance, and classes (N,)."""
         pixels = {name: torch.from_numpy(images).float() for name, (images, _) in arrays.items()}
         mean, std = pixels["train"].mean(), pixels["train"].std()
         return Data(**{name: Split((x - mean) / std, torch.from_numpy(arrays[name][1])) for name, x in pixels.items()})
@@ -69,5 +69,5 @@ class Images(Stored):
 def _pixels(image: Image) -> np.ndarray:
     """Return an image as (channels, height, width)."""
     pixels = np.asarray(image)
-    # Grey images have no dimension of channels.
+    # Grey images have no channel dimension.
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))

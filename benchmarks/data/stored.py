@@ -1,4 +1,4 @@
-"""Data sets on this machine, one folder of files each, as the Hugging Face hub has them."""
+"""Data sets on disk, one folder each, in the format of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 DATA_ROOT = "GRADFREE_DATA"
-"""Environment variable with the folder of all sets."""
+"""Environment variable with the folder that contains all sets (the data root)."""
 
 Arrays: TypeAlias = tuple[np.ndarray, ...]
-"""One array or several of a split, as they are kept on disk."""
+"""The arrays of a split, as they are cached on disk."""
 
 _DOWNLOADS = {
     "cifar10": "uoft-cs/cifar10",
@@ -40,14 +40,14 @@ _DOWNLOADS = {
 
 @dataclass(frozen=True)
 class Stored(ABC):
-    """Examples from a set in the data root.
+    """Examples of a set in the data root.
 
-    What takes long to read, images to decode and texts to tokenize, is read once: arrays are kept beside what
-    ``datasets`` keeps, in the folder ``gradfree`` of ``$HF_HOME``, until the set's files, this code or the packages
-    that read them change.
+    Decoded images and tokenized texts are cached as arrays, beside the cache of ``datasets`` in the folder
+    ``gradfree`` of ``$HF_HOME``. The cache is invalid once the set's files, this code or the packages that read them
+    change.
 
     Attributes:
-        name: of the set and its folder.
+        name: name of the set and of its folder.
     """
 
     name: str
@@ -58,18 +58,18 @@ class Stored(ABC):
 
     @abstractmethod
     def read(self, splits: DatasetDict) -> Mapping[str, Arrays]:
-        """Return what to keep of each split."""
+        """Return the arrays of each split, to be cached."""
 
     @abstractmethod
     def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
-        """Return the examples that were read as ``arrays``."""
+        """Return the examples, given the cached arrays."""
 
     def folder(self) -> Path:
         """Return the set's folder.
 
         Raises:
-            UsageError: it is not there; the message says how to get it.
-            MissingExtra: a package that reads it is not.
+            UsageError: it is missing; the message has the command that downloads it.
+            MissingExtra: a package that reads it is missing.
         """
         require("bench", "datasets", "joblib", "tokenizers", "PIL")
         root = os.environ.get(DATA_ROOT)
@@ -103,7 +103,7 @@ def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
 
 
 def check_splits(name: str, splits: DatasetDict, *needed: str) -> None:
-    """Refuse a set without one of the ``needed`` splits."""
+    """Raise a UsageError if one of the ``needed`` splits is missing."""
     for split in needed:
         if split not in splits:
             raise UsageError(
@@ -113,7 +113,7 @@ def check_splits(name: str, splits: DatasetDict, *needed: str) -> None:
 
 
 def check_columns(name: str, splits: DatasetDict, *needed: str) -> None:
-    """Refuse a set whose training rows lack one of the ``needed`` columns."""
+    """Raise a UsageError if the training rows lack one of the ``needed`` columns."""
     check_splits(name, splits, "train")
     known = splits["train"].column_names
     for column in needed:
@@ -122,7 +122,7 @@ def check_columns(name: str, splits: DatasetDict, *needed: str) -> None:
 
 
 def with_all_splits(splits: DatasetDict) -> dict[str, Dataset]:
-    """Return the training, validation and test rows; what is missing of the others is the last tenth of the first."""
+    """Return the training, validation and test rows; a missing split is the last tenth of the training rows."""
     found = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     tenth = len(splits["train"]) // 10
     for name in ("test", "validation"):
@@ -133,7 +133,7 @@ def with_all_splits(splits: DatasetDict) -> dict[str, Dataset]:
 
 
 def _state(stored: Stored, folder: Path) -> object:
-    """Return what the arrays depend on besides ``stored``: files, code and the packages that read."""
+    """Return the rest of the cache key: the files' state, the code, and the versions of the packages that read them."""
     import datasets
     import tokenizers
 

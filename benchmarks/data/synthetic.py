@@ -1,4 +1,4 @@
-"""Tasks that take a long memory and no data: batches made up on the spot, on the generator's device."""
+"""Synthetic tasks that need a long memory; examples are generated on the generator's device."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ COPYING_VOCABULARY = 10
 """Tokens of :func:`copying`: eight symbols, blank and delimiter."""
 
 BLANK = 8
-"""The token of :func:`copying` that stands for nothing."""
+"""The blank token of :func:`copying`."""
 
 _SYMBOLS, _DELIMITER = 8, 9
 _COPIED = 10
 
 
 def copying(batch_size: int, delay: int, generator: Generator) -> Split:
-    """Return sequences whose first ten symbols are to be repeated after ``delay`` steps.
+    """Return sequences whose first ten symbols must be repeated after ``delay`` steps.
 
     The copying memory problem of Arjovsky et al. 2016, arXiv 1511.06464: ten symbols drawn from 0 to 7, ``delay`` - 1
     blanks (8), a delimiter (9) and ten blanks; the targets are ``delay`` + 10 blanks and the ten symbols. Without
-    memory the least mean cross-entropy is 10 ln 8 / (``delay`` + 20), and 1/8 of the ten symbols are right.
+    memory the minimal mean cross-entropy is 10 ln 8 / (``delay`` + 20), and 1/8 of the ten symbols are right.
 
     Returns:
         Inputs and targets, int64 (B, ``delay`` + 20).
@@ -38,7 +38,7 @@ def copying(batch_size: int, delay: int, generator: Generator) -> Split:
 
 
 def adding(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return sequences of numbers with the sum of the two that are marked as targets.
+    """Return sequences of numbers; the target is the sum of the two marked ones.
 
     The adding problem of Hochreiter & Schmidhuber 1997, "Long short-term memory", section 5.4, in the simpler form
     of Arjovsky et al. 2016, arXiv 1511.06464: numbers uniform in [0, 1), one marked in either half. Without memory
@@ -56,9 +56,9 @@ def adding(batch_size: int, length: int, generator: Generator) -> Split:
 
 
 def parity(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return sequences of random bits whose parity is the target, 1 where the number of ones is odd.
+    """Return sequences of random bits; the target is their parity, 1 if the number of ones is odd.
 
-    Any bit turns the answer round: without memory half of the guesses are right, and the least mean cross-entropy is
+    Each bit flips the answer: without memory half of the guesses are right, and the minimal mean cross-entropy is
     ln 2.
 
     Returns:
@@ -70,13 +70,13 @@ def parity(batch_size: int, length: int, generator: Generator) -> Split:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Examples made up once and for all, the same for everybody.
+    """Synthetic examples from a fixed seed.
 
     Attributes:
         make: :func:`copying`, or another function of a batch size, a length and a generator.
-        length: of the sequences, or what else ``make`` takes for its second argument.
-        train: number of sequences.
-        held_out: number for validation, and for the test.
+        length: second argument of ``make``: length of the sequences, or the delay of :func:`copying`.
+        train: number of training sequences.
+        held_out: number of sequences for validation, and for the test.
     """
 
     make: Callable[[int, int, Generator], Split]
@@ -91,7 +91,7 @@ class Synthetic:
 
 
 def random_examples(shape: tuple[int, ...], classes: int, tokens: bool = False) -> Split:
-    """Return examples without sense, to time steps on: numbers and a class each, or tokens and as many next ones."""
+    """Return random examples for timing: numbers with a class each, or sequences of tokens with target tokens."""
     if tokens:
         return Split(torch.randint(classes, shape), torch.randint(classes, shape))
     return Split(torch.randn(shape), torch.randint(classes, shape[:1]))

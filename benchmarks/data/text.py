@@ -1,4 +1,4 @@
-"""Stored texts as sequences of tokens."""
+"""Stored texts as token sequences."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = "<unk>"
-"""The token of whatever the vocabulary does not have."""
+"""The token for units outside the vocabulary."""
 
-_AT_ONCE = 4096
-"""Rows that are tokenized together: an encoding takes many times the memory of its numbers."""
+_CHUNK = 4096
+"""Rows tokenized at a time: an encoding takes many times the memory of its token ids."""
 
 _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
 
 
 @dataclass(frozen=True)
 class Text(Stored):
-    """A stored text, cut into consecutive sequences.
+    """A stored text as consecutive sequences.
 
-    If there is none for validation or test, it is the last tenth of the training text each.
+    If the validation or test split is missing, it is the last tenth of the training text.
 
     Attributes:
-        name: of the set and its folder.
-        unit: what a token is: any character; a word between spaces, and every end of a line; or a piece of a word,
-            as byte pair encoding of the training split has it.
-        vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split; of pieces, all
-            bytes and the first ones that are joined.
-        length: of the sequences.
-        held_out: sequences at most for validation, and for the test.
-        column: with lines or longer pieces of the text.
+        name: name of the set and of its folder.
+        unit: kind of tokens: characters; words between spaces, and line ends; or pieces of words, by byte pair encoding
+            of the training split.
+        vocabulary: number of tokens: :data:`UNKNOWN` and the most frequent ones of the training split; for pieces, all
+            bytes and the first merges.
+        length: length of the sequences.
+        held_out: maximal number of sequences for validation, and for the test.
+        column: column with lines or longer parts of the text.
     """
 
     unit: Literal["character", "word", "piece"]
@@ -64,7 +64,7 @@ class Text(Stored):
         """Return the sequences; the targets are the inputs' next tokens.
 
         Raises:
-            UsageError: a split does not fill a sequence.
+            UsageError: a split is shorter than a sequence.
         """
         for name, (tokens,) in arrays.items():
             if len(tokens) <= self.length:
@@ -76,7 +76,7 @@ class Text(Stored):
 
 
 def _end_lines(rows: Sequence[str]) -> list[str]:
-    """Return ``rows`` with a line end each: some sets have them, some do not."""
+    """Return ``rows``, each with one line end: some sets include it, some do not."""
     return [row.removesuffix("\n") + "\n" for row in rows]
 
 
@@ -105,6 +105,6 @@ def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
 
 
 def _tokens(tokenizer: Tokenizer, rows: Sequence[str]) -> np.ndarray:
-    batches = (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+    batches = (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
     encoded = chain.from_iterable(map(tokenizer.encode_batch_fast, batches))
     return np.fromiter(chain.from_iterable(row.ids for row in encoded), dtype=np.int64)

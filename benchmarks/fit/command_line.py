@@ -1,4 +1,4 @@
-"""LightningCLI with our strategies, checkpoints that can be resumed to the last bit, and refusals in a line."""
+"""LightningCLI with our strategies, checkpoints that resume bit by bit, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ gradfree fit --model my_module.Net --data my_module.Data --optimizer AdamW --tra
 class _CLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's, but for predict: what becomes of predictions is a callback's business."""
+        """Return Lightning's subcommands without predict, which needs a callback for the predictions."""
         return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name != "predict"}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let the checkpoints be configured; the last one is kept, so that ``--ckpt_path last`` finds it."""
+        """Add options for checkpoints; by default the last one is saved, so that ``--ckpt_path last`` works."""
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True})
 
     def before_instantiate_classes(self) -> None:
-        """Refuse the name of a strategy that does not exist: Lightning would name none of ours.
+        """Raise for an unknown strategy: Lightning's own message would not list ours.
 
         Raises:
             UsageError: the name is not registered.
@@ -49,10 +49,10 @@ def run(command: str, arguments: Sequence[str]) -> None:
     """Run ``command``, "fit", "validate" or "test".
 
     Raises:
-        UsageError: what is asked for cannot be done.
+        UsageError: the arguments are invalid, or gradfree or Lightning refuses the model.
     """
     warnings.filterwarnings("ignore", message=".*does not have many workers")
-    # Lightning's own warns of arguments that do not come from sys.argv by themselves.
+    # Lightning warns if arguments are passed explicitly, not by sys.argv.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     try:
         _CLI(
@@ -70,7 +70,7 @@ def run(command: str, arguments: Sequence[str]) -> None:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether gradfree or a library of the command line's says no; elsewhere, something is broken."""
+    """Return whether the error is a refusal by gradfree, jsonargparse or Lightning, and not a bug elsewhere."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     ours = innermost.f_globals["__name__"].partition(".")[0] in ("gradfree", "jsonargparse", "lightning")
     return ours and (error.__cause__ is None or _is_refusal(error.__cause__))

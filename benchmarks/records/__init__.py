@@ -1,1 +1,1 @@
-"""Cases, their records on disk, and where these come from."""
+"""Cases, their records on disk, and the environment of these records."""

@@ -1,4 +1,4 @@
-"""One measurement of a benchmark: what is measured, and the name that its record is found by."""
+"""Cases: single measurements of a benchmark, and the ids by which their records are found."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gradfree.benchmarks.records.names import recorded_class, recorded_name, rec
 from gradfree.registry import engine_class
 
 ADDED = {"omit_default": True}
-"""Metadata of a dataclass field that came after records had been written: at its default it is not in a case's
-:attr:`Case.config`, so that cases keep their ids."""
+"""Metadata of a dataclass field that was added after records had been written. At its default the field is not part of
+:attr:`Case.config`, so that old cases keep their ids."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An engine under test.
+    """An engine under test: one row of a table.
 
     Attributes:
-        label: for people.
-        engine: name of a registered engine, or the import path of another, ``module:Class``; the files of engines
-            that are not ours are part of a case's id.
-        options: of the engine.
+        label: name of the row.
+        engine: name of a registered engine, or the import path ``module:Class`` of another one. The source files of
+            engines outside gradfree are part of a case's id.
+        options: options of the engine.
     """
 
     label: str
@@ -39,23 +39,23 @@ class Row:
 
     @property
     def iterations(self) -> int | None:
-        """The engine's sweeps, if it is given."""
+        """The engine's option ``iterations``, if it is given."""
         return self.options.get("iterations")
 
     @property
     def name(self) -> str:
-        """The label in reports: what runs without an engine is autograd, whatever records call it."""
+        """The label in reports: a model without an engine is "autograd", though records call it "backprop"."""
         plain = self.engine == "backprop" and self.options.get("plain")
         return self.label.replace("backprop", "autograd", 1) if plain else self.label
 
     @property
     def named(self) -> dict[str, Any]:
-        """What tells its facts from other rows'."""
+        """The facts' columns that identify the row."""
         return {"row": self.name, "series": self.series, "k": self.iterations}
 
     @property
     def series(self) -> str:
-        """The label of the line in a plot that the row is a point of: an engine with several k, or itself alone."""
+        """The label of the row's line in a chart: the engine without k, or the row's name if it has no k."""
         if self.iterations is None:
             return self.name
         return f"{self.label.replace(f' k={self.iterations}', '')} with k iterations"
@@ -63,14 +63,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Case(ABC):
-    """One measurement, run in a process of its own and recorded when it is done.
+    """One measurement, which runs in a separate process and results in a record.
 
     Attributes:
-        kind: of measurement.
-        alone: whether nothing else may run meanwhile, as with whatever is timed.
-        topic_field: the name of the field that has what is run.
-        device: where.
-        seed: of all random numbers.
+        kind: kind of measurement.
+        alone: whether no other case may run in parallel, because this one is timed.
+        topic_field: name of the field for :attr:`topic`.
+        device: the device.
+        seed: seed of all random numbers.
     """
 
     kind: ClassVar[str]
@@ -81,23 +81,23 @@ class Case(ABC):
 
     @property
     def topic(self) -> str:
-        """What is run, a task, a model or a layer, for people."""
+        """Name of the task, model or layer that is run."""
         return str(getattr(self, self.topic_field))
 
     @property
     @abstractmethod
     def subject(self) -> str:
-        """What of the topic is measured, for people."""
+        """Name of what is measured on the topic: a row, for example."""
 
     @abstractmethod
     def run(self) -> dict[str, Any]:
-        """Measure; return the results as JSON has them."""
+        """Measure; return the results, which can be converted to JSON."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that the results depend on but the seed, as JSON has it; functions by name.
+        """All settings that the results depend on, except the seed, as JSON; functions by name.
 
-        The class of the case is not in it: :attr:`kind` tells.
+        The class of the case is not part of it, as :attr:`kind` identifies it.
         """
         config = _fields(self)
         del config["seed"]
@@ -105,19 +105,19 @@ class Case(ABC):
 
     @property
     def id(self) -> str:
-        """Name the case for people and, by a hash of :attr:`config`, beyond doubt."""
+        """Unique name of the case: readable, with a hash of :attr:`config` at the end."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.kind}/{self.topic}/{self.subject}/{self.device}/seed {self.seed}/{digest}"
 
 
 def recorded(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as records have them: JSON, with functions by name."""
+    """Return settings in the form of records: JSON, with functions by name."""
     found: dict[str, Any] = json.loads(json.dumps(_plain(value), default=recorded_name))
     return found
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses as dicts."""
+    """Return ``value`` with dataclasses replaced by dicts."""
     if is_dataclass(value) and not isinstance(value, type):
         source = recorded_source(engine_class(value.engine)) if isinstance(value, Row) else {}
         return {**recorded_class(type(value)), **_fields(value), **source}
@@ -127,6 +127,6 @@ def _plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, without those that :data:`ADDED` leaves out."""
+    """Return the fields of a dataclass, without :data:`ADDED` fields at their default."""
     kept = [f for f in fields(value) if not (f.metadata == ADDED and getattr(value, f.name) == f.default)]
     return {f.name: _plain(getattr(value, f.name)) for f in kept}

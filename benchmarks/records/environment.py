@@ -1,4 +1,4 @@
-"""Where a record comes from."""
+"""The environment in which a record is made."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gradfree.cli import UsageError
 from gradfree.devices.hardware import description, is_available
 
 _CODE = ("--", "*.py", "pyproject.toml")
-"""What results depend on: a run that adds to records in the checkout does not change the code that makes them."""
+"""The files that count as code: a run that adds records to the checkout does not make it dirty."""
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Return versions, machine and source of what runs here."""
+    """Return the versions, the commit and the machine of this process."""
     return {
         "gradfree": gradfree.__version__,
         "commit": _git("rev-parse", "HEAD"),
@@ -35,10 +35,10 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def require(device: str) -> None:
-    """Make sure that ``device`` is there.
+    """Raise if ``device`` is not available.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not available.
     """
     if not is_available(device):
         raise UsageError(f"torch finds no device {device!r} here; leave out --device {device}.")
@@ -46,7 +46,7 @@ def require(device: str) -> None:
 
 @cache
 def _git(*arguments: str) -> str | None:
-    """Return what git says about the checkout; ``None`` if gradfree runs from none."""
+    """Return git's output for the checkout; ``None`` if gradfree does not run from one."""
     if not checkout.IS_CHECKOUT:
         return None
     try:

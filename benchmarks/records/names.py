@@ -1,4 +1,4 @@
-"""The names that functions and classes have in records: data of their own, which no move of a file changes."""
+"""Names of functions and classes in records, which stay the same when a file is moved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FROZEN = {
     "perplexity": "torchmetrics.text.perplexity.Perplexity",
     "recall_accuracy": "gradfree.benchmarks.tasks.RecallAccuracy",
 }
-"""What functions of ours are called in records from before they had names without a file. Never to be changed."""
+"""Names of our functions that old records contain with a module path. Must never change."""
 
 _UNNAMED = {
     "AdamTask",
@@ -53,14 +53,14 @@ _UNNAMED = {
     "Task",
     "Text",
 }
-"""Classes of ours whose fields were in records before their names were. Never to be added to; who renames one
-renames it here."""
+"""Our classes whose names are not in records, because the first records had none. Add none; if a class is renamed,
+rename it here."""
 
 
 def recorded_name(thing: Any) -> str:
-    """Return what a function or class is called in records: of ours by itself, of others with its module.
+    """Return the name of a function or class in records: our own without a module, others with it.
 
-    Of the user's own, what is neither installed nor of the standard library, also by the state of its files.
+    The user's code, which is neither installed nor in the standard library, also gets a digest of its files.
     """
     if _is_ours(thing):
         return _FROZEN.get(thing.__qualname__, thing.__qualname__)
@@ -69,27 +69,26 @@ def recorded_name(thing: Any) -> str:
 
 
 def recorded_class(kind: type) -> dict[str, str]:
-    """Return the entry that tells a class's fields in a record from those of another class."""
+    """Return the entry with a class's name for its fields in a record; empty for the classes in ``_UNNAMED``."""
     return {} if _is_ours(kind) and kind.__qualname__ in _UNNAMED else {"class": recorded_name(kind)}
 
 
 def recorded_source(kind: type) -> dict[str, str]:
-    """Return the entry with the state of the files of a class that is not ours, installed or not."""
+    """Return the entry with the digest of a class's files; empty for our own classes."""
     return {} if _is_ours(kind) else {"source": source_digest(kind.__module__)}
 
 
 def without_sources(config: Any) -> str:
-    """Return what a case depends on but code of the user's own, as JSON."""
+    """Return ``config`` as JSON, without the digests of the user's code."""
     return re.sub(r' @[0-9a-f]{8}(?=")|(?<="source": ")[0-9a-f]{8}(?=")', "", json.dumps(config, sort_keys=True))
 
 
 @cache
 def source_digest(module: str) -> str:
-    """Return a digest of the files that a module comes from: its own or its package's, and those beside it.
+    """Return a digest of a module's source: its file or package, and the files beside it that it mentions.
 
-    Of what lies beside it, modules and packages that its files name count, and what these name. Other folders,
-    installed packages and what is imported by a name that is put together at run time do not. Nothing for a module
-    without a file.
+    Modules and packages in the same folder count if a file that counts contains their name. Other folders, installed
+    packages and imports by computed names do not count. Empty for a module without a file.
     """
     place = _place(module)
     if place is None:
@@ -109,7 +108,7 @@ def source_digest(module: str) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Tell whether a module is a package's that was installed, or of the standard library."""
+    """Return whether a module is installed or in the standard library."""
     place = _place(module)
     return module.partition(".")[0] in sys.stdlib_module_names or bool(
         place and _INSTALLED & set(place.resolve().parts)
@@ -117,7 +116,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _place(module: str) -> Path | None:
-    """Return the file of the top-level module, or the folder of the package."""
+    """Return the file of the top-level module, or the folder of the top-level package."""
     try:
         found = find_spec(module.partition(".")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where the records of a report come from, and a warning where that is not one place."""
+"""The environments of a report's records, with a warning if they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradfree.benchmarks.records.records import Record
 from gradfree.wording import count
 
 _PER_SECTION = "device"
-"""Sections never mix these."""
+"""Each section has one device, so several devices are no reason for a warning."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Provenance:
     records: Sequence[Record]
 
     def lines(self) -> Iterator[str]:
-        """Yield one line an environment: how many records it made, when, and what it is."""
+        """Yield one line for each environment: its number of records, their dates, and a description."""
         environments = Counter(tuple(described(record).items()) for record in self.records)
         for environment, made in environments.items():
             days = [r["timestamp"][:10] for r in self.records if tuple(described(r).items()) == environment]
@@ -28,7 +28,7 @@ class Provenance:
             yield f"{count(made, 'record')}, {when}: {', '.join(f'{name} {value}' for name, value in environment)}"
 
     def warnings(self) -> Iterator[str]:
-        """Yield in what the environments differ."""
+        """Yield a warning for each difference between the environments."""
         environments = [described(record) for record in self.records]
         for name in dict.fromkeys(name for environment in environments for name in environment):
             values = Counter(environment.get(name, "unknown") for environment in environments)
@@ -38,7 +38,7 @@ class Provenance:
 
 
 def described(record: Record) -> dict[str, str]:
-    """Return the environment of a record for people, commit and state of the checkout in one."""
+    """Return the environment of a record as text, with commit and uncommitted changes in one entry."""
     environment = dict(record["environment"])
     commit, dirty = environment.pop("commit", None), environment.pop("dirty", None)
     if commit is not None:

@@ -1,4 +1,4 @@
-"""Results on disk: one JSON object a line, added when a case is finished and never changed."""
+"""Records on disk: one JSON object a line, appended when a case is finished and never changed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Finished(TypedDict):
 
 
 class Record(_Finished, total=False):
-    """A finished case. JSON as Python writes it: numbers may be NaN and Infinity.
+    """The record of a finished case. Python's JSON: numbers may be NaN and Infinity.
 
-    A case that failed has no ``results`` but an ``error``, whose last line says what it was.
+    A failed case has empty ``results`` and an ``error``, whose last line is the message.
     """
 
     error: str
@@ -47,7 +47,7 @@ def measure(case: Case) -> Record:
 
 
 def attempt(case: Case) -> Record:
-    """Run ``case`` and return its record, with the traceback if it raises."""
+    """Run ``case`` and return its record; if it raises, the record has the traceback."""
     try:
         return measure(case)
     except Exception:
@@ -55,7 +55,7 @@ def attempt(case: Case) -> Record:
 
 
 def failure(case: Case, error: str) -> Record:
-    """Return the record of a case that failed."""
+    """Return the record of a failed case."""
     return Record(**_record(case, {}), error=error)
 
 
@@ -66,7 +66,7 @@ def _record(case: Case, results: dict[str, Any]) -> Record:
 def record_of(
     name: str, kind: str, config: dict[str, Any], seeds: list[int], results: dict[str, Any], device: str
 ) -> Record:
-    """Return a record that is made here and now."""
+    """Return a record with the current environment and time."""
     return Record(
         schema=SCHEMA,
         case=name,
@@ -80,13 +80,13 @@ def record_of(
 
 
 class RecordFile:
-    """A file of records that survives being killed at any moment: only what was not finished is lost.
+    """A file of records. If the process is killed at any moment, only unfinished cases are lost.
 
-    Several processes may work on one folder if each has a file of its own: all read what the others have finished.
+    Several processes may share a folder if each writes its own file; all read the records of the others.
 
     Args:
-        path: the file, say ``records.jsonl``.
-        share: if not empty, what tells this process's file from the others': ``records-<share>.jsonl``.
+        path: the file, for example ``records.jsonl``.
+        share: if not empty, part of the name of this process's file: ``records-<share>.jsonl``.
     """
 
     def __init__(self, path: Path, share: str = ""):
@@ -94,12 +94,12 @@ class RecordFile:
         self._whole = path
 
     def read(self) -> dict[str, Record]:
-        """Return the records of all processes by case id; an unfinished last line does not count.
+        """Return the records of all processes by case id; an incomplete last line is ignored.
 
-        Where a case has several, the last one that did not fail counts.
+        If a case has several records, the last one that did not fail counts.
 
         Raises:
-            UsageError: a line is no record, or one that only a newer gradfree can read.
+            UsageError: a line is not a record, or only a newer gradfree can read it.
         """
         records: dict[str, Record] = {}
         others = self._whole.parent.glob(f"{self._whole.stem}-*{self._whole.suffix}")
@@ -111,13 +111,13 @@ class RecordFile:
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Keep other processes from writing to this file.
+        """Lock the file against other processes.
 
         Raises:
-            UsageError: another one is at it.
+            UsageError: another process has locked it.
         """
         with ExitStack() as stack:
-            # Some file systems of clusters know no locks.
+            # Some cluster file systems do not support locks.
             with suppress(NotImplementedError):
                 try:
                     stack.enter_context(FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0))
@@ -133,10 +133,10 @@ class RecordFile:
             yield
 
     def append(self, record: Record) -> None:
-        """Add ``record`` and wait until the disk has it.
+        """Append ``record`` and wait until it is on disk.
 
         Raises:
-            UsageError: it cannot be written, say because the disk is full; the file is as before.
+            UsageError: it cannot be written, for example because the disk is full; the file is unchanged.
         """
         line = json.dumps(record).encode() + b"\n"
         try:
@@ -165,7 +165,7 @@ class RecordFile:
 
 
 def _append(descriptor: int, line: bytes) -> None:
-    """Write ``line`` to a file in append mode: all of it or, if killed, a line without end."""
+    """Write ``line`` to a file in append mode; if the process is killed, the line may be incomplete."""
     end = os.fstat(descriptor).st_size
     try:
         while line:
@@ -178,7 +178,7 @@ def _append(descriptor: int, line: bytes) -> None:
 
 
 def _read(path: Path) -> Iterator[Record]:
-    """Yield the records in ``path``, none if there is no such file."""
+    """Yield the records in ``path``; none if the file does not exist."""
     if not path.exists():
         return
     try:
@@ -202,6 +202,6 @@ def _read(path: Path) -> Iterator[Record]:
 
 
 def error_of(record: Record) -> str:
-    """Return in a line what a case failed with, nothing if it did not fail."""
+    """Return the last line of a record's error; empty if the case did not fail."""
     lines = plain(str(record.get("error") or "")).strip().splitlines()
     return lines[-1] if lines else ""

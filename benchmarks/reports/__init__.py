@@ -1,1 +1,1 @@
-"""Reports as files, and record sets side by side."""
+"""Reports: their contents, files and charts."""

@@ -1,4 +1,4 @@
-"""Charts as Altair draws them: one colour and shape for each label in all of a report, labels to click."""
+"""Charts drawn by Altair: a label has one color and shape in the whole report, and can be clicked to filter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from altair.utils.schemapi import debug_mode
 from gradfree.benchmarks.tables.chart import Axis, Chart
 
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa4499", "#999933", "#888888"]
-"""Told apart by the color-blind too, on white and on black: Okabe and Ito's, without the yellow and the black, and
-Paul Tol's "muted" purple, olive and grey."""
+"""Safe for color-blind readers, on white and on black: Okabe and Ito's without yellow and black, and Paul Tol's
+"muted" purple, olive and grey."""
 SHAPES = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-left", "triangle-right"]
 _GREY = "#888888"
 _HEIGHT = 280
 _MANY = 20
-"""Points on a line from which on they are small."""
+"""Lines with more points than this have small markers."""
 _THEME: dict[str, Any] = {
     "axis": {"gridOpacity": 0.4, "tickCount": 6, "labelLimit": 260},
     "legend": {"title": None, "labelLimit": 260, "symbolOpacity": 1},
@@ -30,15 +30,15 @@ Looks = Mapping[str, tuple[str, str]]
 
 
 def looks(charts: Iterable[Chart]) -> Looks:
-    """Return the look of each label of some charts, so that a label looks the same in all of them."""
+    """Return a color and a shape for each label in ``charts``."""
     labels = dict.fromkeys(label for chart in charts for label in chart.points["label"])
     return {label: (COLORS[n % len(COLORS)], SHAPES[n % len(SHAPES)]) for n, label in enumerate(labels)}
 
 
-# Altair would check each part of a chart against Vega-Lite's schema, over and over; tests do so, once.
+# Altair's repeated checks against Vega-Lite's schema are slow; a test does the check.
 @debug_mode(False)
 def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
-    """Return a chart for a page, as wide as its place; a click on the legend filters."""
+    """Return a chart's Vega-Lite specification, as wide as its container; a click on the legend filters."""
     shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
     return _drawn(chart, looks, shown).configure(**_THEME).to_dict(validate=False)
 
@@ -53,7 +53,7 @@ def _drawn(chart: Chart, looks: Looks, shown: alt.Parameter) -> alt.LayerChart:
 
 
 def _layers(chart: Chart, looks: Looks, shown: alt.Parameter) -> Iterator[alt.Chart]:
-    """Yield what is drawn, from behind to before."""
+    """Yield the chart's layers, from back to front."""
     points = _within(_within(chart.points, "x", chart.x), "y", chart.y)
     x, y = _channel(alt.X, "x", chart.x, points), _channel(alt.Y, "y", chart.y, points)
     labels = points["label"].unique(maintain_order=True).to_list()
@@ -63,7 +63,7 @@ def _layers(chart: Chart, looks: Looks, shown: alt.Parameter) -> Iterator[alt.Ch
     shape = alt.Shape("label:N", scale=alt.Scale(domain=labels, range=shapes), **legend)
 
     def of(some: pl.DataFrame, opacity: float = 1.0) -> alt.Chart:
-        """Return the chart of some points, which a click on the legend leaves alone or all but hides."""
+        """Return the chart of some points; a click on another label in the legend fades them."""
         clicked = {"param": shown.name, "value": opacity}
         return alt.Chart(some).encode(opacity=alt.OpacityValue(0.06, condition=clicked))
 
@@ -90,12 +90,12 @@ def _layers(chart: Chart, looks: Looks, shown: alt.Parameter) -> Iterator[alt.Ch
     tips += [alt.Tooltip("x:N" if at["x"].dtype == pl.String else "x:Q", title=chart.x.title)]
     tips += [alt.Tooltip("y:N" if at["y"].dtype == pl.String else "y:Q", title=chart.y.title)]
     marks = of(at).mark_point(filled=True, size=70 if at.height <= _MANY * len(labels) else 12)
-    # Bound to a layer without a legend, the filter would not answer.
+    # The filter must be bound to a layer with a legend.
     yield marks.add_params(shown).encode(x=x, y=y, color=color, shape=shape, tooltip=tips)
 
 
 def _within(points: pl.DataFrame, name: str, axis: Axis) -> pl.DataFrame:
-    """Return the points with intervals that end where the axis does."""
+    """Return the points with intervals clipped to the axis."""
     low, high = axis.bounds or (None, None)
     if axis.kind == "log" and (known := points[name].drop_nulls().to_list()):
         low = min(known) / 2
@@ -104,13 +104,13 @@ def _within(points: pl.DataFrame, name: str, axis: Axis) -> pl.DataFrame:
 
 
 def _channel(channel: Any, name: str, axis: Axis, points: pl.DataFrame) -> Any:
-    """Return the encoding of an axis, with room for markers at its ends."""
+    """Return the encoding of an axis, with padding for markers at its ends."""
     if axis.kind == "names":
         return channel(f"{name}:N", title=axis.title, sort=None)
     kind: Any = "log" if axis.kind in ("log", "counts") else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
     formats = {"counts": "d", "whole": "d", "log": "~g"}
-    # On a linear axis any format of ours would round 95 to 1e+2.
+    # No format for linear axes: it would show 95 as 1e+2.
     drawn = alt.Axis(format=formats[axis.kind]) if axis.kind in formats else alt.Axis()
     if axis.kind == "counts":
         drawn.values = sorted(set(points[name].drop_nulls()))

@@ -1,4 +1,4 @@
-"""A report's files; the page needs nothing else: no network, no fonts, and the scripts that draw are in it."""
+"""A report's files. The page is self-contained: it needs no network and no fonts, and includes its scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
 def page(report: SuiteReport) -> str:
-    """Return the page."""
+    """Return the report as HTML."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATE.parent),
         autoescape=True,
@@ -48,16 +48,16 @@ def _kind(text: str, is_label: bool) -> str:
 
 
 def publish(report: SuiteReport, folder: Path) -> list[Path]:
-    """Write ``report`` to ``folder``, as a page, as Markdown, and its facts; return the files.
+    """Write the report to ``folder`` as HTML and Markdown, and its facts as CSV and Parquet; return the files.
 
-    Either all files are new or none is.
+    If a file cannot be written, none is replaced.
 
     Raises:
-        UsageError: they cannot be written; the disk is full, say.
+        UsageError: they cannot be written, for example because the disk is full.
     """
     try:
-        with TemporaryDirectory(dir=folder) as aside:
-            written = _write(report, Path(aside))
+        with TemporaryDirectory(dir=folder) as temporary:
+            written = _write(report, Path(temporary))
             return [file.replace(folder / file.name) for file in written]
     except OSError as error:
         raise UsageError(f"no report can be written to {folder}: {error.strerror}. Records are kept.") from error

@@ -1,4 +1,4 @@
-"""A report: its sections and where they come from, for the terminal and as Markdown."""
+"""A report: its sections and the provenance of its records, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from gradfree.benchmarks.tables.facts import SCHEMA, fact, table
 from gradfree.benchmarks.tables.section import Section
 
 _PROSE = 24
-"""Characters that a figure never has."""
+"""A cell with more characters than this is text, not a figure."""
 _SIGNS = re.compile(r"[\\`*<|]|\[(?=[^\]]*\]\()|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
-"""What Markdown takes for more than itself."""
+"""Characters that have a meaning in Markdown and must be escaped."""
 
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """What some records tell.
+    """The report on some records.
 
     Attributes:
-        title: for people.
-        sections: one a comparison.
-        provenance: of the records.
-        command: that made them, if it is known.
-        code: to paste, if that is the answer.
+        title: the report's title.
+        sections: one section for each comparison.
+        provenance: the provenance of the records.
+        command: the command that made them, if known.
+        code: code to paste, if there is a recommendation.
     """
 
     title: str
@@ -47,13 +47,13 @@ class SuiteReport:
 
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
-        """Report what ``records``, by case id, tell of ``suite``."""
+        """Return the report on ``suite``, given all ``records`` by case id."""
         own = records_of(suite, records)
         return cls(title, sections(suite, {record["case"]: record for record in own}), Provenance(own))
 
     @property
     def answers(self) -> list[Section]:
-        """The sections that answer which engine to take."""
+        """The sections with an answer."""
         return [section for section in self.sections if section.answer]
 
     @property
@@ -81,7 +81,7 @@ class SuiteReport:
             console.print(Text(line, "dim"))
 
     def markdown(self) -> str:
-        """Return the same as Markdown."""
+        """Return the report as Markdown."""
         lines = [f"- **{_escaped(section.answer)}**" for section in self.answers]
         lines += ["" for _ in lines[:1]]
         lines += [f"```python\n{self.code}\n```\n"] if self.code else []
@@ -91,14 +91,14 @@ class SuiteReport:
 
     @property
     def _made(self) -> list[str]:
-        """Where the records come from."""
+        """Lines on the records' provenance and the command."""
         return [*self.provenance.lines(), *([f"by: {self.command}"] if self.command else [])]
 
 
 def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
-    """Return a section for each device and experiment that ``records``, those of this configuration, tell of.
+    """Return a section for each device and experiment that has results in the suite's ``records``.
 
-    The last one lists the cases that failed.
+    If cases failed, the last section lists them.
     """
     found = list(findings(suite, records))
     failed = [record for record in records.values() if error_of(record)]
@@ -109,8 +109,8 @@ def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
 
 
 def _failure_section(failed: Sequence[Record]) -> Section:
-    """Return the section on cases that failed, and what with."""
-    # The digest of a case's id tells people nothing.
+    """Return the section that lists failed cases and their errors."""
+    # Without the digest of the id.
     errors = [
         fact("error", "", row=r["case"].rpartition("/")[0], device=r["config"]["device"], note=error_of(r))
         for r in failed
@@ -125,7 +125,7 @@ def _failure_section(failed: Sequence[Record]) -> Section:
 
 
 def print_section(section: Section, console: Console) -> None:
-    """Print a table, in as many pieces as the terminal's width takes, and sentences."""
+    """Print a section: its table, split into pieces that fit the terminal's width, and its sentences."""
     console.print(Text(section.title, "bold"))
     for piece in _tables(section, console.width):
         console.print(piece)
@@ -138,7 +138,7 @@ def print_section(section: Section, console: Console) -> None:
 
 
 def texts(section: Section) -> list[list[str]]:
-    """Return the cells of a section's table as they are shown, row by row."""
+    """Return the texts of a section's cells, row by row."""
     return [[cell.text for cell in row] for row in section.rows]
 
 
@@ -148,7 +148,7 @@ def _tables(section: Section, width: int) -> Iterator[Table]:
     room = width - 1 - sum(1 + _width(cells) for cells in names)
     while columns:
         used = list(accumulate(1 + _width(cells) for cells in columns))
-        # What is too wide by itself is left to rich.
+        # A column wider than the terminal is left to rich.
         fitting = max(1, sum(total <= room for total in used))
         yield _table(names, columns[:fitting])
         columns = columns[fitting:]
@@ -170,12 +170,12 @@ def _table(names: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> 
 
 
 def _width(cells: Sequence[str]) -> int:
-    """Return how wide a column is: its heading wraps at every space before a figure does."""
+    """Return the width of a column whose heading may wrap at spaces, but whose cells may not."""
     return max(map(len, [*cells[0].split(), *cells[1:]]))
 
 
 def is_prose(cell: str) -> bool:
-    """Tell whether a cell is a text that may be wrapped, and no figure."""
+    """Return whether a cell is text that may be wrapped, and not a figure."""
     return len(cell) > _PROSE
 
 
@@ -201,5 +201,5 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return what Markdown shows as ``text``; what stands inside a word is left, as in ``highway_bp``."""
+    """Return ``text`` escaped for Markdown; underscores inside words, as in ``highway_bp``, need no escape."""
     return _SIGNS.sub(lambda found: "\\" + found[0], " ".join(text.split()))

@@ -1,1 +1,1 @@
-"""Running cases: here, in worker processes, on Ray."""
+"""Running cases: in worker processes on this machine, or on Ray."""

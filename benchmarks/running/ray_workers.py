@@ -1,4 +1,4 @@
-"""Running each case in a process of its own, on whatever machines Ray has."""
+"""Running each case in a separate process on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gradfree.benchmarks.running.workers import prepare
 
 
 class RayWorkers:
-    """As many processes at a time as Ray has slots: a case takes one GPU, or one CPU where it runs on none."""
+    """Runs as many cases in parallel as Ray has slots: a case takes one GPU if its device is one, else one CPU."""
 
     def __init__(self) -> None:
-        # Workers find the modules that this process does, and the data.
+        # Workers need this process's import path and data folder.
         variables = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         variables |= {DATA_ROOT: os.environ[DATA_ROOT]} if DATA_ROOT in os.environ else {}
         ray.init(ignore_reinit_error=True, log_to_driver=False, runtime_env={"env_vars": variables})
@@ -28,7 +28,7 @@ class RayWorkers:
         self.jobs = int(slots.get("GPU", 0) or slots.get("CPU", 1))
 
     def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
-        """Yield the records of ``cases`` as they are finished."""
+        """Yield the records of ``cases`` in the order of completion."""
         running = {_start(case): case for case in cases}
         try:
             while running:
@@ -37,7 +37,7 @@ class RayWorkers:
                 try:
                     yield ray.get(done)
                 except ray.exceptions.RayError as error:
-                    # The process is gone: whatever the case itself raises is in its record.
+                    # The process died. Exceptions of the case itself are in its record.
                     yield failure(case, str(error).strip())
         finally:
             for reference in running:

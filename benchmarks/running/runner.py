@@ -1,4 +1,4 @@
-"""What a run is to do, where, having its cases run, and keeping their records."""
+"""A run: planning its cases, running those without a record, and storing their records."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 
 RECORDS = "records.jsonl"
-Wanted = Callable[[Mapping[str, Record]], Iterable[Case | None]]
-"""Yields all cases, given the records so far by case id; ``None`` for one that waits for more of them."""
+PlannedCases = Callable[[Mapping[str, Record]], Iterable[Case | None]]
+"""Yields all cases, given the records so far by case id; ``None`` for a case that depends on missing records."""
 
 
 def loader_in(data: str | None) -> str | None:
-    """Return what loads the data of a model of the user's own; set where those of tasks are, if ``data`` says that."""
+    """Return ``data`` if it is ``module:function``, the loader for the user's model; else set the data folder to it."""
     if data is None or names_a_function(data):
         return data
-    # The workers inherit it.
+    # Worker processes inherit it.
     os.environ[DATA_ROOT] = data
     return None
 
 
 def devices_in(names: str) -> tuple[str, ...]:
-    """Return the devices.
+    """Return the devices that ``names`` lists, separated by commas.
 
     Raises:
-        UsageError: one is unknown, or not there.
+        UsageError: a device is unknown or not available.
     """
     for name in (devices := tuple(names.split(","))):
         require(name)
@@ -47,10 +47,10 @@ def devices_in(names: str) -> tuple[str, ...]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make sure that there is such a folder.
+    """Create the folder if it does not exist.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,11 +60,11 @@ def make_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """One share of the cases, of several equal ones.
+    """One of several equal shares of the cases.
 
     Attributes:
-        number: which, from 1.
-        count: of all shares.
+        number: number of the share, from 1.
+        count: number of shares.
     """
 
     number: int = 1
@@ -75,7 +75,7 @@ class Shard:
         """Read ``"1/4"``.
 
         Raises:
-            UsageError: ``text`` is none of the shares.
+            UsageError: ``text`` is not a valid share.
         """
         numbers = re.fullmatch(r"(\d+)/(\d+)", text)
         shard = cls(*map(int, numbers.groups())) if numbers else cls(0, 0)
@@ -84,18 +84,18 @@ class Shard:
         return shard
 
     def __str__(self) -> str:
-        """Return what file names have."""
+        """Return the part of a file name that identifies the share; empty if there is only one."""
         return f"{self.number}-of-{self.count}" if self.count > 1 else ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases of a run.
+    """What to run.
 
     Attributes:
         suite: the comparisons.
-        seeds: training runs of each.
-        devices: where.
+        seeds: number of training runs of each row.
+        devices: the devices.
         shard: the share to run.
     """
 
@@ -105,9 +105,9 @@ class Plan:
     shard: Shard = Shard()
 
     def cases(self, records: Mapping[str, Record]) -> Iterator[Case | None]:
-        """Yield the shard's cases; ``None`` for one that is not settled before ``records`` has all trials.
+        """Yield the shard's cases; ``None`` for a case whose settings are unknown until ``records`` has all trials.
 
-        Whatever waits for trials is on the same shard as they are: no shard needs the others' records.
+        Cases are on the same shard as the trials that they depend on, so no shard needs another's records.
         """
         numbers: dict[Hashable, int] = {}
         for device in self.devices:
@@ -117,23 +117,23 @@ class Plan:
                     yield case
 
 
-def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool = False) -> None:
-    """Run what is wanted and add each record to ``file`` as soon as it is there, also of cases that fail.
+def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry: bool = False) -> None:
+    """Run the cases that have no record; append each record to ``file`` on completion, also those of failed cases.
 
     Args:
-        wanted: the cases.
-        file: has the records of finished cases, which are not run, and takes the new ones.
-        executor: runs them.
-        retry: whether cases whose record is a failure are run again.
+        planned: yields the cases.
+        file: the records.
+        executor: runs the cases.
+        retry: whether failed cases are run again.
 
     Raises:
-        UsageError: a record cannot be written; those before are kept.
+        UsageError: a record cannot be written; earlier records are kept.
     """
     records = file.read()
     finished = finished_in(records, retry)
-    with file.reserved(), _progress(count_finished(wanted(records), finished)) as progress:
+    with file.reserved(), _progress(count_finished(planned(records), finished)) as progress:
         while True:
-            cases = list(wanted(records))
+            cases = list(planned(records))
             progress.total, progress.n = len(cases), count_finished(cases, finished)
             running = {case.id: case for case in _next_batch(cases, finished)}
             if not running:
@@ -152,7 +152,7 @@ def run_cases(wanted: Wanted, file: RecordFile, executor: Executor, retry: bool 
 
 
 def finished_in(records: Mapping[str, Record], retry: bool) -> set[str]:
-    """Return the ids of the cases that need not be run, with ``retry`` but for those that failed."""
+    """Return the ids of the cases that need not run; with ``retry``, failed cases are not among them."""
     return {name for name, record in records.items() if not (retry and "error" in record)}
 
 
@@ -162,17 +162,17 @@ def count_finished(cases: Iterable[Case | None], finished: Collection[str]) -> i
 
 
 def _next_batch(cases: Sequence[Case | None], finished: Collection[str]) -> list[Case]:
-    """Return the missing cases that may run side by side or, when there are none, one that must run alone."""
+    """Return all missing cases that may run in parallel or, if there are none, one that must run alone."""
     missing = [case for case in cases if case is not None and case.id not in finished]
     return [case for case in missing if not case.alone] or missing[:1]
 
 
 def _describe(running: Mapping[str, Case], jobs: int) -> str:
-    """Name the first ``jobs`` cases: the others wait for a worker."""
+    """Return the names of the first ``jobs`` cases; the others wait for a worker."""
     return ", ".join(f"{case.topic} {case.subject}" for case in islice(running.values(), jobs))
 
 
 def _progress(done: int) -> tqdm[None]:
-    """Return a bar on the terminal; ``done`` cases took no time."""
-    # Cases differ in length: estimate from all of them.
+    """Return a progress bar that starts at ``done`` cases."""
+    # Cases differ in length, so the remaining time is estimated from all of them.
     return tqdm(initial=done, unit="case", smoothing=0, dynamic_ncols=True)

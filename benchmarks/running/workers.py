@@ -1,4 +1,4 @@
-"""Running each case in a process of its own, on this machine."""
+"""Running each case in a separate process on this machine."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ PRELOADED = [
     "sklearn.model_selection",
     "torch._dynamo",  # which the first optimizer imports
 ]
-"""What most cases import, torchmetrics above all, takes seconds: once, not in each worker."""
+"""Modules imported once in the fork server: importing them in each worker would take seconds."""
 
 
 class Executor(Protocol):
-    """What runs cases, each in a fresh process.
+    """Interface: runs cases, each in a new process.
 
     Attributes:
-        jobs: how many run at a time.
+        jobs: number of cases in parallel.
     """
 
     jobs: int
 
     def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
-        """Yield the records of ``cases`` as they are finished, also of those that fail; once closed, stop the rest."""
+        """Yield the records of ``cases`` in the order of completion, failed ones included; stop the rest on close."""
 
 
 class Workers:
-    """Up to ``jobs`` processes at a time."""
+    """Runs up to ``jobs`` cases in parallel."""
 
     def __init__(self, jobs: int):
         self.jobs = jobs
 
     def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
-        """Yield the records of ``cases`` as they are finished."""
+        """Yield the records of ``cases`` in the order of completion."""
         waiting = iter(cases)
         running: dict[Connection, tuple[BaseProcess, Case]] = {}
         try:
@@ -71,14 +71,14 @@ class Workers:
 
 
 def _start(case: Case) -> tuple[Connection, BaseProcess]:
-    # Processes that start with everything imported are there at once; only Linux forks without trouble.
+    # Forked processes have everything imported already; forking is reliable only on Linux.
     context: ForkServerContext | SpawnContext
     context = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
     context.set_forkserver_preload(PRELOADED)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(case, sender, dict(os.environ)))
     process.start()
-    # Ours must be closed for the end of the worker to be seen.
+    # Close this end, or the death of the worker would go unnoticed.
     sender.close()
     return receiver, process
 
@@ -88,12 +88,12 @@ def _receive(receiver: Connection, process: BaseProcess, case: Case) -> Record:
         record: Record = receiver.recv()
     except EOFError:
         process.join()
-        return failure(case, _epitaph(process.exitcode or 0))
+        return failure(case, _cause_of_death(process.exitcode or 0))
     process.join()
     return record
 
 
-def _epitaph(exitcode: int) -> str:
+def _cause_of_death(exitcode: int) -> str:
     if exitcode >= 0:
         return f"the process ended with exit code {exitcode}"
     name = signal.Signals(-exitcode).name
@@ -102,26 +102,26 @@ def _epitaph(exitcode: int) -> str:
 
 
 def _work(case: Case, sender: Connection, environ: Mapping[str, str]) -> None:
-    """Run ``case`` and send the record."""
-    # The server that processes are forked from may have started with another environment.
+    """Run ``case`` and send its record."""
+    # The fork server may have started with another environment.
     os.environ.update(environ)
-    # Ctrl-C reaches the whole process group, but stopping the workers is the parent's business.
+    # Ctrl-C reaches the whole process group, but the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     prepare()
     sender.send(attempt(case))
 
 
 def prepare() -> None:
-    """Make a process ready to run a case."""
-    # One thread each: the results of a case do not depend on the machine's number of cores.
+    """Prepare this process for running a case."""
+    # One thread, so that results do not depend on the machine's number of cores.
     torch.set_num_threads(1)
-    # What is imported is no garbage: to look for some there, before memory is measured, takes a third of a second.
+    # Exclude imported objects from garbage collection: scanning them before a memory measurement takes 0.3 s.
     gc.freeze()
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent was killed."""
+def _exit_with_parent() -> None:
+    """Exit this process when its parent is killed."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""One architecture of somebody's library, what it is fed with, and how its gradients under an engine are judged."""
+"""An architecture of another library, with its inputs and its loss."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Architecture:
     """One architecture.
 
     Attributes:
-        name: of the model's class, or what tells it from others of it.
-        library: whose it is.
-        build: makes the model.
-        loss: runs it and returns the loss.
-        quick: whether it stands for its kind in tests.
+        name: the model's class, and its variant if there are several.
+        library: the library.
+        build: returns the model.
+        loss: runs the model and returns the loss.
+        quick: whether tests run it.
         chains: as in :meth:`gradfree.Engine.attach`.
     """
 
@@ -33,7 +33,7 @@ class Architecture:
     chains: Sequence[str] | None = None
 
     def made(self) -> nn.Module:
-        """Return the model in double precision, in training; the same at each call."""
+        """Return the model in double precision and training mode, with the same weights at each call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.build().double().train()
@@ -48,7 +48,7 @@ class Architecture:
 
 
 def tokens() -> Tensor:
-    """Return numbers of words, (2, LENGTH)."""
+    """Return token ids, (2, LENGTH)."""
     return torch.arange(2 * LENGTH).reshape(2, LENGTH) * 7 % WORDS
 
 
@@ -58,7 +58,7 @@ def images(size: int) -> Tensor:
 
 
 def loss_of(out: Any) -> Tensor:
-    """Return the model's own loss, or one on all floating point tensors that it returns."""
+    """Return the output's own loss, or one of all floating point tensors in the output."""
     if getattr(out, "loss", None) is not None:
         return out.loss
     values = [out] if isinstance(out, Tensor) else list(out.values() if hasattr(out, "values") else out)

@@ -1,8 +1,8 @@
-"""The tables of engines and features in Markdown, found by trying every cell; takes some minutes.
+"""Write the tables of engines and features as Markdown; takes some minutes.
 
 python benchmarks/scripts/features_page.py --out docs/reference/support.md
 
-Every engine that is installed is tried. Where something neither works nor is refused, nothing is written.
+Every feature is tried with every installed engine. If one neither works nor is refused, nothing is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradfree.testing.conformance import BASIC
 from gradfree.testing.features.feature import FEATURES, Feature
 
 CHAINS = "Chains"
-"""Title of the table of all chains; each family has one of its own besides."""
+"""Title of the table of all chains; each family has another table."""
 
 _INTRODUCTION = """# What works with which engine
 
@@ -42,12 +42,12 @@ class Unclear(Exception):
 
 @dataclass(frozen=True)
 class Table:
-    """Engines and what they are asked for.
+    """One table: engines, and features or chains.
 
     Attributes:
-        title: of the table.
-        engines: the names of the columns.
-        rows: by label, for each engine ``None`` if it works, else the message by which it is refused.
+        title: the table's title.
+        engines: names of the engines.
+        rows: by label, for each engine ``None`` if it works, else the message of the refusal.
     """
 
     title: str
@@ -82,13 +82,13 @@ _CLASS = re.compile(r"(?<=… is )(an?|of class) \w+(?=, (but|which))")
 
 
 def shown(message: str) -> str:
-    """Return the first problem of those that ``message`` lists, or all of it, without what is one model's own."""
+    """Return the first problem that ``message`` lists, or the whole message, without names of the model."""
     _, *problems = message.splitlines()
     return _CLASS.sub(r"\1 …", _PLACE.sub("…", _LIST.sub("", problems[0].removeprefix("- ") if problems else message)))
 
 
 def reasons(tables: list[Table]) -> list[str]:
-    """Return each message, with the engines that refuse by it."""
+    """Return each message, with the engines that raise it."""
     said: dict[str, dict[str, None]] = {}
     for table in tables:
         for cells in table.rows.values():
@@ -98,20 +98,20 @@ def reasons(tables: list[Table]) -> list[str]:
     return [f"- {', '.join(names)}: {message}" for message, names in said.items()]
 
 
-def make_tables(engines: Mapping[str, Engine], tell: Callable[[str], None] = lambda _: None) -> list[Table]:
-    """Try everything with all engines.
+def make_tables(engines: Mapping[str, Engine], say: Callable[[str], None] = lambda _: None) -> list[Table]:
+    """Try every chain and feature with all engines.
 
     Args:
-        engines: by name.
-        tell: is told what is tried next.
+        engines: the engines by name.
+        say: called with what is tried next.
 
     Raises:
-        Unclear: there are cells that neither work nor are refused.
+        Unclear: some cells neither work nor are refused.
     """
     unclear: list[str] = []
 
     def row(feature: Feature, case: ModelCase, names: list[str]) -> list[str | None]:
-        tell(f"{feature.name}: {case.name}")
+        say(f"{feature.name}: {case.name}")
         return [_cell(feature, case, name, engines[name], unclear) for name in names]
 
     chains = Table(CHAINS, list(engines))
@@ -150,7 +150,7 @@ def _meaning(feature: Feature) -> str:
     return (inspect.getdoc(feature.check) or "").replace("``", "`").replace("\n\n", " ").replace("\n", " ")
 
 
-def _tell(what: str) -> None:
+def _say(what: str) -> None:
     print(what, file=sys.stderr)
 
 
@@ -158,4 +158,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="file to write the page to")
     path = parser.parse_args().out
-    path.write_text(markdown(make_tables({name: create_engine(name) for name in list_engines()}, _tell)), "utf-8")
+    path.write_text(markdown(make_tables({name: create_engine(name) for name in list_engines()}, _say)), "utf-8")

@@ -41,20 +41,20 @@ CHARTS = "docs/figures"
 _OPENING = re.compile(r"<!-- (?:figure|table|chart): ")
 _MARKED = re.compile(r"(<!-- (figure|table|chart): ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
 _HOW = ("show", "scale", "heading", "suite", "section", "like")
-"""What a declared figure has that is no column of the facts."""
+"""Keys of a declared figure that are not columns of the facts."""
 Declared = Mapping[str, Any]
 
 
 class FigureError(Exception):
-    """A figure is not declared as it must be, or no record has it."""
+    """A figure's declaration is wrong, or no record contains it."""
 
 
 class Figures:
-    """What `figures.toml` declares.
+    """The declarations of `figures.toml`.
 
     Args:
-        declared: its contents.
-        results: the folder of all records, one folder a suite.
+        declared: the contents of the file.
+        results: the folder with one folder of records for each suite.
     """
 
     def __init__(self, declared: Declared, results: Path = ROOT / "benchmarks" / "results"):
@@ -67,7 +67,7 @@ class Figures:
         return list(self._declared.get("chart", ()))
 
     def of(self, kind: str, name: str) -> str:
-        """Return what belongs between the markers of a figure or table."""
+        """Return the text between the markers of a figure or table."""
         makers: dict[str, Callable[[Declared], str]] = {"figure": self._figure, "table": self._table}
         try:
             return makers[kind](self.declared(kind, name))
@@ -75,25 +75,25 @@ class Figures:
             raise FigureError(f"[{kind}.{name}]: {error}") from error
 
     def declared(self, kind: str, name: str) -> Declared:
-        """Return what is declared of a name, with all that it takes from another."""
+        """Return the declaration of a name, with the entries that it takes from another by `like`."""
         found = self._declared.get(kind, {}).get(name)
         if found is None:
             raise FigureError(f"{name} is not declared in figures.toml")
         return {**self.declared(kind, found["like"]), **found} if "like" in found else found
 
     def filled(self, text: str) -> str:
-        """Return `text` with figures in place of their names in braces."""
+        """Return `text` with names in braces replaced by figures."""
         return text.format_map(_ByName(partial(self.of, "figure")))
 
     def _figure(self, declared: Declared) -> str:
         known = self.known(declared)
         if len(known) != 1:
-            seen = "; ".join(str({name: value for name, value in told.items() if value is not None}) for told in known)
-            raise FigureError(f"{len(known)} facts where one is wanted. {seen}")
+            seen = "; ".join(str({name: value for name, value in row.items() if value is not None}) for row in known)
+            raise FigureError(f"{len(known)} facts instead of one. {seen}")
         return shown(known[0], declared)
 
     def known(self, declared: Declared) -> list[dict[str, Any]]:
-        """Return the facts that a declaration selects, each value once."""
+        """Return the facts that a declaration selects, without duplicate values."""
         facts = self._facts(declared["suite"])
         if "section" in declared:
             facts = facts.filter(pl.col("section").str.starts_with(declared["section"]))
@@ -114,7 +114,7 @@ class Figures:
             yield [self.filled(cell) for cell in row]
 
     def _programs(self, declared: Declared) -> Iterator[list[str]]:
-        """Yield a table of other people's programs: a row each, with the columns of its records and two figures."""
+        """Yield the table of other programs: one row each, with columns of its record, speed and memory."""
         yield declared["head"]
         for row in _programs(self._results / declared["suite"] / "records.csv"):
             where = {"suite": declared["suite"], "task": row["client"], "setting": row["case"], "row": row["span"]}
@@ -123,14 +123,14 @@ class Figures:
             yield [cell.format_map({**row, "speed": speed, "memory": memory}) for cell in declared["each"]]
 
     def _selected(self, declared: Declared) -> Iterator[list[str]]:
-        """Yield a table whose rows and columns are queries."""
+        """Yield a table whose rows and columns are declared by queries."""
         yield [declared["heading"], *(column["heading"] for column in declared["columns"])]
         for value, label in declared["rows"].items():
             found = [declared["where"] | {declared["by"]: value} | column for column in declared["columns"]]
             yield [label, *(self._figure(one) if self.known(one) else UNKNOWN for one in found)]
 
     def picture(self, name: str) -> Picture:
-        """Return what a chart is made of."""
+        """Return the picture of a chart."""
         declared = self.declared("chart", name)
         title = self.filled(declared["title"])
         if "bars" in declared:
@@ -140,30 +140,30 @@ class Figures:
         return Picture(lines, (title, found, declared["x"], declared["y"], declared.get("scale", "log")))
 
     def _bar(self, label: str, name: str) -> dict[str, Any]:
-        (told,) = self.known(self.declared("figure", name))
-        return {"label": label, "value": 1 / told["value"], "text": self.of("figure", name)}
+        (known,) = self.known(self.declared("figure", name))
+        return {"label": label, "value": 1 / known["value"], "text": self.of("figure", name)}
 
     def _line(self, declared: Declared, row: str) -> list[tuple[float, float]]:
-        """Return the points of a row, of a training by its seconds: steps, by the time of one."""
+        """Return the points of a row; with `step`, `at` is multiplied by the seconds of a step."""
         each = self.known({**declared["step"], "row": row})[0]["value"] if "step" in declared else 1.0
-        return [(told["at"] * each, told["value"]) for told in self.known({**declared["where"], "row": row})]
+        return [(point["at"] * each, point["value"]) for point in self.known({**declared["where"], "row": row})]
 
     def alternative(self, name: str) -> str:
-        """Return what a chart says in words."""
+        """Return the alternative text of a chart."""
         declared = self.declared("chart", name)
         said = [f"{label}: {self.of('figure', figure)}" for label, figure in declared.get("bars", {}).items()]
         return ". ".join([self.filled(declared["title"]), *(["; ".join(said)] if said else [])])
 
 
 class Picture(NamedTuple):
-    """A chart: what draws it, and of what."""
+    """A chart: the function that draws it, and its arguments."""
 
     draw: Callable[..., str]
     given: tuple[Any, ...]
 
     @property
     def mark(self) -> str:
-        """A comment in its SVG that tells what it is made of: the drawing itself differs by the fonts of a machine."""
+        """A comment in the SVG with a digest of its inputs: the drawing itself depends on a machine's fonts."""
         made_of = repr(self.given) + Path(pictures.__file__).read_text(encoding="utf-8")
         return f"<!-- made of {sha256(made_of.encode()).hexdigest()[:12]} -->"
 
@@ -180,14 +180,14 @@ class _ByName(dict[str, str]):
         return self._found(name)
 
 
-def shown(told: Mapping[str, Any], declared: Declared) -> str:
-    """Return a fact as it is declared to be shown: as a factor, as so many times, or by a template."""
-    show, value = declared.get("show", "factor"), told["value"]
+def shown(known: Mapping[str, Any], declared: Declared) -> str:
+    """Return the text of a fact: as a factor "faster" or "slower", as a multiple, or by a template."""
+    show, value = declared.get("show", "factor"), known["value"]
     if value is None or isnan(value) or show not in ("factor", "times"):
-        return Figure(told["metric"], show, factor=declared.get("scale", 1.0)).text(told)
+        return Figure(known["metric"], show, factor=declared.get("scale", 1.0)).text(known)
     if show == "times":
         return f"{_short(value)}×"
-    estimate = estimate_of(told)
+    estimate = estimate_of(known)
     if estimate.low == estimate.high == 1:
         return "baseline"
     if estimate.low <= 1 <= estimate.high:
@@ -196,28 +196,28 @@ def shown(told: Mapping[str, Any], declared: Declared) -> str:
 
 
 def _short(value: float) -> str:
-    """Return a factor with as many digits as a reader can use."""
+    """Return a factor with the digits that matter to a reader."""
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if round(value, 1) != 1 else f"{value:.2f}"
 
 
 def _facts(results: Path, suite: str) -> pl.DataFrame:
-    """Return all facts of a suite's records, with the title of the section that shows them, or of clients' programs."""
+    """Return all facts of a suite's records with their sections' titles, or those of other programs."""
     records, clients = (results / suite / f"records.{kind}" for kind in ("jsonl", "csv"))
     if clients.exists():
-        return table(told for client in _programs(clients) for told in _gains(client)).with_columns(section=pl.lit(""))
+        return table(one for client in _programs(clients) for one in _gains(client)).with_columns(section=pl.lit(""))
     if suite not in SUITES or not records.exists():
         raise FigureError(f"no records of a suite {suite!r} in {results}")
     return SuiteReport.of(suite, SUITES[suite], RecordFile(records).read()).facts
 
 
 def _programs(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table of other people's programs, those that gain most first."""
+    """Return the records of other programs, in the order of decreasing gain."""
     with path.open(encoding="utf-8", newline="") as file:
         return sorted(csv.DictReader(file), key=lambda row: -float(row["gain"]))
 
 
 def _gains(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield what a row tells of a program with a line changed, beside the program as it was."""
+    """Yield the time and memory of a program with an engine, as multiples of the unchanged program's."""
     where = {"task": row["client"], "setting": row["case"], "row": row["span"], "threads": int(row["threads"])}
     gain, least, most = (float(row[name]) for name in ("gain", "gain_low", "gain_high"))
     yield fact("time", times("plain"), Estimate(1 / gain, 1 / most, 1 / least), **where)
@@ -225,11 +225,11 @@ def _gains(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def written(text: str, figures: Figures, page: str) -> str:
-    """Return the text of a page, of this path, with all that stands between markers made anew."""
+    """Return the text of a page with everything between markers written again; `page` is its path."""
     if len(_OPENING.findall(text)) != len(_MARKED.findall(text)):
-        raise FigureError(f"{page}: a marker has no name, or no <!-- end --> behind it")
+        raise FigureError(f"{page}: a marker has no name, or no <!-- end --> after it")
 
-    def anew(found: re.Match[str]) -> str:
+    def replacement(found: re.Match[str]) -> str:
         opening, kind, name, end = found.groups()
         try:
             if kind != "chart":
@@ -239,21 +239,21 @@ def written(text: str, figures: Figures, page: str) -> str:
         except FigureError as error:
             raise FigureError(f"{page}: {error}") from error
 
-    return _MARKED.sub(anew, text)
+    return _MARKED.sub(replacement, text)
 
 
 def declarations() -> dict[str, Any]:
-    """Return what `figures.toml` has."""
+    """Return the contents of `figures.toml`."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def pages(root: Path) -> list[Path]:
-    """Return the Markdown that may have markers."""
+    """Return the Markdown files that may have markers."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def changes(figures: Figures, root: Path = ROOT) -> Iterator[tuple[Path, str]]:
-    """Yield pages and charts that are out of date, and what they are to be."""
+    """Yield the pages and charts that are out of date, with their new contents."""
     for page in pages(root):
         text = page.read_text(encoding="utf-8")
         if (new := written(text, figures, page.relative_to(root).as_posix())) != text:
@@ -271,7 +271,7 @@ def main() -> None:
     old = dict(changes(Figures(declarations())))
     if old and parser.parse_args().check:
         names = ", ".join(path.relative_to(ROOT).as_posix() for path in old)
-        sys.exit(f"Out of date: {names}. Write them anew: python benchmarks/scripts/figures.py")
+        sys.exit(f"Out of date: {names}. Write them again: python benchmarks/scripts/figures.py")
     for path, new in old.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(new, encoding="utf-8")

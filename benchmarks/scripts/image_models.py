@@ -17,7 +17,7 @@ _SHIM: list[torch.library.Library] = []
 
 
 def torchvision() -> Any:
-    """Import torchvision, also where its compiled part does not fit the torch that is there: no model needs it."""
+    """Import torchvision, even if its compiled part does not fit the installed torch: no model needs that part."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError:
@@ -30,7 +30,7 @@ def torchvision() -> Any:
 
 
 def _timm() -> Any:
-    """Import timm, also where there is no torchvision, of which its models use nothing: with stand-ins, then."""
+    """Import timm; if torchvision is missing, with empty stand-ins, since the models use nothing of it."""
     try:
         torchvision()
     except ModuleNotFoundError:
@@ -49,7 +49,7 @@ _IMPORTED += ("torchvision.transforms.functional",)
 
 
 class _Named(type):
-    """The type of classes of which any attribute is its own name."""
+    """Metaclass: any attribute of its classes is the attribute's name."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -58,7 +58,7 @@ class _Named(type):
 
 
 class _StandIn(ModuleType):
-    """A package of which any attribute is an empty class, or another stand-in."""
+    """A package whose attributes are empty classes or other stand-ins."""
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -127,7 +127,7 @@ _TORCHVISION: dict[str, Sequence[str] | None] = {
 
 
 def timm_models() -> list[Architecture]:
-    """Return those of timm."""
+    """Return the architectures of timm."""
     timm = _timm()
     models = timm.models
 
@@ -151,7 +151,7 @@ def timm_models() -> list[Architecture]:
 
 
 def torchvision_models() -> list[Architecture]:
-    """Return those of torchvision."""
+    """Return the architectures of torchvision."""
     models = torchvision().models
     sizes = {"alexnet": 96}
     extra = {"googlenet": {"aux_logits": False, "init_weights": False}}

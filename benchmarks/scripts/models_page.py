@@ -1,8 +1,8 @@
-"""The page of architectures: what ``highway_bp`` makes of the gradients of each; takes five minutes.
+"""Write the page of architectures: the accuracy of ``highway_bp``'s gradients on each; takes five minutes.
 
 python benchmarks/scripts/models_page.py --out docs/reference/models.md
 
-The extra ``models`` brings transformers and timm.
+The extra ``models`` installs transformers and timm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIBRARIES: dict[str, Callable[[], list[Architecture]]] = {
     "torchvision": torchvision_models,
 }
 ENOUGH = 10**6
-"""More sweeps than any chain has links: k = L."""
+"""More iterations than any chain has links, so that gradients are exact."""
 
 EXACT = 1e-9
 
@@ -47,29 +47,29 @@ it is another.
 """
 _ITERATIONS = 2
 _LEAST = {"0.99 and more": 0.99, "0.9 to 0.99": 0.9, "less": -1.0}
-"""What cosines are sorted by, highest first."""
+"""Groups of the table by minimal cosine, highest first."""
 
 
 def row(architecture: Architecture) -> tuple[float | None, str]:
-    """Try one architecture; return the cosine of few iterations, or ``None`` and why the engine refuses it.
+    """Try one architecture; return the cosine of two iterations, or ``None`` and why the engine refuses it.
 
     Raises:
-        AssertionError: its gradients are wrong at k = L, or its loss is another.
+        AssertionError: its gradients are wrong with enough iterations.
     """
     model = architecture.made()
     expected = architecture.gradients(model)
     try:
-        error, _ = _tried(architecture, model, expected, ENOUGH)
+        error, _ = _errors(architecture, model, expected, ENOUGH)
         if not error < EXACT:
             raise AssertionError(f"{architecture.name} of {architecture.library} is wrong at k = L: {error:.1e}")
-        return _tried(architecture, model, expected, _ITERATIONS)[1], ""
+        return _errors(architecture, model, expected, _ITERATIONS)[1], ""
     except ChainError as error:
         _, *problems = str(error).splitlines()
         return None, problems[0].removeprefix("- ") if problems else str(error)
 
 
 def page() -> str:
-    """Try all architectures of the libraries that are installed; return the page.
+    """Try all architectures of the installed libraries; return the page.
 
     Raises:
         AssertionError: an engine's gradients are wrong.
@@ -84,7 +84,7 @@ def page() -> str:
 
 
 def written(rows: Sequence[tuple[str, str, float | None, str]], versions: str) -> str:
-    """Return the page of these libraries, architectures, cosines and refusals."""
+    """Return the page for rows of library, architecture, cosine and refusal."""
     exact = sum(cosine is not None for _, _, cosine, _ in rows)
     lines = [_INTRODUCTION.format(versions=versions, exact=exact, all=len(rows))]
     for library in dict.fromkeys(row[0] for row in rows):
@@ -99,8 +99,10 @@ def written(rows: Sequence[tuple[str, str, float | None, str]], versions: str) -
     return "\n".join([*lines, "## Refused", "", *refused, ""])
 
 
-def _tried(architecture: Architecture, model: nn.Module, expected: Mapping[str, Tensor], k: int) -> tuple[float, float]:
-    """Return the relative error of all gradients together, and their cosine with the exact ones."""
+def _errors(
+    architecture: Architecture, model: nn.Module, expected: Mapping[str, Tensor], k: int
+) -> tuple[float, float]:
+    """Return the relative error of the whole gradient, and its cosine with the exact one."""
     engine = create_engine("highway_bp", iterations=k)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,15 +110,15 @@ def _tried(architecture: Architecture, model: nn.Module, expected: Mapping[str, 
             actual = architecture.gradients(model)
     zero = torch.zeros(1)
     pairs = [(actual.get(n, zero), expected.get(n, zero)) for n in expected.keys() | actual.keys()]
-    apart = sum(float((a - e).pow(2).sum()) for a, e in pairs) ** 0.5
+    distance = sum(float((a - e).pow(2).sum()) for a, e in pairs) ** 0.5
     norms = [sum(float(pair[i].pow(2).sum()) for pair in pairs) ** 0.5 for i in (0, 1)]
     inner = sum(float((a * e).sum()) for a, e in pairs)
-    return apart / norms[1], inner / (norms[0] * norms[1])
+    return distance / norms[1], inner / (norms[0] * norms[1])
 
 
 def _installed() -> Iterator[Architecture]:
     if _is_installed("torchvision"):
-        torchvision()  # The others import it.
+        torchvision()  # First, since the others import it.
     for name, models in LIBRARIES.items():
         if _is_installed(name):
             yield from models()
@@ -132,7 +134,7 @@ def _is_installed(name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the libraries from telling of configurations that nobody would train with."""
+    """Silence the libraries' warnings about unusual configurations."""
     logging.disable(logging.WARNING)
     try:
         yield

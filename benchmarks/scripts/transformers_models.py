@@ -124,7 +124,7 @@ def _checkpoints(model: Any, reentrant: bool) -> None:
 
 
 def _eager_experts(model: Any) -> None:
-    """Grouped products of matrices, the default, have no double precision."""
+    """Use eager experts: the default, grouped matrix products, does not support double precision."""
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
 
@@ -229,7 +229,7 @@ _PREPARED: list[tuple[str, str, Options, Prepare, str]] = [
 
 
 def _nothing(model: Any) -> None:
-    """Leave the model as it is."""
+    """Do not change the model."""
 
 
 def _architecture(
@@ -249,7 +249,7 @@ def _architecture(
 
 
 def transformers_models() -> list[Architecture]:
-    """Return all of them."""
+    """Return the architectures of transformers."""
     albert = "albert.encoder.albert_layer_groups"
     return [
         *(_architecture(*row, quick=True) for row in _QUICK),

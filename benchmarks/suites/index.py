@@ -116,7 +116,7 @@ def suite_by(name: str) -> Suite:
     Raises:
         UsageError: there is no such function, or it returns something else.
     """
-    suite = Imported.to(name).result()
+    suite = Imported.find(name).result()
     if not (isinstance(suite, tuple) and suite and all(isinstance(e, Experiment) for e in suite)):
         raise UsageError(f"{name} returns no suite, which is a tuple of experiments: (Comparison(task, rows),), say.")
     return suite

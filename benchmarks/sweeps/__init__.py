@@ -1,1 +1,1 @@
-"""Comparisons put together from names, and searches."""
+"""Comparisons of every combination of named engines, tasks and settings."""

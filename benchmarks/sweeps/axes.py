@@ -1,4 +1,4 @@
-"""What can be named on the command line, or in a file, to be swept over, and what is kept of it; light to import."""
+"""The options of a sweep, and the file that stores them with the records; light to import."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from gradfree.cli import UsageError
 
 Names = dict[str, Any] | list[str] | str | None
-"""Names: one, several separated by commas, a list, or each with its options."""
+"""One name, several separated by commas, a list, or a mapping from names to options."""
 Paths = list[Any] | str | None
-"""Module paths: one, several separated by commas, or a list, in which a list is one chain's blocks."""
+"""One module path, several separated by commas, or a list; a list in the list has the blocks of one chain."""
 Numbers = list[float] | float | str | None
 Counts = list[int] | int | str | None
 _FILE = "run.json"
@@ -23,26 +23,26 @@ _FILE = "run.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Engines compared in every combination of what is named; whatever is not named is each task's own.
+    """A comparison of engines for every combination of the given values; the task decides what is not given.
 
     Attributes:
-        engines: to compare with plain backprop: names separated by commas, or with options, each a value or a list of
-            values to combine: '{highway_bp: {iterations: [0, 2], gamma: 0.2}}'. "all" for all that the model allows.
+        engines: engines to compare with autograd: names separated by commas, or with options, each a value or a list
+            of values to combine: '{highway_bp: {iterations: [0, 2], gamma: 0.2}}'. "all": all that the model allows.
         tasks: names separated by commas.
-        model: names separated by commas, or with options as those of engines. Or one of your own, module:function,
-            which builds it; without --tasks, --data is a module:function too, which returns the examples.
-        batch_size: examples a step, separated by commas, as all numbers.
-        length: of the sequences.
-        depth: of the models: number of blocks or layers.
-        dtype: of weights and inputs: float32, float64, bfloat16.
-        learning_rates: each engine is trained at the one that does best on validation data, tried with another seed.
-        steps: of each training run.
-        seconds: of each training run, in place of steps; runs are not beside each other then.
-        loss: of data of your own: module:function, called with outputs and targets. If not given, cross-entropy for
-            targets of whole numbers and the squared error for others.
-        chains: module paths of the chains, separated by commas, if they cannot be found without help; for blocks that
-            lie beside each other a list in the list: '[[block1, block2]]'.
-        target: validation score; time to reach it is reported beside the time of a step.
+        model: names separated by commas, or with options like engines. Or your own model: module:function, which
+            returns it; without --tasks, --data is a module:function, too, which returns the examples.
+        batch_size: examples a step; like all numbers here, several are separated by commas.
+        length: length of the sequences.
+        depth: number of blocks or layers of the models.
+        dtype: dtype of weights and inputs: float32, float64, bfloat16.
+        learning_rates: each engine is trained at the one with the best validation score, tried with another seed.
+        steps: steps of each training run.
+        seconds: duration of each training run, instead of steps; these runs are not made in parallel.
+        loss: for your own data: module:function, called with outputs and targets. By default, cross-entropy for
+            integer targets and the squared error for others.
+        chains: module paths of the chains, separated by commas, if they are not found automatically; for blocks that
+            are attributes of one module a list in the list: '[[block1, block2]]'.
+        target: validation score; the time to reach it is reported, too.
     """
 
     engines: Names = None
@@ -61,25 +61,25 @@ class Sweep:
 
     @property
     def named(self) -> list[str]:
-        """The options that are given."""
+        """The names of the options that are given."""
         return [f.name for f in fields(self) if getattr(self, f.name) is not None]
 
 
 def listed(names: Paths) -> list[Any]:
-    """Return the names one by one."""
+    """Return the names as a list."""
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else names or []
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """What a run was asked for.
+    """The request of a run, stored beside its records.
 
     Attributes:
-        sweep: what was named.
-        loader: ``module:function`` of the data, for a model of the user's own.
-        suite: what was run, if no sweep was named.
-        name: that the user gave it.
-        command: that did it, the last one if it took several.
+        sweep: the sweep's options.
+        loader: ``module:function`` that returns the data, for the user's own model.
+        suite: name of the suite, if no sweep is given.
+        name: the user's name for the run.
+        command: the last command that worked on it.
     """
 
     sweep: Sweep
@@ -94,7 +94,7 @@ class KeptRun:
 
     @property
     def folder(self) -> Path:
-        """The folder of its records if none is named: of sweeps another for another, the same for the same."""
+        """The default folder of its records; equal sweeps have equal folders, others do not."""
         if named := self.name or (self.suite or "").replace(":", "-"):
             return Path("results", named)
         digest = hashlib.sha256(json.dumps(self._swept, sort_keys=True).encode()).hexdigest()[:6]
@@ -103,13 +103,13 @@ class KeptRun:
         return Path("results", f"{words[:40]}-{digest}")
 
     def keep(self, folder: Path) -> None:
-        """Write what it is into ``folder``."""
+        """Write the request to ``folder``."""
         content = {"name": self.name, "command": self.command, "suite": self.suite, **self._swept}
         (folder / _FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
     def of(cls, folder: Path) -> KeptRun | None:
-        """Return the run that was kept in ``folder``; ``None`` if none was.
+        """Return the request stored in ``folder``; ``None`` if there is none.
 
         Raises:
             UsageError: the file is damaged.
@@ -126,7 +126,7 @@ class KeptRun:
 
 
 def command_of(flags: dict[str, Any]) -> str:
-    """Return the ``gradfree bench run`` with these flags, those without a value left out."""
+    """Return the command ``gradfree bench run`` with these flags; flags without a value are omitted."""
     words = [
         (f"--{name.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value))
         for name, value in flags.items()

@@ -1,4 +1,4 @@
-"""Comparisons put together from names: every combination of what is named."""
+"""From a sweep's options to a suite: one comparison for every combination."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from gradfree.cli import UsageError
 from gradfree.wording import no_such
 
 TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, CIFAR100, *LONG_TASKS)}
-"""What can be swept over by name."""
-
+"""The tasks that a sweep can name."""
 
 _DTYPES = ("float32", "float64", "bfloat16")
 _DEPTHS = ("depth", "layers")
@@ -44,7 +43,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def comparisons_of(asked: KeptRun) -> Suite:
-    """Return what is compared."""
+    """Return the suite that a run requests."""
     if asked.sweep.named or not asked.suite:
         return suite_of(asked.sweep, asked.loader)
     if names_a_function(asked.suite):
@@ -55,14 +54,14 @@ def comparisons_of(asked: KeptRun) -> Suite:
 
 
 def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
-    """Return the comparisons.
+    """Return the comparisons of a sweep.
 
     Args:
-        sweep: what is named.
-        loader: returns the data of a model of the user's own, ``module:function``.
+        sweep: the sweep's options.
+        loader: ``module:function`` that returns the data, for the user's own model.
 
     Raises:
-        UsageError: unknown names, contradictory options, or a combination that cannot be.
+        UsageError: unknown names, contradictory options, or an impossible combination.
     """
     if sweep.steps is not None and sweep.seconds is not None:
         raise UsageError("--steps and --seconds are two budgets: give one.")
@@ -70,7 +69,7 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
         if value is not None and value <= 0:
             raise UsageError(f"--{name} must be above 0, not {value}.")
     rates = tuple(sorted(_numbers("learning_rates", sweep.learning_rates, float)))
-    # A single rate needs no choice.
+    # A single rate needs no trials.
     grid = rates if len(rates) > 1 else ()
     tasks = list(_tasks(sweep, loader))
     tasks = [replace(task, learning_rate=rates[0]) for task in tasks] if len(rates) == 1 else tasks
@@ -140,14 +139,14 @@ def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tu
         yield task
     for name, given in models.items():
         if names_a_function(name):
-            other = replace(task, model=name, builder=Builder.to(name), chains=chains)
-            # What a model of the user's own gets of the data is for the user to say.
+            other = replace(task, model=name, builder=Builder.find(name), chains=chains)
+            # The user's own model gets only the options that the user gives.
             facts: Mapping[str, Any] = {}
         elif name not in list_models():
             raise UsageError(no_such("model", name, list_models()))
         else:
             other = replace(task, model=name)
-            facts = task.options if name == task.model else _facts(task, other.known_options)
+            facts = task.options if name == task.model else _data_options(task, other.known_options)
         for options in _combinations(given):
             label = _label(name if name != task.model else "", options)
             yield replace(other, name=f"{task.name} {label}".strip(), options={**facts, **options})
@@ -163,10 +162,10 @@ def _budgeted(sweep: Sweep, task: Task) -> Task:
 
 
 def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
-    """Return plain backprop and all engines with each combination of their options that the model allows."""
+    """Return autograd, and each engine that the model allows with each combination of its options."""
     every = sweep.engines is None or sweep.engines == "all"
     wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
-    # The baseline, which every comparison begins with.
+    # Every comparison has this baseline anyway.
     wanted.pop("autograd", None)
     rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
     model = task.create_model(0)
@@ -185,7 +184,7 @@ def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
 
 
 def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
-    """Return why the engine cannot be attached; nothing if it can."""
+    """Return why the engine cannot be attached; empty if it can."""
     try:
         report = candidate.create_engine().validate(model, task.chains)
     except (TypeError, ValueError) as error:
@@ -228,8 +227,8 @@ def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Num
     return numbers
 
 
-def _facts(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
-    """Return what a model that is not the task's own must know of the data."""
+def _data_options(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
+    """Return the options that a model other than the task's needs to fit the data."""
     inputs = task.data().train.inputs
     sizes = {"in_features": inputs[0].numel(), "context": inputs.shape[1], "in_channels": inputs.shape[1]}
     facts = {**sizes, **task.options}
@@ -237,7 +236,7 @@ def _facts(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
 
 
 def _varied(task: Task, chosen: Mapping[str, Any]) -> Task:
-    """Return ``task`` with other values of some axes, and a name that has them."""
+    """Return ``task`` with the ``chosen`` values of some axes, which are added to its name."""
     for axis, value in chosen.items():
         task = _VARIATIONS[axis](task, value)
     return replace(task, name=" ".join([task.name, *(f"{axis}={value}" for axis, value in chosen.items())]))

@@ -1,4 +1,4 @@
-"""Whether a task can be trained at all, before anything is."""
+"""A check that a task can be trained, before a run starts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gradfree.wording import one
 
 
 def checked(task: Task) -> Task:
-    """Return ``task`` if its model takes its data.
+    """Return ``task`` if its model accepts its data.
 
     Raises:
-        UsageError: it does not, the loss is no number, or there are fewer examples than a batch has.
+        UsageError: the model or the loss fails, the loss is not a scalar, or a batch exceeds the training set.
     """
-    # The name of a task of the user's own begins with the model's.
+    # With a model of the user, the task's name begins with the model's.
     what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
     train = task.on("cpu", task.data().train)
     count = len(train.inputs)
@@ -42,7 +42,7 @@ def checked(task: Task) -> Task:
         raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
     if loss.numel() != 1:
         raise UsageError(f"{what} cannot be trained: its loss is no single number, but of shape {tuple(loss.shape)}.")
-    # A model may be made for them.
+    # Some models accept NaN inputs.
     if len(strange) and not loss.isfinite():
         raise UsageError(
             f"{what} cannot be trained: {len(strange)} of {count} training examples have numbers that are NaN or "
@@ -52,7 +52,7 @@ def checked(task: Task) -> Task:
 
 
 def _not_finite(split: Split) -> Tensor:
-    """Return which examples have numbers that are NaN or infinite, by their places."""
+    """Return the indices of the examples that contain NaN or infinite numbers."""
     strange = torch.zeros(len(split.inputs), dtype=torch.bool)
     for numbers in split:
         if numbers.is_floating_point():

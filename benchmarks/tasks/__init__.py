@@ -1,1 +1,1 @@
-"""What is trained: data, a model, a loss and a score."""
+"""Tasks: data, a model, a loss and a score."""

@@ -1,4 +1,4 @@
-"""The tasks that can be named, and how each learning rate was found."""
+"""The named tasks, and how each learning rate was chosen."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gradfree.benchmarks.tasks.metrics import (
 )
 from gradfree.benchmarks.tasks.task import Score, Task
 
-# Learning rates: the best mean validation score of plain backprop over seeds that the suites do not use, the two best
-# of the grid compared over six. On digits these two do not differ by more than their spread: the steadier one.
+# Learning rates: best mean validation score of autograd over seeds that the suites do not use; the two best of the
+# grid were compared over six seeds. On digits they differ by less than their spread, so the steadier one was chosen.
 DIGITS = Task(
     name="digits",
     data=digits,
@@ -81,7 +81,7 @@ PTB = replace(
     data=Text("ptb", unit="word", vocabulary=10000, length=64, held_out=1000, column="sentence"),
     options={**WIKITEXT2.options, "vocab_size": 10000},
 )
-"""At the learning rate of ``wikitext2``, for which it was chosen."""
+"""With the learning rate that was chosen for ``wikitext2``."""
 
 COPYING = Task(
     name="copying",
@@ -118,4 +118,4 @@ PARITY = Task(
 )
 
 TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, PTB, COPYING, ADDING, PARITY)
-"""What can be named on the command line; suites have more."""
+"""Tasks for the command line; suites define more."""

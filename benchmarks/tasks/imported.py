@@ -1,4 +1,4 @@
-"""Functions of the user's own, named as ``module:function``."""
+"""The user's functions, named as ``module:function``."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ if TYPE_CHECKING:
 
 
 def names_a_function(name: str) -> bool:
-    """Tell whether ``name`` is a ``module:function``, not a registered name or a folder."""
+    """Return whether ``name`` is a ``module:function``, not a registered name or a folder."""
     return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None and not Path(name).exists()
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A function by its name.
+    """A function referred to by its name.
 
     Attributes:
-        name: ``module:function``; the module may lie in the current folder.
-        source: digest of the module's files, as :func:`source_digest` has it: records of another version are not this
-            one's.
+        name: ``module:function``; the module may be in the current folder.
+        source: :func:`source_digest` of the module: cases of another version have other records.
     """
 
     name: str
     source: str
 
     @classmethod
-    def to(cls, name: str) -> Self:
+    def find(cls, name: str) -> Self:
         """Find the function.
 
         Raises:
-            UsageError: there is none.
+            UsageError: it does not exist.
         """
         if not name.partition(":")[2]:
             raise UsageError(f"{name} names no function; write {name.rstrip(':')}:build.")
@@ -66,10 +65,10 @@ class Imported:
         return self.load()(*args, **kwargs)
 
     def result(self, **options: Any) -> Any:
-        """Return what the function makes of ``options``.
+        """Call the function with ``options``.
 
         Raises:
-            UsageError: it raises.
+            UsageError: the function raises.
         """
         try:
             return self.load()(**options)
@@ -90,13 +89,13 @@ def _module(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Builder(Imported):
-    """A function that returns a new model when called with its options."""
+    """A function that returns a new model, given the model's options."""
 
     def build(self, **options: Any) -> nn.Module:
         """Return a new model.
 
         Raises:
-            UsageError: the function returns none.
+            UsageError: the function does not return a model.
         """
         model = self.result(**options)
         if not isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Data of the user's own, which a function returns, and how to train on them."""
+"""The user's data, returned by a function, and the task that trains on them."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 _SPLITS = ("train", "validation", "test")
 _GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
-_AT_ONCE = 256
+_CHUNK = 256
 _STEPS = 200
 _BATCH_SIZE = 32
 _LEARNING_RATE = 1e-3
 
 
 def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None, chains: Sequence[str] | None) -> Task:
-    """Return the training job of a model and data of the user's own; what is not said is guessed from the targets.
+    """Return the task for the user's model and data.
 
     Args:
-        model: what builds it, ``module:function``.
-        options: of the builder.
-        data: what returns them, as :class:`Loaded` has it.
-        loss: ``module:function``; if not given, cross-entropy for targets of whole numbers, else the squared error.
-        chains: module paths; found automatically if not given.
+        model: ``module:function``, which returns the model.
+        options: options of this function.
+        data: ``module:function``, which returns the examples: see :class:`Loaded`.
+        loss: ``module:function``; by default cross-entropy for integer targets, else the squared error.
+        chains: module paths of the chains; found automatically if not given.
 
     Raises:
-        UsageError: something is not there or not of the kind.
+        UsageError: a function does not exist or returns the wrong type.
     """
-    loaded = Loaded.by(Imported.to(data))
+    loaded = Loaded.with_digest(Imported.find(data))
     classes = not loaded().train.targets.is_floating_point()
     function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
     if loss is not None:
-        function = Imported.to(loss)
+        function = Imported.find(loss)
     by_classes = loss is None and classes
     return Task(
         name=model,
@@ -66,7 +66,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
         batch_size=min(_BATCH_SIZE, len(loaded().train.inputs)),
         steps=_STEPS,
         chains=None if chains is None else tuple(chains),
-        builder=Builder.to(model),
+        builder=Builder.find(model),
     )
 
 
@@ -74,7 +74,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean squared error.
 
     Raises:
-        ValueError: the shapes differ; torch would broadcast them.
+        ValueError: the shapes differ, so that torch would broadcast.
     """
     if outputs.shape != targets.shape:
         raise ValueError(f"the model's outputs are {tuple(outputs.shape)}, the targets {tuple(targets.shape)}.")
@@ -83,26 +83,26 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Examples that a function returns.
+    """Examples returned by a function.
 
-    It is called with all random numbers seeded and on one thread, so that every process has the same examples: a
-    loader that shuffles or augments by the global random numbers of Python, numpy or torch does so alike each time.
+    The function is called with the global generators of Python, numpy and torch seeded, and on one thread. So a
+    function that shuffles or augments with these generators returns the same examples in every process.
 
     Attributes:
-        loader: returns one source of examples, of which a tenth each is held out for validation and test; two, for
-            training and test, of whose first the last tenth is held out for validation; or three, in a tuple or by
-            their names: train, validation, and test. A source is a pair of tensors, inputs and targets, a data set of
-            such pairs or an iterable of batches of them, a ``DataLoader``, say.
-        examples: digest of what it returns: records of other examples are not these one's. The order does not count.
-            Nothing where the examples are others each time: then a change to them is not seen, but one to the loader.
+        loader: returns one to three sources of examples, as a tuple or a mapping with keys "train", "validation" and
+            "test". From a single source, a tenth each is held out for validation and test. Two are for training and
+            test, and the last tenth of the first is held out for validation. A source is a pair of tensors (inputs,
+            targets), a data set of such pairs, or an iterable of batches of them, such as a ``DataLoader``.
+        examples: digest of the examples in any order: cases with other examples have other records. Empty if each call
+            returns other examples; then only a change of the loader's code is noticed.
     """
 
     loader: Imported
     examples: str = field(default="", metadata=ADDED)
 
     @classmethod
-    def by(cls, loader: Imported) -> Self:
-        """Return the examples with their digest; a message says if they have none.
+    def with_digest(cls, loader: Imported) -> Self:
+        """Return the examples with their digest; print a message if each call returns other examples.
 
         Raises:
             UsageError: the loader returns something else.
@@ -110,7 +110,7 @@ class Loaded:
         return cls(loader, _digest(loader))
 
     def __call__(self) -> Data:
-        """Return the examples, all in memory.
+        """Return all examples, in memory.
 
         Raises:
             UsageError: the loader returns something else.
@@ -120,9 +120,9 @@ class Loaded:
 
 @cache
 def _digest(loader: Imported) -> str:
-    """Return the digest of what ``loader`` returns twice, or nothing."""
+    """Return the digest of the examples; empty if a second call returns other ones."""
     digest = _load(loader)[1]
-    if examples_digest(_drawn(loader)) == digest:
+    if examples_digest(_seeded_splits(loader)) == digest:
         return digest
     print(
         f"{loader.name} returns other examples each time: a change to the data will not be noticed, and finished cases "
@@ -134,8 +134,8 @@ def _digest(loader: Imported) -> str:
 
 @cache
 def _load(loader: Imported) -> tuple[Data, str]:
-    """Return the examples and their digest before any are held out."""
-    splits = _drawn(loader)
+    """Return the examples, and the digest of all before some are held out."""
+    splits = _seeded_splits(loader)
     if not all(len(split.inputs) for split in splits.values()):
         raise UsageError(f"{loader.name} returns a source without examples.")
     data = Data(*_hold_out(splits["train"])) if len(splits) == 1 else Data(**_with_last_tenth(splits))
@@ -146,18 +146,18 @@ def _load(loader: Imported) -> tuple[Data, str]:
     return data, examples_digest(splits)
 
 
-def _drawn(loader: Imported) -> dict[str, Split]:
-    """Return the splits that ``loader`` returns by seeded random numbers, on one thread: sums depend on how many."""
+def _seeded_splits(loader: Imported) -> dict[str, Split]:
+    """Call ``loader`` with seeded generators and one thread: the rounding of sums depends on the number of threads."""
     with torch.random.fork_rng(devices=[]), random_states_kept(), set_torch_threads(1):
         random.seed(0)
-        # What users' loaders draw from, old as it is.
+        # The legacy generator, because users' loaders use it.
         np.random.seed(0)  # noqa: NPY002
         torch.manual_seed(0)
         return {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
 
 
 def _sources(given: Any, name: str) -> Mapping[str, Any]:
-    """Return what the loader gave by the names of the splits, the training examples first."""
+    """Return the sources by split, the training examples first."""
     if isinstance(given, Mapping):
         for key in given:
             if key not in _SPLITS:
@@ -174,7 +174,7 @@ def _sources(given: Any, name: str) -> Mapping[str, Any]:
 
 
 def is_pair(value: Any) -> bool:
-    """Tell whether ``value`` is two tensors, inputs and targets."""
+    """Return whether ``value`` is a pair of tensors, inputs and targets."""
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, Tensor) for x in value)
 
 
@@ -183,7 +183,7 @@ def _split(source: Any, name: str) -> Split:
         return _batch(source, name)
     batches: Iterable[Any] = source
     if isinstance(source, Dataset) and not isinstance(source, DataLoader):
-        batches = DataLoader(source, _AT_ONCE)
+        batches = DataLoader(source, _CHUNK)
     elif not isinstance(source, Iterable):
         raise UsageError(f"{name} returns {_described(source)}, not examples.")
     found = []
@@ -197,7 +197,7 @@ def _split(source: Any, name: str) -> Split:
 
 
 def _batch(pair: Sequence[Tensor], name: str) -> Split:
-    """Return a pair as a batch."""
+    """Return the pair as a split; raise if the numbers of inputs and targets differ."""
     inputs, targets = pair
     if not (inputs.ndim and targets.ndim and len(inputs) == len(targets)):
         raise UsageError(
@@ -221,7 +221,7 @@ def _hold_out(split: Split) -> list[Split]:
 
 
 def _with_last_tenth(splits: Mapping[str, Split]) -> dict[str, Split]:
-    """Return ``splits`` with the last tenth of the training examples for the one that is missing, if any."""
+    """Return ``splits``; if one is missing, it is the last tenth of the training examples."""
     missing = [name for name in _SPLITS if name not in splits]
     if not missing:
         return dict(splits)

@@ -1,4 +1,4 @@
-"""What torchmetrics measures. Importing it takes seconds, so it is imported when the first metric is made."""
+"""Functions that return torchmetrics' metrics. Importing it takes seconds, so they import it when called."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def mean_squared_error() -> Metric:
 
 
 def digit_accuracy() -> Metric:
-    """Return the share of digits that are recognised."""
+    """Return the accuracy for 10 classes."""
     return _share_of(10)
 
 
 def parity_accuracy() -> Metric:
-    """Return the share of parities that are right."""
+    """Return the accuracy for 2 classes."""
     return _share_of(2)
 
 
 def fine_accuracy() -> Metric:
-    """Return the share of images of a hundred classes that are recognised."""
+    """Return the accuracy for 100 classes."""
     return _share_of(100)
 
 
@@ -48,14 +48,14 @@ def _share_of(classes: int) -> Metric:
 
 
 def recall_accuracy() -> Metric:
-    """Return the share of the symbols of ``copying`` that are recalled; blanks do not count."""
+    """Return the accuracy on the symbols of ``copying``; blanks do not count."""
     from gradfree.benchmarks.tasks.own_metrics import RecallAccuracy
 
     return RecallAccuracy()
 
 
 def accuracy() -> Metric:
-    """Return the share of the examples whose class has the largest logit; classes come last."""
+    """Return the accuracy for logits whose last dimension is the classes."""
     from gradfree.benchmarks.tasks.own_metrics import Accuracy
 
     return Accuracy()
@@ -63,7 +63,7 @@ def accuracy() -> Metric:
 
 @dataclass(frozen=True)
 class LossMetric:
-    """Makes the mean of a loss over examples; has a name that tells the loss."""
+    """Returns a metric that is the mean of a loss over examples."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
 

@@ -1,4 +1,4 @@
-"""What torchmetrics does not measure as the tasks need it."""
+"""Metrics that torchmetrics does not have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradfree.benchmarks.data.synthetic import BLANK, COPYING_VOCABULARY
 
 
 class RecallAccuracy(MulticlassAccuracy):
-    """Share of the symbols of ``copying`` that are recalled; blanks do not count."""
+    """Accuracy on the symbols of ``copying``; blanks do not count."""
 
     def __init__(self) -> None:
         super().__init__(COPYING_VOCABULARY, average="micro", ignore_index=BLANK)
@@ -23,7 +23,7 @@ class RecallAccuracy(MulticlassAccuracy):
 
 
 class Accuracy(MeanMetric):
-    """Share of the examples whose class has the largest logit; classes come last."""
+    """Accuracy for logits whose last dimension is the classes."""
 
     higher_is_better = True  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Training jobs with other optimizers and learning rate schedules than most of ours: those that papers have used."""
+"""Tasks with the optimizers and learning rate schedules of papers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FLOOR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class AdamTask(Task):
-    """A training job with Adam, learning rate warmed up for a tenth, then a cosine down to a tenth.
+    """A task with Adam; the learning rate is warmed up for a tenth of the steps, then a cosine down to a tenth.
 
     Attributes:
-        weight_decay: added to the gradients, as Adam has it and AdamW has not.
-        max_norm: that the gradient is cut to, if any.
+        weight_decay: weight decay added to the gradients, as in Adam and unlike AdamW.
+        max_norm: maximal norm of the gradient, which is clipped to it.
     """
 
     weight_decay: float = 0.0
@@ -31,7 +31,7 @@ class AdamTask(Task):
 
     @property
     def optimizer(self) -> str:
-        """The optimizer with its settings but for the learning rate, for people."""
+        """The optimizer with its settings except the learning rate."""
         return super().optimizer + (
             "" if self.max_norm is None else f" on gradients cut to a norm of {self.max_norm:g}"
         )
@@ -63,7 +63,7 @@ class AdamTask(Task):
 
 @dataclass(frozen=True)
 class ConstantSGDTask(SGDTask):
-    """A training job with SGD at one learning rate throughout."""
+    """A task with SGD at a constant learning rate."""
 
     course: ClassVar[str] = "throughout"
 

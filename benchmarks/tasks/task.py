@@ -1,4 +1,4 @@
-"""What the engines are compared on: data, a model, a loss and a score, and how long to train."""
+"""Tasks: data, a model, a loss, a score, and the length of the training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 _CHUNK = 32
-"""Examples scored at a time: the logits of a word model are large."""
+"""Batch size for scores: the logits of a word model are large."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -34,13 +34,13 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Score:
-    """What a trained model is judged by.
+    """The score of a trained model.
 
     Attributes:
-        name: for people.
-        unit: likewise.
-        metric: makes the metric; its ``higher_is_better`` counts.
-        factor: what the metric's value is multiplied by to be in ``unit``.
+        name: name in reports.
+        unit: unit in reports.
+        metric: returns the metric, which must have ``higher_is_better``.
+        factor: multiplies the metric's value to convert it to ``unit``.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Score:
 
     @cached_property
     def higher_is_better(self) -> bool:
-        """Whether more is better, as the metric says."""
+        """The metric's ``higher_is_better``."""
         return bool(self.metric().higher_is_better)
 
     @torch.no_grad()
     def of(self, model: nn.Module, split: Split) -> float:
-        """Return the score of ``model``, in evaluation mode, on ``split``; the model is left as it was.
+        """Return the score of ``model`` on ``split`` in evaluation mode; the model's modes are restored.
 
-        NaN if an output is: an accuracy would be the share of the class that happens to come first.
+        NaN if an output is NaN: an accuracy would count the first class as the prediction.
         """
         diverged = False
         metric = self.metric().to(split.inputs.device)
@@ -72,7 +72,7 @@ class Score:
         return nan if diverged else self.factor * metric.compute().item()
 
     def goodness(self, value: float) -> float:
-        """Return ``value`` with the sign that makes more better; that of NaN, a diverged run's, is the worst."""
+        """Return ``value`` with the sign that makes higher better; -inf for NaN, the score of a diverged run."""
         if isnan(value):
             return -inf
         return value if self.higher_is_better else -value
@@ -80,23 +80,23 @@ class Score:
 
 @dataclass(frozen=True)
 class Task:
-    """One training job, the same for every engine: AdamW, learning rate warmed up for a tenth, then annealed.
+    """A training job, the same for every engine. AdamW; the learning rate is warmed up for a tenth, then annealed.
 
     Attributes:
-        name: short, for case ids.
-        data: loads the data.
+        name: short name, part of case ids.
+        data: returns the data.
         model: name of a registered model.
-        options: of the model.
-        score: to judge the trained model by.
-        learning_rate: at its highest.
+        options: options of the model.
+        score: the score of the trained model.
+        learning_rate: maximal learning rate.
         batch_size: examples a step.
-        steps: of training.
-        loss: of the model's output and the targets.
-        seconds: of training in place of ``steps``: as many steps as each engine takes in that time.
-        evaluations: how often the validation score is taken on the way.
-        dtype: of weights and inputs; torch's default if not given.
+        steps: number of training steps.
+        loss: called with the model's output and the targets.
+        seconds: duration of the training, instead of ``steps``: each engine takes as many steps as fit.
+        evaluations: how many times the validation score is measured during training.
+        dtype: dtype of weights and inputs; torch's default if not given.
         chains: module paths of the model's chains; found automatically if not given.
-        builder: what returns the model in place of a registered one, a function of the user's own.
+        builder: the user's function that returns the model, instead of a registered one.
     """
 
     name: str
@@ -120,12 +120,12 @@ class Task:
 
     @property
     def architecture(self) -> str:
-        """The model with its options, for people."""
+        """The model with its options."""
         return f"{self.model}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
 
     @property
     def optimizer(self) -> str:
-        """The optimizer with its settings but for the learning rate, for people."""
+        """The optimizer with its settings except the learning rate."""
         optimizer, _ = self.create_optimizer(nn.Linear(1, 1))
         defaults = {name: optimizer.defaults.get(name) for name in ("momentum", "betas", "weight_decay")}
         settings = ", ".join(f"{name}={value}" for name, value in defaults.items() if value)
@@ -133,7 +133,7 @@ class Task:
 
     @property
     def budget(self) -> str:
-        """How long the training is, for people."""
+        """The length of the training."""
         return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
 
     @property
@@ -143,7 +143,7 @@ class Task:
         return list(inspect.signature(function).parameters)
 
     def create_model(self, seed: int) -> nn.Module:
-        """Return the model as initialised for ``seed``."""
+        """Return the model initialised with ``seed``."""
         torch.manual_seed(seed)
         return self.build().to(dtype=self._dtype)
 
@@ -152,7 +152,7 @@ class Task:
         return self.builder.build(**self.options) if self.builder else create_model(self.model, **self.options)
 
     def attach(self, engine: Engine, model: nn.Module) -> Handle:
-        """Put ``engine`` on the model's chains."""
+        """Attach ``engine`` to the model's chains."""
         return engine.attach(model, self.chains)
 
     def on(self, device: str, split: Split) -> Split:
@@ -170,14 +170,14 @@ class Task:
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the learning rate schedule of ``optimizer``."""
-        # A warm-up of one step is a division by zero in OneCycleLR; what is shorter has none either.
+        # OneCycleLR divides by zero for a warm-up of exactly one step; a shorter one is no warm-up either.
         warm_up = 0.0 if self.steps == 10 else 0.1
         return OneCycleLR(
             optimizer, self.learning_rate, total_steps=self.steps, pct_start=warm_up, cycle_momentum=False
         )
 
     def batches(self, split: Split, seed: int) -> Iterator[Split]:
-        """Yield one batch a step, each epoch in a new order, by ``seed`` and not by the model's random numbers."""
+        """Yield one batch a step; each epoch has a new order, which depends only on ``seed``."""
         generator = torch.Generator().manual_seed(seed)
         queue = torch.empty(0, dtype=torch.int64)
         for _ in range(self.steps):
@@ -189,9 +189,9 @@ class Task:
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """A training job that reads a text in its order, for a model that carries its states from batch to batch.
+    """A task that reads a text in order, for a model that carries its state from batch to batch.
 
-    Each row of the batches reads a part of its own, from the part's beginning again behind its end.
+    Each row of the batches reads one part of the text, and starts again at its end.
     """
 
     def batches(self, split: Split, seed: int) -> Iterator[Split]:
@@ -204,13 +204,13 @@ class TextTask(Task):
 
 @dataclass(frozen=True)
 class SGDTask(Task):
-    """A training job with SGD in AdamW's place.
+    """A task with SGD.
 
-    AdamW gives all elements of a weight steps of one size, so that small but many of them throw an orthogonal matrix
-    far off; engines that lead it back undo most of such a step.
+    AdamW gives all elements of a weight steps of similar size, which together move an orthogonal matrix far from
+    orthogonality; engines that retract it undo most of such a step.
 
     Attributes:
-        momentum: of SGD.
+        momentum: SGD's momentum.
     """
 
     momentum: float

@@ -1,4 +1,4 @@
-"""Training a case in Lightning and in Fabric, on as many devices as there are ranks."""
+"""Training a case in Lightning and in Fabric, on one device or one per rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gradfree.testing.cases.cases import ModelCase, Specimen
 
 
 def trainer_of(strategy: Any, device: str, devices: int = 1, epochs: int = 1, **options: Any) -> pl.Trainer:
-    """Return a Trainer that only trains: it logs nothing, keeps nothing and shows nothing."""
+    """Return a Trainer without logs, checkpoints and progress bars."""
     return pl.Trainer(
         strategy=strategy,
         devices=devices,
@@ -42,7 +42,7 @@ def trainer_of(strategy: Any, device: str, devices: int = 1, epochs: int = 1, **
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Lightning's advice about workers, devices and loggers to itself."""
+    """Silence Lightning's hints about workers, devices and loggers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 class Module(pl.LightningModule):
-    """Knows nothing of gradfree."""
+    """A LightningModule without any code for gradfree."""
 
     def __init__(self, specimen: Specimen, manual: bool = False):
         super().__init__()
@@ -62,7 +62,7 @@ class Module(pl.LightningModule):
         self.automatic_optimization = not manual
 
     def training_step(self, batch: Tensor, index: int) -> Tensor:
-        """Return the loss, having taken the step by hand if that is asked for."""
+        """Return the loss; with manual optimization, take the step first."""
         loss = loss_of(self.net(batch))
         if not self.automatic_optimization:
             optimizer: Any = self.optimizers()
@@ -85,7 +85,7 @@ def fit(
     devices: int = 1,
     **options: Any,
 ) -> Updates:
-    """Return the updates of the weights by ``Trainer(strategy=...).fit``; options are the Trainer's."""
+    """Return the changes of the weights by ``Trainer(strategy=...).fit``; ``options`` go to the Trainer."""
     specimen = Specimen(case, dtype)
     with quiet():
         _trainer(engine, case, devices, **options).fit(Module(specimen, manual), _loader(specimen, rank, devices))
@@ -93,7 +93,7 @@ def fit(
 
 
 def layer_parallel_fit(engine: Engine, case: ModelCase, devices: int) -> Updates:
-    """Return the updates of this device's weights, where each device has a part of the blocks."""
+    """Return the changes of this device's weights; each device has a part of the blocks."""
     specimen = Specimen(case)
     strategy = gradfree.lightning.LayerParallelStrategy(engine, chains=[case.chain])
     with quiet():
@@ -102,7 +102,7 @@ def layer_parallel_fit(engine: Engine, case: ModelCase, devices: int) -> Updates
 
 
 def fit_and_resume(engine: Engine, case: ModelCase) -> Updates:
-    """Return the updates of two epochs, the second one resumed by another model from the first one's checkpoint."""
+    """Return the changes over two epochs; another model resumes from a checkpoint after the first epoch."""
     first, second = Specimen(case), Specimen(case)
     with quiet(), TemporaryDirectory() as folder:
         half = _trainer(engine, case, 1)
@@ -116,7 +116,7 @@ def fit_and_resume(engine: Engine, case: ModelCase) -> Updates:
 
 
 def fabric(engine: Engine, case: ModelCase, rank: int = 0, devices: int = 1, accumulate: int = 1) -> Updates:
-    """Return the updates of the weights by a loop in Fabric, a step for every ``accumulate`` batches."""
+    """Return the changes of the weights by a loop in Fabric, with a step for every ``accumulate`` batches."""
     specimen = Specimen(case)
     base = SingleDeviceStrategy if devices == 1 else DDPStrategy
     strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])

@@ -1,4 +1,4 @@
-"""A few optimizer steps on a case, in a plain loop: what Lightning and several ranks are compared with."""
+"""A few optimizer steps on a case in a plain loop: the reference for Lightning and for several ranks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def loss_of(out: Tensor) -> Tensor:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that all loops use."""
+    """Return the optimizer of all loops."""
     return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 
 
 def updates_of(specimen: Specimen) -> Updates:
-    """Return by name how much the weights have changed; sharded ones are gathered."""
-    # Lightning leaves a model on the CPU.
+    """Return the change of each weight by name; sharded weights are gathered."""
+    # Lightning moves the model back to the CPU.
     return {
         name: whole(p.detach()).to(specimen.x.device) - specimen.start[name]
         for name, p in specimen.model.named_parameters()
@@ -44,7 +44,7 @@ def updates_of(specimen: Specimen) -> Updates:
 
 
 def attached_inside(engine: Engine, specimen: Specimen) -> Handle:
-    """Attach to the specimen's model as to the ``net`` of another: engines may draw numbers for the path of a layer."""
+    """Attach to the model as module ``net`` of another one, as in Lightning: random numbers may depend on the path."""
     return engine.attach(nn.ModuleDict({"net": specimen.model}), [f"net.{path}" for path in specimen.chains])
 
 
@@ -58,17 +58,17 @@ def train(
     low: Any = None,
     steps: int = STEPS,
 ) -> Updates:
-    """Return how much all steps have changed the weights.
+    """Return the change of the weights over all steps.
 
     Args:
-        engine: attached by hand.
+        engine: the engine to attach.
         case: the model.
-        dtype: of the weights.
-        clip: the norm to clip gradients to, if not 0.
-        accumulate: batches for one step of the optimizer.
+        dtype: dtype of the weights.
+        clip: maximal norm of the gradients; 0 for no clipping.
+        accumulate: number of batches for one step of the optimizer.
         epochs: passes over the batches.
-        low: the dtype of autocast, if any.
-        steps: batches of an epoch that are used.
+        low: dtype of autocast, if any.
+        steps: number of batches of an epoch that are used.
     """
     specimen = Specimen(case, dtype)
     with attached_inside(engine, specimen):

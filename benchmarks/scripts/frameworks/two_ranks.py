@@ -1,4 +1,4 @@
-"""Training a case on two processes of this machine that talk through gloo."""
+"""Training a case on two processes of this machine with gloo."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_two_ranks(run: Run, engine: Engine, case: ModelCase) -> list[Updates]:
     """Return what ``run`` returns on each rank.
 
     Raises:
-        ChainError: on the first rank that has one.
+        ChainError: a rank raised one; the first rank's is raised.
     """
     futures = [worker.submit(_run, run, engine, case.name, rank) for rank, worker in enumerate(_workers())]
     results = [future.result(timeout=120) for future in futures]
@@ -62,7 +62,7 @@ def fsdp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
 
 
 def _train(specimen: Specimen, model: nn.Module, rank: int | None = None, handle: Handle | None = None) -> None:
-    """Take all steps, with the share of each batch of one ``rank`` if it is given."""
+    """Take all steps; with ``rank``, on this rank's share of each batch."""
     optimizer = optimizer_of(specimen.model)
     for x in batches(specimen):
         optimizer.zero_grad()
@@ -73,7 +73,7 @@ def _train(specimen: Specimen, model: nn.Module, rank: int | None = None, handle
 
 
 def layer_parallel_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
-    """Train a model of which each rank has a part of the blocks."""
+    """Train a model with a part of the blocks on each rank."""
     specimen = Specimen(case)
     layer_parallel(specimen.model, engine, chains=specimen.chains)
     _train(specimen, specimen.model)
@@ -88,7 +88,7 @@ def layer_parallel_lightning_run(engine: Engine, case: ModelCase, rank: int) -> 
 
 
 def layer_parallel_ddp_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
-    """Train copies of a model that layer_parallel has placed, by DDP over another dimension of a mesh."""
+    """Train copies of a layer-parallel model by DDP over another dimension of the mesh."""
     specimen, data = _copy(engine, case)
     _train(specimen, nn.parallel.DistributedDataParallel(specimen.model, process_group=data.get_group()), rank)
     return updates_of(specimen)
@@ -104,7 +104,7 @@ def layer_parallel_fsdp_run(engine: Engine, case: ModelCase, rank: int) -> Updat
 
 
 def _copy(engine: Engine, case: ModelCase) -> tuple[Specimen, DeviceMesh]:
-    """Return a model that lies on this rank alone, and the dimension of the ranks that share the data."""
+    """Return a layer-parallel model on a single rank, and the mesh dimension for the data."""
     specimen = Specimen(case)
     layer_parallel(specimen.model, engine, mesh=_mesh()["blocks"], chains=specimen.chains)
     return specimen, _mesh()["data"]
@@ -116,14 +116,14 @@ def _mesh() -> DeviceMesh:
 
 
 def lightning_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
-    """Train with Lightning's Trainer; of two batches the first one's gradients stay on their rank."""
+    """Train with Lightning's Trainer; of two accumulated batches, the first one's gradients stay on their rank."""
     from frameworks.trainer_runs import fit
 
     return fit(engine, case, rank=rank, devices=RANKS, accumulate_grad_batches=2)
 
 
 def fabric_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
-    """Train with Fabric, likewise."""
+    """Train with Fabric in the same way."""
     from frameworks.trainer_runs import fabric
 
     return fabric(engine, case, rank=rank, devices=RANKS, accumulate=2)
@@ -131,19 +131,19 @@ def fabric_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
 
 @cache
 def _workers() -> list[ProcessPoolExecutor]:
-    """Return one process for each rank; they are kept, since to start them takes time."""
+    """Return one process for each rank; they are reused, as starting them takes time."""
     folder = mkdtemp()
     atexit.register(rmtree, folder, ignore_errors=True)
-    # Where a server runs that has imported torch, they are there at once; only Linux forks without trouble.
+    # The fork server has imported torch already; forking is reliable only on Linux.
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     return [ProcessPoolExecutor(1, context, _join, (rank, f"{folder}/store")) for rank in range(RANKS)]
 
 
 def _join(rank: int, store: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "NODE_RANK": "0"}
-    # Lightning asks for them, but finds the group there already.
+    # Lightning requires them, but uses the existing group.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    # The ranks share the cores: threads that wait for each other would take them from those that work.
+    # The ranks share the cores: waiting threads of one would slow the other down.
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", f"file://{store}", timeout=timedelta(seconds=60), rank=rank, world_size=RANKS

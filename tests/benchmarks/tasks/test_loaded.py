@@ -19,7 +19,7 @@ MODEL, DATA = "user_module:build", "user_module:loader"
 
 
 def loaded(name):
-    return Loaded(Imported.to(f"user_module:{name}"))()
+    return Loaded(Imported.find(f"user_module:{name}"))()
 
 
 def test_a_tenth_each_of_one_source_is_held_out():
