@@ -1,4 +1,4 @@
-"""What is in hand while an engine is attached to a model."""
+"""The handle of an engine that is attached to a model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Handle:
 
     @property
     def attached(self) -> bool:
-        """Whether the engine is on the model."""
+        """Whether the engine is attached."""
         return bool(self._parts)
 
     @property
@@ -50,18 +50,18 @@ class Handle:
         return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
 
     def take_over(self, other: Handle) -> None:
-        """Have in hand what ``other`` has, which goes on without; nothing may be in hand before."""
+        """Move the attached engine of ``other`` to this handle, which must have none; ``other`` is empty afterwards."""
         self.chains = other.chains
         self._parts, self._attachments, self._means = other._parts, other._attachments, other._means
         self._watch, other._parts, other._watch = other._watch, [], None
 
     def compare(self, on: bool) -> None:
-        """Have passes from now on compare the engine's gradients with backpropagation's, and get those; or not."""
+        """Start or stop comparing the engine's gradients with exact ones; while on, passes return the exact ones."""
         for attachment in self._attachments.values():
             attachment.differences = [] if on else None
 
     def compared(self) -> Tensor | None:
-        """Return what passes have compared since the last call; ``None`` if none has.
+        """Return the sums over all comparisons since the last call; ``None`` if there were none.
 
         Returns:
             g · g*, ‖g‖² and ‖g*‖² of the chains' parameters, g the engine's gradients and g* the exact ones.
@@ -74,7 +74,10 @@ class Handle:
         return torch.stack([pair.to(found[0]) for pair in found]).sum(0) if found else None
 
     def sharpen(self) -> Solver | None:
-        """Let the engine go on with its next better options; return it, or ``None`` if it has none."""
+        """Switch to the engine's next options for closer gradients; return that engine, or ``None`` if there is none.
+
+        See :attr:`gradfree.Engine.sharper`.
+        """
         better = {attachment: attachment.engine.sharper for attachment in self._attachments.values()}
         if not better or None in better.values():
             return None
@@ -89,9 +92,9 @@ class Handle:
             attachment.use_exact = True
 
     def detach(self) -> None:
-        """Take the engine off; a second call does nothing. Graphs recorded before keep the engine.
+        """Detach the engine; a second call does nothing. Graphs that are already recorded keep the engine.
 
-        Warns of what :meth:`watch` does.
+        Gives the warning of :meth:`watch`.
         """
         self.watch()
         self._watch = None
@@ -100,32 +103,33 @@ class Handle:
         self._parts = []
 
     def watch(self) -> None:
-        """Warn, once, if parameters of a chain have got gradients that the engine never computed.
+        """Warn, once, if parameters of a chain have gradients that the engine did not compute.
 
-        A model that runs layers of a block by themselves bypasses the engine: their gradients are autograd's own.
-        ``EngineOptimizer`` and Lightning's strategies look behind each step; costs nothing once every block's
-        gradients have come from the engine.
+        A model that runs layers of a block by themselves bypasses the engine, and autograd computes their gradients.
+        ``EngineOptimizer`` and Lightning's strategies call this after each step. It costs nothing once the engine has
+        computed gradients for every block.
         """
         if self._watch is not None:
             self._watch.check()
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """Let backpropagation solve this handle's chains in the backward passes inside the block, not the engine."""
+        """Let backpropagation solve this handle's chains, not the engine, in backward passes inside the ``with``."""
         with self._setting("use_exact", True):
             yield
 
     @contextmanager
     def uncompared(self) -> Iterator[None]:
-        """Have backward passes inside the block get the engine's gradients, also where passes are being compared."""
+        """Return the engine's gradients in backward passes inside the ``with``, even while comparing is on."""
         with self._setting("differences", None):
             yield
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, Tensor]]:
-        """Collect δ in the backward passes inside the block: of the state behind each block, by the block's path.
+        """Collect δ of each block's output, by the block's path, in the backward passes inside the ``with``.
 
-        Of a recurrent layer, of all its steps, by its name in figures. A block that runs several times has the last.
+        A recurrent layer has one entry for all steps, under its name in figures. If a block runs several times, the
+        last δ is kept.
         """
         found: dict[str, Tensor] = {}
         with self._setting("deltas", found):
@@ -144,7 +148,7 @@ class Handle:
 
     @contextmanager
     def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
-        """Survey the chains that the engine solves inside the block: what is yielded fills, by path, in their order."""
+        """Yield a dict that collects, by chain path, the findings about every chain solved inside the ``with``."""
         found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}
         with self._setting("surveys", None):
             for path, attachment in self._attachments.items():
@@ -152,29 +156,30 @@ class Handle:
             yield found
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return what the engine keeps of each chain from pass to pass, by module path; empty for most engines."""
+        """Return the tensors that the engine keeps from pass to pass, by module path; empty for most engines."""
         kept = {path: attachment.memory.state_dict() for path, attachment in self._attachments.items()}
         return {path: state for path, state in kept.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take up where another run left off.
+        """Load what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: a chain that this handle does not have; nothing is loaded then.
+            ValueError: ``state`` has a chain that this handle does not have; nothing is loaded then.
         """
         if unknown := state.keys() - self._attachments.keys():
             raise ValueError(
-                f"no chains {sorted(unknown)} here; there are {sorted(self._attachments)}. Attach the engine that the "
-                "state was saved of, to the same chains, or load only the model's weights."
+                f"no chains {sorted(unknown)} here; there are {sorted(self._attachments)}. Attach the engine whose "
+                "state was saved, to the same chains, or load only the model's weights."
             )
         for path, attachment in self._attachments.items():
             attachment.memory.load_state_dict(state.get(path, {}))
 
     def average_over_ranks(self) -> None:
-        """Replace the running means that the engine keeps by those over all ranks of ``torch.distributed``.
+        """Average the running means that the engine keeps over all ranks of ``torch.distributed``.
 
-        For data parallel training, behind each step of the optimizer and on every rank: each batch moves the means of
-        its own rank. Lightning's strategies do it. The group must be there; nothing waits for the device.
+        For data parallel training: call it on every rank after each step of the optimizer, since a batch only changes
+        the means of its own rank. Lightning's strategies do so. The process group must be initialized. Does not wait
+        for the device.
         """
         if self._means:
             average_means(self._means, next(p for block in self.blocks.values() for p in block.parameters()))

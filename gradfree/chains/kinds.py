@@ -1,4 +1,4 @@
-"""The kinds of chains that engines look for in a model, ours and other people's alike."""
+"""The registry of kinds of chains that engines look for in a model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ _registered: dict[str, type[Site]] = {}
 
 
 def register_chain(name: str) -> Callable[[_Kind], _Kind]:
-    """Return a decorator that lets engines find chains of a new kind, from now on in this process.
+    """Return a class decorator that registers a new kind of chain in this process.
 
-    A package that is installed declares its kinds as entry points of the group ``gradfree.chains`` instead, and
-    registers nothing. Of several kinds that take the same module the last one registered counts; before those of entry
-    points, of which gradfree's own come last.
+    An installed package declares its kinds as entry points of the group ``gradfree.chains`` instead. If several kinds
+    accept the same module, the last one registered is used, then those of entry points, then gradfree's own.
 
     Args:
-        name: of the kind; another one of this name is replaced.
+        name: of the kind; it replaces another kind of this name.
 
     Raises:
-        TypeError: what is decorated is no subclass of :class:`~gradfree.chains.site.Site`.
+        TypeError: the class is not a subclass of :class:`~gradfree.chains.site.Site`.
     """
 
     def register(kind: _Kind) -> _Kind:
@@ -41,7 +40,7 @@ def register_chain(name: str) -> Callable[[_Kind], _Kind]:
 
 
 def known_kinds() -> list[type[Site]]:
-    """Return all kinds, in the order in which they are asked whether they take a module."""
+    """Return all kinds, in the order in which ``accepts`` is tried on a module."""
     return [*reversed(_registered.values()), *(kind for name, kind in _declared() if name not in _registered)]
 
 
@@ -53,7 +52,7 @@ def _declared() -> list[tuple[str, type[Site]]]:
 
 
 def _loaded(entry: EntryPoint) -> type[Site] | None:
-    """Return the kind that an entry declares; ``None``, and a warning, if there is none: others work all the same."""
+    """Return the kind that an entry point declares; warn and return ``None`` if it cannot be used."""
     try:
         kind: type[Site] = load(entry)
         _check(entry.name, kind)

@@ -1,4 +1,4 @@
-"""What an engine may ask of the other ranks that a chain's runs of blocks lie on."""
+"""The interface by which an engine exchanges cotangents with adjacent ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from gradfree.algebra.cotangents import Cotangent
 
 
 class Neighbors(Protocol):
-    """The ranks of one chain, in the order of its blocks, as one of them sees them in one backward pass.
+    """One rank's messages to the adjacent ranks in one backward pass; ranks are in the order of the chain's blocks.
 
-    Messages between two ranks arrive in the order in which they are sent. What is sent is not waited for.
+    Messages between two ranks arrive in the order in which they are sent. Sending does not wait for the receiver.
     """
 
     @property
     def position(self) -> int:
-        """The place of this rank, from 0, which has the first blocks."""
+        """The index of this rank; rank 0 has the first blocks."""
 
     @property
     def count(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     @property
     def left_wants_cotangents(self) -> bool:
-        """Whether the rank on the left takes cotangents: never on the first, nor where nothing there is trained."""
+        """Whether the rank on the left takes cotangents: not on the first rank, nor if nothing there is trained."""
 
     def send_left(self, cotangent: Cotangent) -> None:
-        """Send the rank on the left a cotangent of its last state, which this rank's first link was given."""
+        """Send a cotangent of this rank's first input, which is the last state of the rank on the left."""
 
     def receive_right(self) -> Tensor:
-        """Return what the rank on the right has sent: a cotangent of this rank's last state."""
+        """Return the cotangent of this rank's last state that the rank on the right has sent."""

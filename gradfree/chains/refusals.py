@@ -1,4 +1,4 @@
-"""Problems that any kind of chain may have: an engine that is there already, backward hooks, large Jacobians."""
+"""Problems that any kind of chain may have: an engine already attached, backward hooks, large Jacobians."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradfree.torchside.private import global_hooks
 
 
 def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Iterator[str]:
-    """Yield a problem for each module inside ``module``, at ``path``, that an engine is on in a chain of ``kinds``."""
+    """Yield a problem for each module inside ``module``, at ``path``, that has an engine on a chain of ``kinds``."""
     for where, inner in module.named_modules(prefix=path):
         if any(kind.holds_engine(inner) for kind in kinds):
             yield errors.ATTACHED.message(path=where or "the model")
@@ -27,7 +27,7 @@ def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield a problem for each of the modules ``inside`` a cell, by path, that forward hooks or global ones look at."""
+    """Yield a problem for each of the modules ``inside`` a cell, by path, that has forward hooks, or global hooks."""
     for path, module in inside.items():
         if module._forward_hooks:
             yield errors.FORWARD_HOOKS.message(path=path)
@@ -36,21 +36,21 @@ def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def refuse_large_jacobians(engine: str, path: str, links: int, state: Tensor, limit: float, remedy: str) -> None:
-    """Refuse dense Jacobians that need more than ``limit`` GiB.
+    """Raise if dense Jacobians need more than ``limit`` GiB.
 
     Args:
-        engine: that would need them.
+        engine: its name.
         path: of the chain.
         links: L, the number of Jacobians for each sample.
-        state: one, (B, H), in the dtype in which it is computed with.
+        state: one state, (B, H), in the dtype of the Jacobians.
         limit: in GiB.
-        remedy: another engine or option that needs none.
+        remedy: another engine or option, for the message.
 
     Raises:
-        ChainError: they do.
+        ChainError: they need more.
     """
     batch, width = state.shape
-    # The Jacobians, what a round has made of them, and what the next makes of that: nearly as many each.
+    # The Jacobians and the products of two consecutive rounds of the reduction: nearly as many each.
     size = 3 * links * batch * width * width * state.element_size() / 2**30
     if size > limit:
         raise ChainError(

@@ -1,4 +1,4 @@
-"""What an engine would do with a model."""
+"""The report of an engine's checks of a model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Report:
 
     Attributes:
         chains: the chains by module path.
-        problems: what must be changed first, each with the module path and the remedy.
-        notes: what to expect, though the engine can be attached.
-        findings: what a dry run on a batch has found out about each chain, by path; empty without one.
+        problems: why the engine cannot be attached, each with the module path and the remedy.
+        notes: remarks that do not prevent attaching.
+        findings: results of a dry run for each chain, by path; empty without a batch.
     """
 
     chains: Mapping[str, Site] = field(default_factory=dict)
@@ -41,5 +41,5 @@ class Report:
 
 
 def path_name(path: str) -> str:
-    """Return what to call the module at ``path`` in a message."""
+    """Return the name of the module at ``path`` for messages."""
     return repr(path) if path else "'' (the model itself)"

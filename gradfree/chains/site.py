@@ -1,4 +1,4 @@
-"""A place in a model where an engine can be attached: one chain, before any pass has run."""
+"""A chain's place in a model, where an engine can be attached."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gradfree.chains.solving import Attachment
 
 
 def enclosing(path: str) -> list[str]:
-    """Return ``path`` and the paths of all modules that it lies in, but for the model's own."""
+    """Return ``path`` and the paths of all modules that contain it, except the model's own."""
     return [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)]
 
 
 class Removable(Protocol):
-    """Something put on a model that can be taken off."""
+    """Something on a model that can be removed, such as a hook."""
 
     def remove(self) -> None:
-        """Take it off."""
+        """Remove it from the model."""
 
 
 class Site(ABC):
@@ -29,42 +29,42 @@ class Site(ABC):
     Attributes:
         path: module path of the container or layer; the model's own is ``""``.
         blocks: the modules whose parameters the chain trains, by module path.
-        inside: everything in the container or layer that takes part in the chain, by module path.
-        solved: the paths of the blocks that an engine has computed gradients of, in any backward pass so far.
-        declared: the residual path that the user has declared, a multiple of the identity; ``None``: it is read.
-        requires_residual: whether it was named, or is the only one that was found.
-        splits: why blocks did not go on the chain of the block before them, in any forward pass so far, by their paths.
+        inside: all modules in the container or layer that take part in the chain, by module path.
+        solved: the paths of the blocks that an engine has computed gradients for, in any backward pass so far.
+        declared: the residual path K = declared · I given by the user; ``None``: it is read from the graph.
+        requires_residual: whether a missing residual path is an error: the chain was named, or is the only one.
+        splits: why a block began a new chain in some forward pass so far, by the block's path.
     """
 
     dimension: ClassVar[Literal["depth", "time"]] = "depth"
-    """Whether links are blocks, whose graphs tell of their residual paths, or steps of one layer. Of a block with
-    layers in it that are chains in time, those are found."""
+    """Whether links are blocks, whose residual paths are read from their graphs ("depth"), or the steps of one layer
+    ("time"). Of a block that contains chains in time, these are found, not the block."""
 
     of_layers: ClassVar[bool] = False
-    """Whether links are single layers whose roles are known, for engines that take them apart, and for these alone."""
+    """Whether links are single layers with known roles; only engines for single layers use such kinds."""
 
     several: ClassVar[bool] = False
-    """Whether all evident chains of a model are found, rather than one of them or, of several, none."""
+    """Whether all evident chains of a model are attached to; otherwise several evident chains are an error."""
 
     looks_like: ClassVar[str]
-    """What is such a chain beyond doubt, for messages."""
+    """Which modules are evidently such chains, in words, for messages."""
 
     may_be: ClassVar[str] = ""
-    """What may be named as one, for messages, if that is more."""
+    """Which modules may be named as such chains, in words, for messages; "": those of ``looks_like``."""
 
     @property
     def has_residual(self) -> bool:
-        """Whether the chain may have a residual path or gates; only a pass tells whether blocks do."""
+        """Whether the chain may have a residual path or gates; whether blocks have one is only known in a pass."""
         return True
 
     @property
     def can_be_batched(self) -> bool:
-        """Whether links that are alike may be pulled through in batches."""
+        """Whether the VJPs of equal links may run as one batch."""
         return False
 
     @abstractmethod
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the running means that ``mean_residual`` keeps of the chain, by name."""
+        """Return the shapes of the running means that ``mean_residual`` keeps, by name."""
 
     @classmethod
     @abstractmethod
@@ -73,31 +73,31 @@ class Site(ABC):
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Return whether ``module`` is such a chain beyond doubt, so that it need not be named."""
+        """Return whether ``module`` is evidently such a chain, so that it need not be named."""
         return cls.accepts(module)
 
     @classmethod
     @abstractmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine that is on ``module``, as such a chain or as a block of one."""
+        """Return the engine that is attached to ``module``, as such a chain or as a block of one."""
 
     @classmethod
     def holds_engine(cls, module: nn.Module) -> bool:
-        """Return whether an engine is on ``module``."""
+        """Return whether an engine is attached to ``module``."""
         return cls.attachment_on(module) is not None
 
     @classmethod
     def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
-        """Return modules inside an evident ``module`` to look for chains in instead, by their paths in it."""
+        """Return modules inside an evident ``module`` in which to look for chains instead, by their paths in it."""
         return {}
 
     @classmethod
     def of_row(cls, modules: Mapping[str, nn.Module]) -> Site | None:
-        """Return the chain of some modules of a model, by path; ``None`` if this kind is of single modules."""
+        """Return the chain of a list of modules, by path; ``None`` if chains of this kind are single modules."""
         return None
 
     def __init__(self, path: str, module: nn.Module):
-        """Describe ``module`` as a chain; changes nothing."""
+        """Describe ``module`` as a chain; does not change it."""
         self.path = path
         self.blocks = {path: module}
         self.solved: set[str] = set()
@@ -107,17 +107,17 @@ class Site(ABC):
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}
 
     def feedback_weights(self) -> dict[str, Tensor]:
-        """Return what errors go back through in place of layers' weights, by module path: here, nothing."""
+        """Return the weights that replace the layers' weights in the backward pass, by module path: by default none."""
         return {}
 
     @abstractmethod
     def problems(self) -> Iterator[str]:
-        """Yield what must be changed before an engine can be attached."""
+        """Yield what prevents attaching an engine."""
 
     @abstractmethod
     def record(self, attachment: Attachment) -> Sequence[Removable]:
-        """Let ``attachment`` solve this chain from now on; return what to take off again."""
+        """Let ``attachment`` solve this chain from now on; return the parts to remove at ``detach()``."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """Say in a few words what the chain consists of."""
+        """Return a short description of the chain, such as "12 blocks"."""

@@ -1,4 +1,4 @@
-"""Handing a chain over to its engine or, for comparison, to backpropagation; reporting how the engine solves it."""
+"""Solves a chain by its engine or, for comparison, by backpropagation; reports figures of the solution."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from gradfree.wording import one
 Figures = dict[str, dict[str, Tensor]]
 
 _listeners: list[Figures] = []
-"""Who is sent figures now. Not a context variable: autograd solves chains on a GPU in other threads."""
+"""The open :func:`engine_figures` blocks. Not a context variable: autograd solves chains on a GPU in other threads."""
 
 
 class Attachment:
-    """An engine on one chain of a model: what every recording of the chain needs of it.
+    """An engine on one chain of a model.
 
     Attributes:
         engine: solves for the gradients.
         path: module path of the chain.
-        solved: the paths of the blocks that it has computed gradients of: the chain's own set.
-        memory: what is kept of the chain from pass to pass.
-        batched: whether blocks that are alike are pulled through in batches.
-        use_exact: whether backpropagation solves the chain in the engine's place.
-        differences: takes g · g*, ‖g‖² and ‖g*‖² of every pass, g the engine's gradients of the parameters and g* those
-            of backpropagation, which are the ones returned then. ``None``: no pass is compared.
+        solved: the paths of the blocks that the engine has computed gradients for; shared with the ``Site``.
+        memory: tensors of the chain that last from pass to pass.
+        batched: whether the VJPs of equal blocks run as one batch.
+        use_exact: whether backpropagation solves the chain instead of the engine.
+        differences: collects g · g*, ‖g‖² and ‖g*‖² of every pass, with g the engine's gradients of the parameters and
+            g* the exact ones, which are then returned. ``None``: passes are not compared.
         has_rivals: whether other engines take turns with this one.
-        deltas: takes the cotangents of the states behind blocks, by path, if they are asked for.
-        surveys: takes the findings about each chain that is solved, in a dry run.
+        deltas: collects the cotangents of the blocks' outputs, by path; ``None``: not wanted.
+        surveys: collects the findings about each solved chain in a dry run; ``None`` otherwise.
 
-    Args, where they are no attributes:
-        outside: the parameters of the model's modules that lie in no chain, which blocks may use all the same. Not the
-            modules: graphs keep the attachment, and a model that keeps a state would never be freed.
+    Args that are not attributes:
+        outside: the ``_parameters`` of the model's modules outside of its chains, which blocks may use as well. Not the
+            modules: graphs keep the attachment alive, so a model that stores a state would never be freed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Attachment:
         return self.differences is not None
 
     def outside_parameters(self) -> Iterator[Tensor]:
-        """Yield the parameters that the model has outside of its chains."""
+        """Yield the model's parameters outside of its chains."""
         for own in self._outside:
             yield from (p for p in own.values() if p is not None)
 
@@ -76,12 +76,12 @@ class Attachment:
         Args:
             chain: the chain.
             direct: the direct cotangents of its states.
-            name: what the chain is called in messages and figures; its path, if left out.
+            name: the chain's name in messages and figures; by default its path.
         """
         chain.path, chain.deltas = self.path if name is None else name, self.deltas
         if self.use_exact:
             return chain.backpropagate(direct)
-        # Its roundings would be taken for the engine's.
+        # TF32 rounding would count as an error of the engine.
         with without_tf32() if self.compares else nullcontext():
             return self._solve(chain, direct)
 
@@ -107,7 +107,7 @@ class Attachment:
 
 @torch.no_grad()
 def _agreement(pairs: Iterable[tuple[Cotangent, Cotangent]]) -> Tensor:
-    """Return what :attr:`Attachment.differences` takes, on the gradients' device."""
+    """Return an entry of :attr:`Attachment.differences`, on the gradients' device."""
     total = torch.zeros(3)
     for g, exact in pairs:
         if exact is not None:
@@ -120,24 +120,27 @@ def _agreement(pairs: Iterable[tuple[Cotangent, Cotangent]]) -> Tensor:
 
 @contextmanager
 def engine_figures() -> Iterator[Figures]:
-    """Ask engines how they solve their chains in the backward passes inside the block, of whatever model.
+    """Collect figures of how engines solve their chains, in all backward passes inside the ``with``, of any model.
 
-    Costs one more sweep a chain, but where an engine sweeps until a tolerance; the gradients are bit for bit the same
-    as without. What there is depends on the engine: "sweeps", their number; "residual", the norm of what one more sweep
-    would change in the cotangents of all states, relative to theirs, or with a tolerance of what the last one has
-    changed; "drift", the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal;
-    "mismatch" at the borders of segments or behind Newton's sweeps, and "sequential", whether they were given up, of
-    both passes ("forward mismatch").
+    Costs one more sweep a chain, except for engines that sweep to a tolerance. The gradients are bitwise the same. The
+    figures depend on the engine:
+
+    - "sweeps": their number.
+    - "residual": how much one more sweep would change the cotangents of all states, relative to their norm; with a
+      tolerance, how much the last sweep has changed them.
+    - "drift": the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal.
+    - "mismatch": at the borders of segments, or after Newton's sweeps; "forward mismatch" is that of the forward pass.
+    - "sequential", "forward sequential": whether the engine fell back to running sequentially.
 
     Yields:
-        The figures of each chain's last pass, single numbers on their devices: filled by the backward passes, by module
-        path of the chain and name of the figure. A recurrent module has a chain for each layer and direction, named
-        like its weights: "rnn.l0", "rnn.l0_reverse".
+        The figures of each chain's last pass, by the chain's module path and the figure's name: single numbers on their
+        devices. Backward passes fill it. A recurrent module has a chain for each layer and direction, named like its
+        weights: "rnn.l0", "rnn.l0_reverse".
     """
     figures: Figures = {}
     _listeners.append(figures)
     try:
         yield figures
     finally:
-        # By identity: two that are empty are equal.
+        # By identity: two empty dicts are equal.
         _listeners[:] = [listener for listener in _listeners if listener is not figures]

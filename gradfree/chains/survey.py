@@ -1,4 +1,4 @@
-"""What a dry run finds out about a chain: its pieces, how residual paths are read, and how much they carry."""
+"""Results of a dry run for a chain: its pieces, its residual paths, and their share of the VJP."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from gradfree.algebra.cotangents import Cotangent, Factor, times
 
 @dataclass(frozen=True)
 class LinkFindings:
-    """What a dry run has found out about one link, or about all steps of a layer.
+    """Results of a dry run for one link, or for all steps of a layer.
 
     Attributes:
-        path: of the block; of a chain in time that of the layer.
-        residual: the mean of the diagonal that the residual path is read as; ``None``: no engine needs it, or nothing
-            is pulled back to the state before.
-        uniform: whether all of that diagonal is one number.
-        share: ⟨δK, δF⟩ / ‖δF‖², how much of what the link exactly pulls back that diagonal, K, carries; NaN where
-            nothing is pulled.
-        batched: whether the block is pulled through in a batch.
-        steps: how many links these are.
+        path: of the block, or of the layer for a chain in time.
+        residual: the mean of K, the diagonal of the residual path; ``None``: the engine does not need it, or the link's
+            input gets no cotangent.
+        uniform: whether all numbers of that diagonal are equal.
+        share: ⟨δK, δF⟩ / ‖δF‖², the fraction of the exact VJP δF that the residual path explains; NaN without a VJP.
+        batched: whether the block's VJP runs in a batch.
+        steps: the number of links.
     """
 
     path: str
@@ -37,14 +36,14 @@ class LinkFindings:
 
     @property
     def words(self) -> str:
-        """What the residual path is read as, in words: an engine may take another K, or none."""
+        """The residual path in words; the engine itself may use another K, or none."""
         if self.residual is None:
             return ""
         return f"residual path {self.residual:.3g}{'' if self.uniform else ' on average'}"
 
     @classmethod
     def of_link(cls, path: str, factor: Factor, delta: Cotangent, pulled: Cotangent) -> LinkFindings:
-        """Return those of a block whose exact pull of ``delta`` is ``pulled``, and whose K is ``factor``."""
+        """Return the findings for a block whose exact VJP of ``delta`` is ``pulled``, and whose K is ``factor``."""
         if delta is None or pulled is None:
             return cls(path)
         if pulled.shape != delta.shape:
@@ -55,12 +54,12 @@ class LinkFindings:
 
 @dataclass(frozen=True)
 class ChainFindings:
-    """What a dry run has found out about one chain.
+    """Results of a dry run for one chain.
 
     Attributes:
         pieces: the links that the engine solves together, piece by piece in the order of the forward pass.
-        splits: why blocks did not go on the chain of the block before them, by path.
-        left: the blocks that autograd went through, or that the loss did not reach.
+        splits: why a block began a new piece, by the block's path.
+        left: the blocks that autograd differentiated, or that the loss does not depend on.
     """
 
     pieces: Sequence[Sequence[LinkFindings]] = ()
@@ -82,7 +81,7 @@ class ChainFindings:
 
 
 def share(carried: Sequence[Cotangent], pulled: Sequence[Cotangent]) -> float:
-    """Return ⟨carried, pulled⟩ / ‖pulled‖², all parts as one vector."""
+    """Return ⟨carried, pulled⟩ / ‖pulled‖², with all parts concatenated."""
     pairs = [(c, p) for c, p in zip(carried, pulled, strict=True) if p is not None]
     of_all = sum(float(_wide(p).pow(2).sum()) for _, p in pairs)
     of_known = sum(float((_wide(c) * _wide(p)).sum()) for c, p in pairs if c is not None)
