@@ -1,4 +1,4 @@
-"""The engines, one file each."""
+"""The engines, one file for each."""
 
 from gradfree.algorithms.around.auto import Auto
 from gradfree.algorithms.around.orthogonal_training import Orthogonal, OrthogonalBackprop

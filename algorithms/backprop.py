@@ -1,4 +1,4 @@
-"""Standard backpropagation."""
+"""Exact backpropagation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gradfree.time.forward import LayerCall
 
 @dataclass(frozen=True, kw_only=True)
 class Backprop(Engine):
-    """Exact backpropagation: of recurrent layers batched over time, of all else autograd's own.
+    """Exact backpropagation: batched over time for recurrent layers, by autograd for everything else.
 
     Args:
-        plain: what is left to autograd. ``None``: chains in depth, where its own way to the same gradients is the
-            quickest; only recurrent layers are attached to, with a warning if there are none. ``True``: everything, the
-            model trains as it would without gradfree. ``False``: nothing, chains in depth are solved link by link, too.
+        plain: which chains are left to autograd. ``None``: chains in depth, since autograd is fastest there; the engine
+            is attached to recurrent layers only, and warns if there are none. ``True``: all chains; the model trains
+            as without gradfree. ``False``: none; chains in depth are solved link by link.
     """
 
     plain: bool | None = None
@@ -36,21 +36,21 @@ class Backprop(Engine):
 
     @classmethod
     def exact_ones(cls) -> Sequence[Engine]:
-        """Return that which batches recurrent layers over time, and plain backpropagation."""
+        """Return the engine that batches recurrent layers over time, and the one that leaves everything to autograd."""
         return (cls(), cls(plain=True))
 
     @property
     def reads_states(self) -> bool:
-        """Whether it asks for the values of states: never."""
+        """False: backpropagation only needs the graphs."""
         return False
 
     def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
-        """Leave nothing, but say where torch's own kernel is faster."""
+        """Leave no call to torch, but warn if torch's own kernel is faster."""
         if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
             call.warn(
-                f"backprop is slower here than torch's own kernel, {call.mode} over {call.length} steps of "
-                f"{tuple(call.like.shape)} in {call.like.dtype}. The engine 'shooting' leaves such layers to torch, "
-                "backprop(plain=True) all of them."
+                f"backprop is slower than torch's own kernel for this {call.mode}: {call.length} steps of "
+                f"{tuple(call.like.shape)} in {call.like.dtype}. The engine 'shooting' leaves such layers to torch; "
+                "backprop(plain=True) leaves all layers to torch."
             )
         return None
 
@@ -59,15 +59,15 @@ class Backprop(Engine):
         return chain.backpropagate(direct)
 
     def problems_on_ranks(self, count: int) -> Iterator[str]:
-        """Yield nothing: what lies on ranks is solved link by link, whatever ``plain`` says."""
+        """Yield nothing: across ranks, chains are solved link by link for any ``plain``."""
         return iter(())
 
     def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
-        """Return the exact gradients, rank after rank; each sends cotangents on before it makes its own gradients."""
+        """Return the exact gradients, rank after rank; a rank sends its cotangent before it computes its gradients."""
         return RankSegment(chain, direct, neighbors).exact_gradients()
 
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
-        """Return what the engine attaches to; what it leaves to autograd is one only with another engine."""
+        """Return the chains that the engine attaches to; those left to autograd are no problem, but not among them."""
         if self.plain is False:
             return super().find(model, chains)
         left = [kind for kind in self.kinds if self.plain or kind.dimension == "depth"]

@@ -20,16 +20,16 @@ _NAMED = ("linspace", "gate")
 
 @dataclass(frozen=True, kw_only=True)
 class DSF(SweepEngine):
-    """Diagonal state feedbacks: one constant diagonal in place of every link's Jacobian, δ_t = e_t + δ_{t+1} ⊙ a.
+    """Diagonal state feedbacks: one constant diagonal replaces every link's Jacobian, δ_t = e_t + δ_{t+1} ⊙ a.
 
-    "Diagonal state feedbacks", arXiv 2503.23104. Exact where every link's Jacobian is that diagonal; parameter
-    gradients are exact given δ. The paper's feedback is a fixed ramp; the mean of the cell's own gate costs no
-    more and lies closer to the true gradient.
+    "Diagonal state feedbacks", arXiv 2503.23104. Exact if every link's Jacobian is that diagonal; parameter
+    gradients are exact given δ. The paper's feedback is a fixed ramp. The mean of the cell's gate costs the same and
+    is closer to the true gradient.
 
     Args:
-        feedback: a. "linspace", from 0 to 1 over the units, as in the paper; "gate", a running mean of the update
-            gate (GRU) or forget gate (LSTM, on c alone), kept in checkpoints; a number for all units; or one number
-            a unit, a tensor or a sequence of length H.
+        feedback: a. "linspace": from 0 to 1 over the units, as in the paper. "gate": a running mean of the update
+            gate (GRU) or forget gate (LSTM, for c only), saved in checkpoints. Or a number for all units, or a
+            tensor or sequence of H numbers.
         iterations: sweeps that refine the result as in Highway-BP; 0 is the paper's algorithm.
     """
 
@@ -54,7 +54,7 @@ class DSF(SweepEngine):
             ) from None
         if numbers.dim() > 1 or numbers.numel() == 0 or not numbers.isfinite().all():
             raise ValueError("DSF: feedback must be one finite number, or one for each unit.")
-        # A tuple compares, prints and pickles as an option should.
+        # As a tuple, since a tensor has no useful ==, repr or hash.
         object.__setattr__(self, "feedback", numbers.item() if numbers.dim() == 0 else tuple(numbers.tolist()))
 
     @property
@@ -69,7 +69,7 @@ class DSF(SweepEngine):
 
     @property
     def sharper(self) -> DSF:
-        """Twice as many sweeps."""
+        """The engine with twice as many sweeps."""
         return replace(self, iterations=max(1, 2 * self.iterations))
 
     @property
@@ -80,7 +80,7 @@ class DSF(SweepEngine):
     def split(self, chain: Chain) -> Any:
         """Return K = diag(a)."""
         units = chain.like.shape[-1]
-        # Powers of a reach over as many steps as 1 / (1 - a), which three digits could not tell.
+        # In float32 at least: powers of a reach over 1 / (1 - a) steps, which bfloat16 rounds too coarsely.
         wide = torch.promote_types(chain.like.dtype, torch.float32)
         if self.feedback == "gate":
             return chain.mean_residual(momentum=0.1)

@@ -25,23 +25,27 @@ _FEEDBACK = ("random", "sign", "usf", "brsf", "frsf", "learned")
 
 @dataclass(frozen=True, kw_only=True)
 class FA(RandomEngine):
-    """Feedback alignment: the error goes back through weights B of its own in place of the layers' weights W.
+    """Feedback alignment: the backward pass uses separate weights B in place of the layers' weights W.
 
-    In any model: in the backward pass each ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d``
-    uses B, shaped like W, for the gradient of its input. Everything else is exact: gradients of weights and biases
-    given the error, activations, normalisations, attention, skip connections. Layers whose ``forward`` is their own,
-    or never called (inside ``nn.MultiheadAttention``), are exact as well, and :meth:`validate` lists them.
+    Works in any model: in the backward pass each ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to
+    ``3d`` uses B, of the shape of W, for the gradient of its input. Everything else is exact: gradients of weights and
+    biases given the error, activations, normalisations, attention, skip connections. Layers with a ``forward`` of a
+    subclass or an instance, or whose ``forward`` is not called (inside ``nn.MultiheadAttention``), are exact as well;
+    :meth:`validate` lists them.
 
     Args:
-        feedback: what B is. "random": drawn once, U(±√(3/fan_in)) (Lillicrap et al. 2016, arXiv 1411.0247; in residual
-            networks Moskovitz et al. 2018, arXiv 1812.06488). With the signs of W as it is now: "sign", all of the mean
-            magnitude of W (Liao et al. 2016, arXiv 1510.05067); "usf", all of He's magnitude √(2/fan_in); "brsf", of
-            random magnitudes drawn anew behind each step of the optimizer; "frsf", of random magnitudes drawn once,
-            both U(0, √(6/fan_in)) (Sanfiz and Akrout 2021, arXiv 2108.13446). "learned": drawn as "random", then
-            changed by what changes W, and led towards it: B + ΔW - decay · (B - W) behind each step of the optimizer
-            (Kolen and Pollack 1994; Akrout et al. 2019, arXiv 1904.05391).
-        decay: of B - W at each step, for "learned" alone; 0.001 if left out.
-        seed: what is random is drawn from. Steps' magnitudes depend on the kind of device, too.
+        feedback: the choice of B.
+
+            - "random": drawn once, U(±√(3/fan_in)) (Lillicrap et al. 2016, arXiv 1411.0247; for residual networks
+              Moskovitz et al. 2018, arXiv 1812.06488).
+            - "sign": the current signs of W times the mean magnitude of W (Liao et al. 2016, arXiv 1510.05067).
+            - "usf": the signs of W times He's magnitude √(2/fan_in).
+            - "brsf": the signs of W times random magnitudes U(0, √(6/fan_in)), drawn after each optimizer step.
+            - "frsf": the same with magnitudes drawn once (the last three: Sanfiz and Akrout 2021, arXiv 2108.13446).
+            - "learned": drawn as "random"; after each optimizer step B ← B + ΔW - decay · (B - W), with ΔW the step
+              (Kolen and Pollack 1994; Akrout et al. 2019, arXiv 1904.05391).
+        decay: of B - W at each step, only for "learned"; 0.001 if left out.
+        seed: of all random numbers. The magnitudes of "brsf" also depend on the type of device.
     """
 
     feedback: str = "random"
@@ -62,11 +66,11 @@ class FA(RandomEngine):
 
     @property
     def kinds(self) -> list[type[Site]]:
-        """Modules with linear layers or convolutions in them."""
+        """Modules that contain linear layers or convolutions."""
         return [FeedbackLayers]
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a note of what stays exact."""
+        """Return ``report`` with a note about the layers that stay exact."""
         exact = {where: kind for site in report.chains.values() for where, kind in getattr(site, "exact", {}).items()}
         if not exact:
             return report
@@ -82,7 +86,7 @@ class FA(RandomEngine):
         if self.feedback == "random":
             return self.matrix(memory, path, weight.shape, weight, fan_in)
         if self.feedback == "learned":
-            # Kept is B - W: with W's own change B needs none, and any optimizer will do.
+            # We store B - W: then B follows every change of W, with any optimizer.
             kept = memory.of("learned")
             if path not in kept:
                 kept[path] = self.matrix(Memory(), path, weight.shape, weight, fan_in) - weight
@@ -102,14 +106,14 @@ class FA(RandomEngine):
         return signs * magnitudes
 
     def after_step(self, memory: Memory) -> AfterStep | None:
-        """Return what leads B towards W; magnitudes that are drawn anew need the count alone."""
+        """Return the function that moves B towards W; for "brsf" it only makes the steps counted."""
         if self.feedback not in ("learned", "brsf"):
             return None
 
-        def lead(blocks: Mapping[str, nn.Module], steps: int) -> None:
+        def decay_differences(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if self.decay is not None:
                 kept = memory.of("learned")
-                # Not in place: states that were saved have the tensors.
+                # Not in place: a state_dict may share the tensors.
                 kept.update({path: difference * (1.0 - self.decay) for path, difference in kept.items()})
 
-        return lead
+        return decay_differences

@@ -18,10 +18,10 @@ class FixedPoint(IteratedEngine):
 
     Args:
         iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
-        tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
-            relative to them, L - 1 times at most. Waits for the device once a sweep.
-        segments: C, for chains in depth: exact inside each of C segments, K across their borders; then C - 1 sweeps are
-            exact, and far fewer are close. One is backpropagation, L the engine without.
+        tolerance: in place of ``iterations``: sweep until a sweep changes the cotangents by at most this, relative to
+            their norm; at most L - 1 sweeps. Waits for the device once a sweep.
+        segments: C, for chains in depth: exact inside each of C segments, K across their borders. C - 1 sweeps are
+            exact, and far fewer are close. 1 is backpropagation, L the same as ``None``.
     """
 
     def split(self, chain: Chain) -> Any:

@@ -17,22 +17,21 @@ from gradfree.engines.options import check_count, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardGradient(Engine):
-    """Forward gradients, activity-perturbed: the loss's derivative in a random direction, times that direction.
+    """Forward gradients: the loss's derivative in a random direction, times that direction, with states perturbed.
 
-    Baydin et al., "Gradients without backpropagation", 2022, arXiv 2202.08587, with every state perturbed in place of
-    the weights (Ren et al., "Scaling forward gradient with local losses", 2023, arXiv 2210.03310). Of each sample,
-    random v_i of all states travel as tangents from the first link to the last, and w_j = F_j (w_{j-1} + v_{j-1})
-    reach the others: δ_i = e_i + v_i Σ_{j>i} e_j·w_j / σ², unbiased. The printed δ_i = v_i Σ_j e_j·u_j / σ², with
-    u_j = w_j + v_j, also draws e_i, which is known, and what earlier states cannot tell of v_i: zero in the mean.
+    Baydin et al., "Gradients without backpropagation", 2022, arXiv 2202.08587, with perturbed states in place of
+    weights (Ren et al., "Scaling forward gradient with local losses", 2023, arXiv 2210.03310). For each sample, random
+    tangents v_i of all states are pushed forward from the first link to the last: w_j = F_j (w_{j-1} + v_{j-1}). Then
+    δ_i = e_i + v_i Σ_{j>i} e_j·w_j / σ², which is unbiased. The published δ_i = v_i Σ_j e_j·u_j / σ², u_j = w_j + v_j,
+    has a larger variance: it also estimates e_i, which is known, and adds terms of mean zero from states before i.
 
-    The error grows with the number of units, about as its root. The directions depend on ``seed``, the chain, the rank
-    and the number of passes before, which checkpoints keep: no two passes have the same, nor have two devices.
+    The error grows roughly as the root of the number of units. The directions depend on ``seed``, the chain, the rank,
+    the type of device and the number of earlier passes, which checkpoints contain: they are new in each pass.
 
     Args:
-        samples: directions that are averaged.
-        sigma: σ, the standard deviation of v. Derivatives are exact, so that it cancels, but for overflow in float16.
-        seed: what the directions are drawn from.
-
+        samples: the number of directions that are averaged.
+        sigma: σ, the standard deviation of v. JVPs are exact, so it cancels; it only matters for overflow in float16.
+        seed: of the random directions.
     """
 
     worth_trying: ClassVar = ()
@@ -47,31 +46,31 @@ class ForwardGradient(Engine):
 
     @property
     def is_random(self) -> bool:
-        """Always."""
+        """True: directions are new in each pass."""
         return True
 
     @property
     def sharper(self) -> ForwardGradient:
-        """Four times as many directions, which halve the error."""
+        """The engine with four times as many directions, which halves the error."""
         return replace(self, samples=4 * self.samples)
 
     def solves(self, kind: type[Site]) -> bool:
-        """Tell whether ``kind`` is one of chains in depth."""
+        """Return whether ``kind`` is one of chains in depth."""
         return kind.dimension == "depth" and super().solves(kind)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the gradients for δ as the directions tell it."""
+        """Return the gradients for the estimated δ."""
         known = chain.vectors(direct)
-        directions = self.sigma * self._drawn(chain, known)
+        directions = self.sigma * self._random_directions(chain, known)
         slopes = torch.einsum("lbh,nlbh->nlb", known, chain.jvps(directions))
         later = slopes.flip(1).cumsum(1).flip(1) - slopes
-        told = torch.einsum("nlb,nlbh->lbh", later, directions) / (self.samples * self.sigma**2)
-        return chain.gradients(chain.cotangents(known + told, direct))
+        estimated = torch.einsum("nlb,nlbh->lbh", later, directions) / (self.samples * self.sigma**2)
+        return chain.gradients(chain.cotangents(known + estimated, direct))
 
-    def _drawn(self, chain: Chain, like: Tensor) -> Tensor:
-        """Return (samples, L, B, H) standard normal numbers, others in each pass."""
+    def _random_directions(self, chain: Chain, like: Tensor) -> Tensor:
+        """Return (samples, L, B, H) standard normal numbers, new in each pass."""
         kept = chain.memory.of("forward_gradient")
-        # By numpy: to read a tensor on the CPU waits for no device.
+        # Through numpy: .item() counts as a wait for the device, but this counter is on the CPU.
         passes = int(kept["passes"].cpu().numpy()) + 1 if kept else 1
         kept["passes"] = torch.tensor(passes, device="cpu")
         rank = distributed.get_rank() if distributed.is_initialized() else 0

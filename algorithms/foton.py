@@ -27,26 +27,25 @@ _PERTURBATIONS = ("difference", "tangent")
 
 @dataclass(frozen=True, kw_only=True)
 class FOTONRule(LayerEngine):
-    """FOTON's gradients, whatever keeps the weights orthogonal: no backward pass, the error enters at the input.
+    """The gradients of FOTON, without its constraint on the weights: two forward passes and no backward pass.
 
-    "Forward-Only Training of Orthogonal Networks" (FOTON), arXiv 2512.20668. The error e at the last layer is sent to
-    the input through the transposed linear parts of all layers, F = W_1ᵀ ... W_Lᵀ; a second pass starts from
-    x - F e, and the gradient of layer l is (h_l - h̃_l) h_{l-1}ᵀ, with h of the first pass; of the last layer e
-    h_{L-1}ᵀ. On linear layers this is A Aᵀ δ, A = W_l ... W_1, in place of backpropagation's δ: equal where all
-    rows are orthonormal, which takes layers that do not expand. Of activation functions it sees the layer's own and
-    those before it, not those behind.
+    "Forward-Only Training of Orthogonal Networks" (FOTON), arXiv 2512.20668. The error e at the last layer is mapped to
+    the input by the transposed linear parts of all layers, F = W_1ᵀ ... W_Lᵀ. A second pass starts from x - F e. The
+    gradient of layer l is (h_l - h̃_l) h_{l-1}ᵀ, with h of the first and h̃ of the second pass; that of the last layer
+    is e h_{L-1}ᵀ. For linear layers this is A Aᵀ δ with A = W_l ... W_1, where backpropagation has δ. Both are equal if
+    all rows are orthonormal, which is impossible for a layer with more outputs than inputs. Of the activation
+    functions, only those of layer l and of earlier layers enter its gradient.
 
-    Any loss may send the error. The published code's errors have norms of about one, whatever the loss's mean and
-    scale: each sample's error is normalised for the second pass and its differences are scaled back, so that the
-    gradients are linear in the loss. Biases get the sum of h_l - h̃_l, where the published code has none. Layers
-    before the chain get F e.
+    Works with any loss. In the published code, errors have norms of about one. Here each sample's error is normalised
+    for the second pass and the differences are scaled back, so gradients are linear in the loss. Biases get the sum of
+    h_l - h̃_l; the published code has no biases. Modules before the chain get F e.
 
     Args:
-        refresh_feedback_every: optimizer steps for which F is kept, as a matrix, classes × inputs; 1 always uses the
-            present weights.
-        streaming: whether both passes run in lockstep when the error is known, and the activations of the first one
-            are not stored: memory does not grow with depth, for one more forward pass. The same gradients.
-        perturbation: "difference", the paper's; or "tangent", its limit for a small error, by forward-mode
+        refresh_feedback_every: the number of optimizer steps for which F is kept, as a matrix (classes, inputs); with
+            1, F is always that of the current weights.
+        streaming: whether the first pass stores no activations and both passes run side by side in the backward pass.
+            Memory does not grow with depth, at the cost of one more forward pass. The same gradients.
+        perturbation: "difference", the paper's; or "tangent", its limit for small errors, by forward-mode
             differentiation.
     """
 
@@ -62,7 +61,7 @@ class FOTONRule(LayerEngine):
             raise ValueError(f"FOTONRule: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with what the gradients lose, layer by layer."""
+        """Return ``report`` with a note for each layer that makes the gradients inexact."""
         report = super().judge(model, report)
         notes = [note for site in report.chains.values() for note in losses(site.blocks)]
         return replace(report, notes=notes)
@@ -73,20 +72,20 @@ class FOTONRule(LayerEngine):
         return self.streaming
 
     def after_step(self, memory: Memory) -> AfterStep:
-        """Return what forgets the feedback matrix when it is due."""
+        """Return the function that drops the stored F every ``refresh_feedback_every`` steps."""
 
-        def forget_if_due(blocks: Mapping[str, nn.Module], steps: int) -> None:
+        def drop_if_due(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if steps % self.refresh_feedback_every == 0:
                 memory.of("foton").clear()
 
-        return forget_if_due
+        return drop_if_due
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
-        """Return the differences between the two passes as gradients."""
+        """Return the gradients, from the differences between the two passes."""
         tangent = self.perturbation == "tangent"
         norms: Tensor | None
         if tangent:
-            # Linear in the error, whatever its size.
+            # A tangent is linear in the error, so it needs no normalisation.
             entering, norms = error.to(torch.promote_types(error.dtype, torch.float32)), None
         else:
             entering, norms = normalised(error)
@@ -114,7 +113,7 @@ class FOTONRule(LayerEngine):
         matrix = kept.get(key)
         if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
             matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
-        matrix = matrix.to(error)  # From a checkpoint it may still be elsewhere.
+        matrix = matrix.to(error)  # A matrix from a checkpoint may be on another device.
         if keeps:
             kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
@@ -124,12 +123,12 @@ class FOTONRule(LayerEngine):
 class FOTON(OrthogonalEngine):
     """Forward-only training of orthogonal networks: :class:`FOTONRule`, with weights that are kept orthogonal.
 
-    Its other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
+    The other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
 
     Args:
-        refresh_feedback_every: as in :class:`FOTONRule`, like the next two.
-        streaming: likewise.
-        perturbation: likewise.
+        refresh_feedback_every: as in :class:`FOTONRule`.
+        streaming: as in :class:`FOTONRule`.
+        perturbation: as in :class:`FOTONRule`.
     """
 
     worth_trying: ClassVar = ({}, {"streaming": True})
@@ -139,7 +138,7 @@ class FOTON(OrthogonalEngine):
 
     @cached_property
     def rule(self) -> Engine:
-        """The two passes."""
+        """:class:`FOTONRule` with these options."""
         return FOTONRule(
             refresh_feedback_every=self.refresh_feedback_every,
             streaming=self.streaming,

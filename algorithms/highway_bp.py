@@ -12,25 +12,25 @@ from gradfree.engines.sweeps import IteratedEngine
 
 @dataclass(frozen=True, kw_only=True)
 class HighwayBP(IteratedEngine):
-    """Highway-BP: gradients travel the whole residual path in one scan and cross k blocks by k sweeps.
+    """Highway-BP: one scan carries gradients along the whole residual path; k sweeps add the VJPs of k blocks.
 
     Fagnou et al., "Accelerated training through iterative gradient propagation along the residual path", ICLR
     2025, arXiv 2501.17086, eqs. 6 to 11. K is the diagonal that each block's skip connection carries: I for
     x + g(x), the ReLU mask for ReLU(x + g(x)), the scale α/σ for LN(x + g(x)), all times (1 - γ). Exact for the
     last k + 1 blocks at every k, everywhere at k = L.
 
-    Two things differ from the printed algorithm, on purpose: its scan's initial P_i = K_i must read K_{i+1}; and
-    what lies before the chain gets δ_1 F_1, one exact pull that costs nothing extra, instead of the iterate.
+    Two things differ from the printed algorithm on purpose. Its scan starts from P_i = K_i, which must read K_{i+1}.
+    The input of the chain gets δ_1 F_1, one exact VJP at no extra cost, instead of the iterate.
 
     Args:
         iterations: k, the number of sweeps; 2 if neither it nor ``tolerance`` is given.
-        tolerance: in place of ``iterations``: sweep until what a sweep changes in the cotangents is this small,
-            relative to them, L - 1 times at most. Waits for the device once a sweep.
-        segments: C, for chains in depth: exact inside each of C segments, K across their borders; then C - 1 sweeps are
-            exact, and far fewer are close. One is backpropagation, L the engine without.
-        gamma: γ in [0, 1], the share of the residual path that is left to the sweeps. 0 is the plain split, 1 the
-            fixed-point iteration; the authors use 0.2 for pre-LN and 0.8 for post-LN transformers, without
-            which theirs diverged.
+        tolerance: in place of ``iterations``: sweep until a sweep changes the cotangents by at most this, relative to
+            their norm; at most L - 1 sweeps. Waits for the device once a sweep.
+        segments: C, for chains in depth: exact inside each of C segments, K across their borders. C - 1 sweeps are
+            exact, and far fewer are close. 1 is backpropagation, L the same as ``None``.
+        gamma: γ in [0, 1], the fraction of the residual path that is left to the sweeps. With 0, K is the whole
+            residual path; 1 is the fixed-point iteration. The authors use 0.2 for pre-LN and 0.8 for post-LN
+            transformers, since theirs diverged otherwise.
     """
 
     worth_trying: ClassVar = ({"iterations": 0}, {"iterations": 1}, {"iterations": 2}, {"iterations": 4})
@@ -44,7 +44,7 @@ class HighwayBP(IteratedEngine):
 
     @property
     def needs_residual(self) -> bool:
-        """Whether γ leaves anything of the residual path to K."""
+        """Whether K is not zero: γ < 1."""
         return self.gamma < 1.0
 
     def split(self, chain: Chain) -> Any:

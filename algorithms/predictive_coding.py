@@ -12,21 +12,21 @@ from gradfree.engines.sweeps import SweepEngine
 
 @dataclass(frozen=True, kw_only=True)
 class PredictiveCoding(SweepEngine):
-    """Predictive coding: all prediction errors relax at once, k times: δ ← δ + η (e + δF - δ), from δ = e; K = 0.
+    """Predictive coding: k relaxations of all prediction errors at once, δ ← δ + η (e + δF - δ), from δ = e; K = 0.
 
     Whittington & Bogacz 2017, with the predictions fixed at the values of the forward pass as in Millidge et al.,
     "Predictive coding approximates backprop along arbitrary computation graphs", 2022, arXiv 2006.04182. With η = 1 it
-    is ``fixed_point``, and exact once k reaches L - 1, which Song et al. 2020 show of zero-divergence inference
-    learning. With η < 1 it converges to backpropagation: after k iterations, what has come over d links counts by the
-    probability of d or more successes in k trials with probability η.
+    is ``fixed_point`` and exact once k reaches L - 1; Song et al. 2020 show this for zero-divergence inference
+    learning. With η < 1 it converges to backpropagation: after k iterations, a cotangent that has crossed d links is
+    weighted by the probability of at least d successes in k trials with probability η.
 
     Args:
         iterations: k, the number of iterations; with ``rate=1``, more than L - 1 change nothing and are not run.
         rate: η, above 0 and at most 1.
 
     Raises:
-        TypeError: no ``int``, or no number.
-        ValueError: out of range.
+        TypeError: an option is not a number of the right type.
+        ValueError: an option is out of range.
     """
 
     worth_trying: ClassVar = ()  # ``fixed_point`` comes closer at the same cost.
@@ -41,7 +41,7 @@ class PredictiveCoding(SweepEngine):
 
     @property
     def sharper(self) -> PredictiveCoding:
-        """Twice as many iterations."""
+        """The engine with twice as many iterations."""
         return replace(self, iterations=max(1, 2 * self.iterations))
 
     @property

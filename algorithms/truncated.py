@@ -12,13 +12,13 @@ from gradfree.engines.sweeps import SweepEngine
 
 @dataclass(frozen=True, kw_only=True)
 class Truncated(SweepEngine):
-    """Truncated backpropagation: each cotangent is followed through ``window`` links; K = 0.
+    """Truncated backpropagation: each direct cotangent passes through at most ``window`` links; K = 0.
 
-    ``window=1`` trains every link on its own state's cotangent alone (fully truncated BPTT, FT-BPTT, in the DSF
-    paper); ``window`` ≥ L is exact. The same numbers as ``fixed_point`` with ``window - 1`` iterations.
+    ``window=1`` trains every link by the direct cotangent of its own output only (fully truncated BPTT, FT-BPTT, in
+    the DSF paper); ``window`` ≥ L is exact. The same numbers as ``fixed_point`` with ``window - 1`` iterations.
 
     Args:
-        window: how many links a cotangent crosses, the one whose parameters it trains included.
+        window: the number of links, including the one whose parameters are trained.
     """
 
     worth_trying: ClassVar = ({"window": 2}, {"window": 8})
@@ -29,12 +29,12 @@ class Truncated(SweepEngine):
 
     @property
     def sharper(self) -> Truncated:
-        """Twice the window."""
+        """The engine with twice the window."""
         return replace(self, window=2 * self.window)
 
     @property
     def sweeps(self) -> int:
-        """Return ``window - 1``: the last link is crossed on the way to its parameters."""
+        """Return ``window - 1``: the parameter gradients count as the last link of the window."""
         return self.window - 1
 
     def split(self, chain: Chain) -> Any:

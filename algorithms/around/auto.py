@@ -1,4 +1,4 @@
-"""The fastest of the exact engines, found out in training."""
+"""Finds the fastest of the exact engines during training."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ PLAIN = Backprop(plain=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Engine):
-    """The fastest of the engines with exact gradients: they take turns over the first steps, the fastest stays.
+    """The fastest engine with exact gradients: all of them take turns in the first steps, then the fastest stays.
 
-    As cuDNN's benchmark mode does for convolutions. Plain backpropagation is among them, so that nothing is lost but
-    turns; the engine ``backprop`` is the first. Every step is one of training with exact gradients, whoever's turn it
-    is. Turns change behind steps of an optimizer that holds weights of the chains, as long as the handle is kept; each
-    engine has twelve steps, which are timed whole, from one step of the optimizer to the next. The choice is kept in
-    checkpoints; a run that is resumed from one times nothing again. Ranks that train together agree in Lightning and
-    Fabric; elsewhere by ``average_over_ranks()`` of the handle, or each chooses for itself.
+    This is like cuDNN's benchmark mode for convolutions. Autograd is a candidate, so only the turns cost time; the
+    first candidate is ``backprop``. Every step trains with exact gradients. The next turn begins after a step of an
+    optimizer that has weights of the chains, as long as the handle exists. Each engine has twelve steps; times are
+    those of whole steps, from one optimizer step to the next. Checkpoints contain the choice, and a resumed run does
+    not time again. Ranks agree on one engine in Lightning and Fabric; elsewhere call the handle's
+    ``average_over_ranks()``, or each rank chooses for itself.
 
-    Of all engines those take part that say so: :meth:`~gradfree.Engine.exact_ones`. A pass that one of them refuses,
-    second derivatives or a cell with random numbers, is refused here, too.
+    The candidates are all engines that :meth:`~gradfree.Engine.exact_ones` returns. A pass that one of them refuses is
+    refused here, too: second derivatives, cells with random numbers.
     """
 
     worth_trying: ClassVar = ()
 
     @property
     def engines(self) -> list[Engine]:
-        """The engines that take part, wherever they fit; backpropagation is the first."""
+        """The candidates for any model; ``backprop`` is the first."""
         others = (kind for name in list_engines() if (kind := engine_class(name)) is not Backprop)
         kinds: list[type[Engine]] = [Backprop, *others]
         return [engine for kind in kinds for engine in kind.exact_ones()]
 
     def outputs_within(self, dtype: torch.dtype) -> float:
-        """Return the most that one of them says."""
+        """Return the largest value of all candidates."""
         return max(engine.outputs_within(dtype) for engine in self.engines)
 
     def validate(
@@ -63,7 +63,10 @@ class Auto(Engine):
         residual: float | None = None,
         batch: Batch | None = None,
     ) -> Report:
-        """Tell the chains of all engines that fit, with a batch by dry runs, or what stands in the first's way."""
+        """Return the chains of all engines that can be attached, or else the problems of the first engine.
+
+        With ``batch`` each engine makes a dry run.
+        """
         return _joined({e: e.validate(model, chains, residual=residual, batch=batch) for e in self.engines})
 
     def attach(
@@ -74,7 +77,7 @@ class Auto(Engine):
         residual: float | None = None,
         batched: Literal["auto"] | bool = "auto",
     ) -> Handle:
-        """Let engines take turns on ``model``, of those that :meth:`Engine.attach` would attach."""
+        """Let all engines that can be attached to ``model`` take turns."""
         options: dict[str, Any] = {"residual": residual, "batched": batched}
         reports = {engine: engine.attach_report(model, chains, **options) for engine in self.engines}
         joined = _joined(reports)
@@ -89,33 +92,34 @@ class Auto(Engine):
             attach = (engine if reports[engine].chains else PLAIN).attach
             candidates.append(Candidate(_short(engine), partial(attach, model, chains, **options)))
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
-        # A change of engines compiles again.
+        # Each change of engines compiles again, so a compiled model has only one round.
         rounds = 1 if any(is_compiled(module) for module in model.modules()) else ROUNDS
         return SwitchingHandle(candidates, blocks or {"": model}, rounds)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the exact gradients of a chain that was recorded for no engine in particular."""
+        """Return the exact gradients of a chain that was recorded for ``Auto`` itself."""
         return chain.backpropagate(direct)
 
 
 def _joined(reports: dict[Engine, Report]) -> Report:
+    """Return one report of all engines that can be attached; if none has a chain, the first engine's report."""
     fit = _distinct(reports)
     chains = {path: site for engine in reversed(fit) for path, site in reports[engine].chains.items()}
     if not chains:
-        # An engine that attaches to nothing always fits: the first says why the others do not.
+        # Backprop(plain=True) always fits but has no chain. The first report says why the others do not fit.
         return next(iter(reports.values()))
     findings = {path: found for engine in reversed(fit) for path, found in reports[engine].findings.items()}
     return Report(chains, (), [f"these take turns over the first steps: {', '.join(map(_short, fit))}"], findings)
 
 
 def _distinct(reports: dict[Engine, Report]) -> Sequence[Engine]:
-    """Return the engines that fit; of those that leave all to autograd the first."""
+    """Return the engines that can be attached, but only the first of those that leave everything to autograd."""
     fit = [engine for engine, report in reports.items() if report.ok]
     plain = [engine for engine in fit if not reports[engine].chains]
     return [engine for engine in fit if engine not in plain[1:]]
 
 
 def _short(engine: Engine) -> str:
-    """Return how to make the engine, without what is so anyway."""
+    """Return the call that creates the engine, without options at their defaults."""
     given = {f.name: value for f in fields(engine) if (value := getattr(engine, f.name)) != f.default}
     return f"{type(engine).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"

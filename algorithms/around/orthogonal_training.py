@@ -1,4 +1,4 @@
-"""Any engine of layers, and backpropagation, with weights that are kept orthogonal."""
+"""Engines that keep weights orthogonal while another engine computes the gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 class Orthogonal(OrthogonalEngine):
     """Keeps weights orthogonal under ``engine``: ``Orthogonal(create_engine("dfa"), temperature=16)``.
 
-    ``foton`` and ``orthogonal_backprop`` are two such pairs with names of their own.
+    ``foton`` and ``orthogonal_backprop`` are such combinations, registered as engines.
 
     Args:
-        engine: gives the gradients; any that takes chains in depth, or of layers.
+        engine: computes the gradients; any engine for chains in depth or for single layers.
 
     The other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
     """
@@ -32,13 +32,13 @@ class Orthogonal(OrthogonalEngine):
 
 @dataclass(frozen=True, kw_only=True)
 class OrthogonalBackprop(OrthogonalEngine):
-    """Exact backpropagation on the chains of ``foton``, whose weights are kept orthogonal the same way.
+    """Exact backpropagation on the chains of ``foton``, with weights kept orthogonal in the same way.
 
-    The baseline that tells FOTON's gradients (arXiv 2512.20668) from its constraint on the weights: what it reaches
-    short of ``backprop``, the constraint costs; what ``foton`` reaches short of it, the missing backward pass.
+    This baseline separates FOTON's gradients (arXiv 2512.20668) from its constraint on the weights. Its distance to
+    ``backprop`` is the cost of the constraint; the distance of ``foton`` to it is the cost of inexact gradients.
 
-    Its options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`; as in ``foton``, the
-    error is taken without the factor ``temperature``.
+    Its options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`. As in ``foton``, the
+    error does not contain the factor ``temperature``.
     """
 
     @cached_property

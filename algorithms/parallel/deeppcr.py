@@ -12,26 +12,26 @@ from gradfree.chains.refusals import refuse_large_jacobians
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
 
-# No rounding makes as much, not that of bfloat16 inside of blocks.
 _WRONG = 0.05
+"""A residual above this is not due to rounding, not even to that of bfloat16 inside blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepPCR(Engine):
     """Exact backpropagation in O(log L) steps: parallel cyclic reduction of the links' dense Jacobians.
 
-    Danieli et al., "DeepPCR: Parallelizing sequential operations in neural networks", NeurIPS 2023, arXiv 2309.16318,
-    of which this is the backward pass: linear, so that one reduction does. For L links, B samples and H elements of a
-    state it takes L·B·H² numbers and L·B·H³·log L multiplications: for narrow states and long chains.
+    Danieli et al., "DeepPCR: Parallelizing sequential operations in neural networks", NeurIPS 2023, arXiv 2309.16318;
+    only its backward pass, which is linear and so needs one reduction. For L links, B samples and H elements of a state
+    it needs L·B·H² numbers and L·B·H³·log L multiplications. It is meant for narrow states and long chains.
 
-    Samples must not mix (batch normalization in training does), or the pass is refused. One pull shows whether the
-    result is what the model's own backward pass leads to: of blocks whose backward pass is not linear, such as with a
-    hook that clamps gradients, the gradients are NaN rather than wrong.
+    A pass in which samples of a batch mix (batch normalization in training) is refused. One VJP of all links checks the
+    result against the model's own backward pass. If a block's backward pass is not linear, for example due to a hook
+    that clamps gradients, the gradients are NaN instead of silently wrong.
 
     Args:
-        memory_limit: in GiB, of what the Jacobians and their products may take at most. A chain that needs more
-            is refused at its first backward pass. A number, not a share of what is free, so that a model that trains
-            once trains everywhere.
+        memory_limit: the memory in GiB that the Jacobians and their products may take. A chain that needs more is
+            refused in its first backward pass. It does not depend on free memory, so that a model that trains on one
+            machine trains on all.
     """
 
     memory_limit: float = 2.0
@@ -43,7 +43,7 @@ class DeepPCR(Engine):
         """Return the exact gradients.
 
         Raises:
-            ChainError: the Jacobians do not fit, or there are none for each sample.
+            ChainError: the Jacobians need more than ``memory_limit``, or samples mix.
         """
         terms = chain.vectors(direct)
         remedy = "the engine 'backprop', which is exact, too"

@@ -19,21 +19,22 @@ _JACOBIANS = ("gate", "diagonal")
 
 @dataclass(frozen=True, kw_only=True)
 class Newton(ToleranceEngine):
-    """Recurrent layers by quasi-Newton sweeps over all steps at once, forward and backward, until nothing changes.
+    """Recurrent layers by quasi-Newton sweeps over all steps at once, in both passes, until convergence.
 
-    A sweep is h ← h + (I - K)⁻¹ (f(h) - h): one step of the cell at all steps, and one scan along K. DEER (Lim et al.,
-    ICLR 2024, arXiv 2309.12252) with the diagonal of F for K, quasi-DEER (Gonzalez et al., NeurIPS 2024, arXiv
-    2407.19115); of cells whose Jacobian is diagonal, such as ``gradfree.models.ParaGRU``, ParaRNN (Danieli et al.,
-    ICLR 2026, arXiv 2510.21450), where three to five sweeps do. The first guess is f(0, x). The backward pass is
-    linear: one scan where K is all of F, sweeps like the forward pass's elsewhere. Outputs and gradients are those of
-    backpropagation to the tolerance: what does not settle in time runs sequentially, such a layer from then on; sweeps
-    are tried again now and then.
+    A sweep is h ← h + (I - K)⁻¹ (f(h) - h): the cell at all steps at once, then one scan along K. With the diagonal of
+    F for K this is quasi-DEER (Gonzalez et al., NeurIPS 2024, arXiv 2407.19115), after DEER (Lim et al., ICLR 2024,
+    arXiv 2309.12252). For cells with a diagonal Jacobian, such as ``gradfree.models.ParaGRU``, it is ParaRNN (Danieli
+    et al., ICLR 2026, arXiv 2510.21450) and takes three to five sweeps. The first guess is f(0, x). The backward pass
+    is linear: one scan if K is all of F, else sweeps as in the forward pass.
+
+    Outputs and gradients equal those of backpropagation to the tolerance. If the sweeps of a pass do not converge, the
+    layer runs sequentially, also in the following passes; sweeps are tried again after a growing number of passes.
 
     Args:
-        jacobian: K: what the "gate" carries, or the "diagonal" of F, of an LSTM each unit's 2×2 block; both no larger
-            than 1.
-        tolerance: the largest change that is left, relative to the largest state or cotangent. ``None``: 1e-12 in
-            float64, 1e-5 in float32, eight times what any other dtype resolves.
+        jacobian: K, limited to magnitudes up to 1: "gate", the layer's gate; or "diagonal", the diagonal of F, for an
+            LSTM the 2×2 block of each unit.
+        tolerance: the largest remaining change, relative to the largest state or cotangent. ``None``: 1e-12 in float64,
+            1e-5 in float32, and for other dtypes the finest tolerance that they allow.
         max_sweeps: the most sweeps. ``None``: as many as take about as long as the sequential call, which for torch's
             own layers on a CPU may be none.
     """
@@ -48,21 +49,21 @@ class Newton(ToleranceEngine):
 
     @property
     def forwards(self) -> Sequence[Forward]:
-        """All steps at once."""
+        """The forward pass by Newton sweeps over all steps."""
         return (NewtonForward(self._options),)
 
     def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
-        """Leave to torch what is not swept, where its own kernel is faster than the closed form."""
+        """Leave a call to torch if it would run without sweeps and torch's kernel is faster than the closed form."""
         swept = self._options.stopping(call.length, call.like, call.mode) is not None
         return left_to_torch(call, "newton", swept)
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
-        """Return the gradients to the tolerance."""
+        """Return the gradients, exact to the tolerance."""
         return newton_gradients(chain, direct, self._options)
 
     @property
     def gate_remedy(self) -> str:
-        """The gate is the Jacobian then."""
+        """The end of the message for a layer without a gate, which ``jacobian="gate"`` needs."""
         return "that carries its state. Use jacobian='diagonal'." if self.jacobian == "gate" else ""
 
     @property

@@ -18,23 +18,26 @@ from gradfree.time.forward import Forward, LayerCall
 
 @dataclass(frozen=True, kw_only=True)
 class Shooting(ToleranceEngine):
-    """Recurrent layers in segments: forward and backward, all segments at once, until their borders fit.
+    """Recurrent layers in segments: all segments run at once, in both passes, until their borders agree.
 
-    K is F itself inside a segment and, across a border, zero or what the gates carry. Multiple shooting (Bock & Plitt
-    1984), with the corrector a parareal (Lions, Maday & Turinici 2001), in both passes. Outputs and gradients are
-    those of backpropagation to the tolerance: what does not settle in time runs sequentially, a layer that does not
-    forget from then on; segments are tried again now and then.
+    K is F inside a segment; across a border it is zero, or the product of the gates. This is multiple shooting (Bock &
+    Plitt 1984) in both passes, and with the corrector a form of parareal (Lions, Maday & Turinici 2001).
+
+    Outputs and gradients equal those of backpropagation to the tolerance. If the borders of a pass do not converge, the
+    layer runs sequentially. A layer with long memory does so in the following passes as well; segments are tried again
+    after a growing number of passes.
 
     Args:
-        segments: C, their number, or "auto": what size, device and the last passes suggest; 1 where segments cannot
-            win, by torch's own kernel or, where that is faster, as under ``backprop``. Packed sequences run forward as
-            one.
+        segments: C, their number. "auto": chosen from size, device and earlier passes; 1 if segments cannot be faster,
+            then by torch's own kernel or as under ``backprop``, whichever is faster. The forward pass of packed
+            sequences has one segment.
         tolerance: the largest mismatch at a border, relative to the largest state or cotangent. ``None``: 1e-12 in
-            float64, 1e-5 in float32, eight times what any other dtype resolves.
-        burn: steps that a border's first guess takes, from zero; "auto": what the last passes needed.
-        corrector: "gate": a border's change goes on to the borders behind it times the gates' product over each
-            segment; ``None``: it does not.
-        max_sweeps: the most sweeps, up to C - 1, which are exact. ``None``: as long as they are expected to be quicker
+            float64, 1e-5 in float32, and for other dtypes the finest tolerance that they allow.
+        burn: the number of burn-in steps: a border's first guess is computed from zero over so many steps. "auto": as
+            many as the last passes needed.
+        corrector: "gate": a change at a border is passed on to the later borders, times the product of the gates over
+            each segment. ``None``: no corrector.
+        max_sweeps: the most sweeps, up to C - 1, which are exact. ``None``: as long as they are expected to be faster
             than the sequential call.
     """
 
@@ -53,26 +56,26 @@ class Shooting(ToleranceEngine):
 
     @property
     def min_sweeps(self) -> int:
-        """None behind the first run."""
+        """0: the first run of the segments is not a sweep."""
         return 0
 
     @property
     def forwards(self) -> Sequence[Forward]:
-        """In segments."""
+        """The forward pass in segments."""
         return (SegmentedForward(self._rule),)
 
     def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
-        """Leave to torch what is not cut, where its own kernel is faster than the closed form."""
+        """Leave a call to torch if it would run as one segment and torch's kernel is faster than the closed form."""
         part = ChainPass("", "forward", "", {}, call.length, call.like, call.mode, fused=not call.packed)
         return left_to_torch(call, "segments", self._rule.should_cut(part))
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
-        """Return the gradients to the tolerance."""
+        """Return the gradients, exact to the tolerance."""
         return segmented_gradients(chain, direct, self._rule)
 
     @property
     def gate_remedy(self) -> str:
-        """The corrector is its product."""
+        """The end of the message for a layer without a gate, which the corrector needs."""
         return "that could correct its borders. Use corrector=None." if self.corrector else ""
 
     @property
