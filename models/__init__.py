@@ -1,4 +1,4 @@
-"""Models to train with gradfree's engines, or without any."""
+"""Models to train with gradfree's engines, or with autograd."""
 
 from gradfree.models.gpt import GPT
 from gradfree.models.lenet import LeNet

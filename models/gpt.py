@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class AttentionSublayer(nn.Module):
-    """x + Attention(LN(x)); ``causal``: no position looks at later ones."""
+    """x + Attention(LN(x)). With ``causal``, no position attends to later ones."""
 
     def __init__(self, width: int, heads: int, dropout: float, causal: bool = True):
         super().__init__()
@@ -29,7 +29,7 @@ class AttentionSublayer(nn.Module):
 
 
 class MLPSublayer(nn.Module):
-    """x + MLP(LN(x)), four times as wide inside."""
+    """x + MLP(LN(x)), with a hidden layer four times as wide."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -44,7 +44,7 @@ class MLPSublayer(nn.Module):
 
 
 def sublayers(layers: int, width: int, heads: int, dropout: float, causal: bool = True) -> nn.Sequential:
-    """Return attention and MLP in turns.
+    """Return ``layers`` pairs of an attention and an MLP sublayer.
 
     Raises:
         ValueError: ``heads`` does not divide ``width``.
@@ -58,16 +58,16 @@ def sublayers(layers: int, width: int, heads: int, dropout: float, causal: bool 
 class GPT(nn.Module):
     """GPT-style language model; each layer is two links of the chain, attention and MLP.
 
-    Initialised as GPT-2: normal weights of deviation 0.02, those that write to the stream smaller by the root of
-    the number of sublayers. Embedding and output weights are shared.
+    Initialised as GPT-2: normal weights with standard deviation 0.02. For weights that write to the residual stream it
+    is divided by the square root of the number of sublayers. Embedding and output weights are shared.
 
     Args:
         vocab_size: number of tokens.
-        context: the longest sequence.
-        layers: of two sublayers each.
-        width: of the residual stream.
-        heads: of the attention; must divide ``width``.
-        dropout: on attention weights, sublayer outputs and embeddings.
+        context: length of the longest sequence.
+        layers: number of layers, of two sublayers each.
+        width: width of the residual stream.
+        heads: number of attention heads; must divide ``width``.
+        dropout: rate on attention weights, sublayer outputs and embeddings.
     """
 
     def __init__(

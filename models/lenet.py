@@ -1,4 +1,4 @@
-"""LeNet-5, the convolutional network that rules of learning are usually compared on."""
+"""LeNet-5, a convolutional network on which learning rules are often compared."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ class LeNet(nn.Module):
     """LeNet-5 with ReLUs and max pools: two convolutions, and layers of 120, 84 and ``num_classes``.
 
     LeCun et al. 1998, "Gradient-based learning applied to document recognition". All layers are in one
-    ``nn.Sequential``, so that engines for blocks and those that take layers apart find the same chain.
+    ``nn.Sequential``, so that engines for blocks and engines for single layers find the same chain.
 
     Args:
-        in_channels: of the images.
-        num_classes: of the logits.
-        image_size: height and width of the images, 16 at least.
+        in_channels: number of image channels.
+        num_classes: number of classes.
+        image_size: height and width of the images, at least 16.
 
     Raises:
         ValueError: smaller images.
@@ -23,7 +23,9 @@ class LeNet(nn.Module):
     def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 28):
         super().__init__()
         if image_size < 16:
-            raise ValueError(f"image_size must be at least 16, not {image_size}: two 5×5 windows and pools go on it.")
+            raise ValueError(
+                f"image_size must be at least 16, not {image_size}: two 5×5 convolutions and poolings need that."
+            )
         side = ((image_size - 4) // 2 - 4) // 2
         self.layers = nn.Sequential(
             *(nn.Conv2d(in_channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),

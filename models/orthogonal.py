@@ -1,9 +1,9 @@
-"""Networks of layers that do not expand, with orthogonal weights: an error sent forward through them is not lost.
+"""Networks with orthogonal weights whose layers do not expand, so that a forward pass keeps the error signal.
 
-Each keeps its layers in one ``nn.Sequential``, which the engines that take layers apart (``foton`` and its
-baselines) find without help. None has pooling or padding: convolutions have kernel = stride, so that the weight is,
-patch by patch, an orthogonal matrix. None has biases, like the published networks (FOTON, arXiv 2512.20668): they push
-activations out of the range where tanh is nearly linear, and cost FOTON some ten points of accuracy at 50 layers.
+Each has its layers in one ``nn.Sequential``, where the engines for single layers (``foton`` and its baselines) find
+them. None has pooling or padding: convolutions have kernel = stride, so that the weight is an orthogonal matrix for
+each patch. None has biases, as in the FOTON paper (arXiv 2512.20668). Biases push activations out of the range where
+tanh is nearly linear, and cost FOTON about ten points of accuracy at 50 layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradfree.layers.roles import register_layer
 
 
 class Abs(nn.Module):
-    """|x|, which keeps every state's norm."""
+    """|x|, which preserves the norm of every state."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return |x|."""
@@ -26,16 +26,16 @@ class Abs(nn.Module):
 
 
 class GroupSort(nn.Module):
-    """Pairs of channels, sorted, which keeps every state's norm and every gradient's (Anil et al. 2019, MaxMin)."""
+    """Sorts pairs of channels, which preserves norms of states and gradients (MaxMin, Anil et al. 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``, (B, channels, ...), the larger one of each pair first."""
+        """Return ``x``, (B, channels, ...), with the larger of each pair first."""
         a, b = x.unflatten(1, (-1, 2)).unbind(2)
         return torch.stack([torch.maximum(a, b), torch.minimum(a, b)], 2).flatten(1, 2)
 
 
 register_layer(Abs, "pointwise")
-# On the way to the input both orders are as good: a pair stays as it is.
+# In FOTON's linear pass the order of a pair does not matter, so pairs stay unsorted.
 register_layer(GroupSort, "max", linear=lambda _, x: x)
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -48,7 +48,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class _Orthogonal(nn.Module):
-    """``layers``, with orthogonal weights, and ``activation`` behind all but the last of them."""
+    """``layers`` with orthogonal weights, and ``activation`` after each but the last."""
 
     def __init__(self, layers: Sequence[nn.Module], activation: str, dropout: float):
         super().__init__()
@@ -72,12 +72,12 @@ class OrthogonalMLP(_Orthogonal):
     """Multilayer perceptron of any depth whose hidden layers all have the same width.
 
     Args:
-        in_features: of an input, once flattened.
-        num_classes: of the logits.
-        depth: number of hidden layers; the linear output layer comes on top.
-        width: of the hidden layers; ``in_features`` if not given.
-        activation: "tanh", "relu", "abs", "groupsort", for even widths, or "identity".
-        dropout: behind each activation.
+        in_features: number of features of a flattened input.
+        num_classes: number of classes.
+        depth: number of hidden layers, without the linear output layer.
+        width: width of the hidden layers; ``in_features`` by default.
+        activation: "tanh", "relu", "abs", "groupsort" (for even widths) or "identity".
+        dropout: rate after each activation.
 
     Raises:
         ValueError: ``width`` above ``in_features``, ``depth`` below 1 or an unknown activation.
@@ -105,18 +105,18 @@ class OrthogonalMLP(_Orthogonal):
 
 
 class OrthogonalLeNet(_Orthogonal):
-    """LeNet-5 without what an orthogonal network cannot have: 2×2 patches in place of 5×5 windows and pooling.
+    """LeNet-5 as an orthogonal network: with 2×2 patches instead of 5×5 windows and pooling.
 
     LeCun et al. 1998, "Gradient-based learning applied to document recognition": 6 channels at half the resolution
-    (4 of one input channel, as many as its patches have), 16 at a quarter, then layers of 120, 84 and
+    (4 for one input channel, whose patches have 4 elements), 16 at a quarter, then layers of 120, 84 and
     ``num_classes``.
 
     Args:
-        in_channels: of the images.
-        num_classes: of the logits.
-        image_size: height and width of the images, a multiple of 4, 12 at least.
-        activation: "tanh", "relu", "abs", "groupsort", for even widths, or "identity".
-        dropout: behind each activation.
+        in_channels: number of image channels.
+        num_classes: number of classes.
+        image_size: height and width of the images, a multiple of 4, at least 12.
+        activation: "tanh", "relu", "abs", "groupsort" (for even widths) or "identity".
+        dropout: rate after each activation.
 
     Raises:
         ValueError: an ``image_size`` that does not fit, or an unknown activation.
@@ -149,18 +149,18 @@ class OrthogonalLeNet(_Orthogonal):
 
 
 class OrthogonalConvNet(_Orthogonal):
-    """All-convolutional network: stages that halve the resolution by 2×2 patches, then 1×1 convolutions.
+    """All-convolutional network: each stage halves the resolution by 2×2 patches, then has 1×1 convolutions.
 
-    The default widths lose nothing: 3×32×32, 12×16×16, 48×8×8 and 192×4×4 have as many elements each.
+    The default channels keep the number of elements: 3×32×32, 12×16×16, 48×8×8 and 192×4×4 are equally many.
 
     Args:
-        in_channels: of the images.
-        num_classes: of the logits.
-        image_size: height and width of the images, a multiple of 2 to the number of stages.
-        channels: of each stage.
-        stage_depth: convolutions in a stage.
-        activation: "tanh", "relu", "abs", "groupsort", for even widths, or "identity".
-        dropout: behind each activation.
+        in_channels: number of image channels.
+        num_classes: number of classes.
+        image_size: height and width of the images, a multiple of 2 ** number of stages.
+        channels: channels of each stage.
+        stage_depth: number of convolutions in a stage.
+        activation: "tanh", "relu", "abs", "groupsort" (for even widths) or "identity".
+        dropout: rate after each activation.
 
     Raises:
         ValueError: more ``channels`` than four times those before, an ``image_size`` that does not fit, a
@@ -195,16 +195,16 @@ class OrthogonalConvNet(_Orthogonal):
 
 
 def _check_layer(what: str, outputs: int, source: str, inputs: int) -> None:
-    """Refuse a layer that expands."""
+    """Raise if a layer expands."""
     if not 1 <= outputs <= inputs:
         raise ValueError(
             f"{what} must be from 1 to {source}, {inputs}, not {outputs}: a layer with more outputs than inputs has "
-            "no orthonormal rows, and the gradients of all layers behind it would lose what lies outside its image."
+            "no orthonormal rows, so FOTON would lose a part of all gradients after it."
         )
 
 
 def _after(size: int, stages: int) -> int:
-    """Return the height and width that are left after halving; refuse what cannot be halved."""
+    """Return the height and width after ``stages`` halvings; raise if they are not even each time."""
     if size < 1 or size % 2**stages:
         raise ValueError(f"image_size must be a multiple of {2**stages}, not {size}: each stage takes 2×2 patches.")
     return size // 2**stages

@@ -1,7 +1,7 @@
-"""ParaRNN's layers: a GRU and an LSTM whose units see each other through the input alone.
+"""ParaRNN's layers: a GRU and an LSTM with diagonal weights from state to state.
 
 Danieli et al., "ParaRNN: Unlocking parallel training of nonlinear RNNs for large language models", ICLR 2026, arXiv
-2510.21450. They run as a plain loop; the engine ``newton`` trains them in a few sweeps over all steps at once.
+2510.21450. Without an engine they run as a loop. The engine ``newton`` trains them in a few sweeps over all steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 
 class _ParaCell(ElementwiseCell):
-    """Weights of three gates: B and b of the input, and vectors in place of the matrices of the state."""
+    """The weights of three gates: B and b for the input, and vectors instead of matrices for the state."""
 
     vectors: tuple[str, ...]
     a: Tensor
@@ -49,7 +49,7 @@ class _ParaCell(ElementwiseCell):
         return F.linear(x, self.weight, self.bias)
 
     def clipped(self, vectors: Tensor) -> Sequence[Tensor]:
-        """Return the vectors of each gate, (H,), none of them larger than ``clip``."""
+        """Return the vectors of each gate, (H,), clamped to [-``clip``, ``clip``]."""
         return (vectors if self.clip is None else vectors.clamp(-self.clip, self.clip)).unbind()
 
     def extra_repr(self) -> str:
@@ -71,7 +71,7 @@ class ParaGRUCell(_ParaCell):
 
 
 class ParaLSTMCell(_ParaCell):
-    """One gate to forget and to write, and gates that see c.
+    """An LSTM with coupled forget and input gates, and with peepholes: gates depend on c.
 
     f = σ(a_f⊙h + c_f⊙c + B_f x + b_f), g = tanh(a_g⊙h + B_g x + b_g), c' = f⊙c + (1-f)⊙g,
     o = σ(a_o⊙h + c_o⊙c' + B_o x + b_o), h' = o⊙tanh(c').
@@ -91,19 +91,19 @@ class ParaLSTMCell(_ParaCell):
 
 
 class _ParaLayer(CellLayer):
-    """A layer that is called as torch's recurrent modules are."""
+    """A layer with the call signature of torch's recurrent modules."""
 
     cell: _ParaCell
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Return the outputs, (T, B, H) or (B, T, H) as ``x`` is, and the final state, shaped as ``state``.
+        """Return the outputs, (T, B, H) or with ``batch_first`` (B, T, H), and the final state, shaped as ``state``.
 
         Args:
             x: (T, B, I), or (B, T, I) with ``batch_first``.
-            state: h, (1, B, H), of a ParaLSTM (h, c); zeros if left out.
+            state: h, (1, B, H); for a ParaLSTM (h, c). ``None``: zeros.
 
         Raises:
-            ValueError: no sequence of at least one step.
+            ValueError: ``x`` is not a batch of sequences with at least one step.
         """
         shape = (x.shape[0] if self.batch_first else x.shape[1], self.cell.hidden_size) if x.dim() == 3 else ()
         several = self.cell.parts > 1
@@ -116,16 +116,16 @@ class _ParaLayer(CellLayer):
 
 
 class ParaGRU(_ParaLayer):
-    """A layer of :class:`ParaGRUCell` in place of one of ``nn.GRU``.
+    """A layer of :class:`ParaGRUCell`, with the call signature of a one-layer ``nn.GRU``.
 
-    Initialised as the paper's models: B Kaiming uniform, a Xavier normal, b zero.
+    Initialised as in the paper: B Kaiming uniform, a Xavier normal, b zero.
 
     Args:
         input_size: I.
         hidden_size: H.
         batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
-        clip: the largest absolute value with which elements of a count, ½ in the paper's language models and 0.9 on
-            synthetic data; ``None``: any, as on parity. An element beyond has no gradient.
+        clip: bound on the elements of a: ½ in the paper's language models, 0.9 on synthetic data; ``None`` (on parity)
+            is no bound. Elements beyond it get no gradient.
 
     Raises:
         ValueError: a size below 1, or ``clip`` not positive.
@@ -136,10 +136,10 @@ class ParaGRU(_ParaLayer):
 
 
 class ParaLSTM(_ParaLayer):
-    """A layer of :class:`ParaLSTMCell` in place of one of ``nn.LSTM``; arguments as those of :class:`ParaGRU`.
+    """A layer of :class:`ParaLSTMCell`, with the call signature of a one-layer ``nn.LSTM``.
 
-    Forget and input gates are one, and gates see the cell's own c through "peepholes", whose vectors c are drawn and
-    clipped as a is.
+    Forget and input gates are coupled, and gates depend on c through "peepholes". Their vectors, also named c, are
+    initialised and clipped as a is. Arguments as in :class:`ParaGRU`.
     """
 
     def __init__(self, input_size: int, hidden_size: int, batch_first: bool = False, clip: float | None = 0.5):

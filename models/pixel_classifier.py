@@ -1,4 +1,4 @@
-"""A recurrent image classifier that sees one pixel at a time."""
+"""A recurrent image classifier that reads one pixel at each step."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from gradfree.models.recurrent import recurrent, remember
 
 
 class PixelClassifier(nn.Module):
-    """Reads an image pixel by pixel, H·W steps, and classifies it by the last state.
+    """Reads an image pixel by pixel, in H·W steps, and classifies it from the last state.
 
     Linear stem, one recurrent layer, multilayer perceptron with one hidden layer: the pixel-level CIFAR-10 model of
     Highway-BP (arXiv 2501.17086, Tables 2 and 5).
 
     Args:
-        in_channels: of the images.
-        num_classes: of the logits.
+        in_channels: number of image channels.
+        num_classes: number of classes.
         cell: "gru", "lstm", "rnn", "para_gru" or "para_lstm".
-        width: of stem, states and hidden layer.
-        memory: steps after which the gates are to have forgotten, at the start
-            (:func:`~gradfree.models.recurrent.remember`); left out, as torch has them.
+        width: width of stem, states and hidden layer.
+        memory: number of steps that units initially remember (:func:`~gradfree.models.recurrent.remember`).
+            ``None``: torch's initialisation.
 
     Raises:
-        ValueError: unknown cell, or one that cannot remember for so many steps.
+        ValueError: unknown cell, or ``memory`` below 3 or for another cell than "gru" or "lstm".
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One recurrent layer, torch's own or ParaRNN's, by the name of its cell."""
+"""One recurrent layer, torch's or ParaRNN's, created by the name of its cell."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def recurrent(cell: str, width: int, clip: float | None = 0.5) -> nn.Module:
     """Return one batch-first layer with inputs and states of ``width`` features.
 
     Args:
-        cell: "gru", "lstm", "rnn" for the plain tanh cell, or "para_gru", "para_lstm" for ParaRNN's.
-        width: of inputs and states.
-        clip: of ParaRNN's cells: :class:`~gradfree.models.ParaGRU`.
+        cell: "gru", "lstm", "rnn" (with tanh), or "para_gru", "para_lstm" of ParaRNN.
+        width: width of inputs and states.
+        clip: see :class:`~gradfree.models.ParaGRU`; only for ParaRNN's cells.
 
     Raises:
         ValueError: unknown cell, or a bad ``clip``.
@@ -36,14 +36,14 @@ def recurrent(cell: str, width: int, clip: float | None = 0.5) -> nn.Module:
 
 
 def remember(module: nn.Module, steps: int) -> None:
-    """Set a layer's gates so that its units forget after up to ``steps`` steps, some sooner, some later.
+    """Initialise a layer's gates so that its units remember for various times, up to ``steps`` steps.
 
     Chrono initialisation, Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", arXiv 1804.11188, section
-    2: the bias of the gate that keeps the state is log u, with u uniform between 1 and ``steps`` - 1; that of an LSTM's
-    input gate is the negative of it.
+    2: the bias of the gate that keeps the state is log u, with u uniform between 1 and ``steps`` - 1. An LSTM's input
+    gate gets the negative of it.
 
     Raises:
-        ValueError: ``steps`` below 3, or a layer that is no GRU or LSTM of torch's.
+        ValueError: ``steps`` below 3, or a layer other than ``nn.GRU`` and ``nn.LSTM``.
     """
     if steps < 3 or not isinstance(module, nn.GRU | nn.LSTM):
         name = type(module).__name__
@@ -60,12 +60,12 @@ def remember(module: nn.Module, steps: int) -> None:
 
 
 def run(module: nn.Module, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs, (B, T, width), and the final state of one layer, a single tensor for every cell.
+    """Run one layer; return the outputs, (B, T, width), and the final state as one tensor, also for LSTMs.
 
     Args:
         module: what :func:`recurrent` returned.
         x: inputs, (B, T, width).
-        state: initial state, (parts, B, width): h, and for LSTMs c behind it; ``None`` is zero.
+        state: initial state, (parts, B, width): h, and for LSTMs then c. ``None``: zero.
     """
     if isinstance(module, nn.LSTM | ParaLSTM):
         out, final = module(x, None if state is None else state.split(1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradfree.models.recurrent import recurrent, run
 
 _STD = 0.02
-"""Deviation of the transformer's initial weights, as in GPT-2."""
+"""Standard deviation of the transformer's initial weights, as in GPT-2."""
 
 
 class PlainStack(nn.Module):
@@ -32,12 +32,12 @@ class PlainStack(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Pre-LN transformer with a recurrent layer for attention: x + Linear(RNN(LN(x))), then x + MLP(LN(x))."""
+    """Pre-LN transformer with recurrent layers instead of attention: x + Linear(RNN(LN(x))), then x + MLP(LN(x))."""
 
     def __init__(self, cell: str, layers: int, width: int, dropout: float, clip: float | None):
         super().__init__()
         last = _STD / (2 * layers) ** 0.5
-        # Lists by kind, as the chains run in time: blocks in one list would look like the links of a chain in depth.
+        # One list for each kind of layer: a list of whole blocks would be taken for a chain in depth.
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
         self.rnns = nn.ModuleList(recurrent(cell, width, clip) for _ in range(layers))
         self.outs = nn.ModuleList(_linear(width, width, last) for _ in range(layers))
@@ -72,24 +72,24 @@ _STACKS = {"plain": PlainStack, "transformer": TransformerStack}
 
 
 class RecurrentLM(nn.Module):
-    """Recurrent language model: embedding, recurrent layers, linear head with weights of its own.
+    """Recurrent language model: embedding, recurrent layers, linear head (weights not shared with the embedding).
 
-    With "plain" blocks the word and character models of Highway-BP (arXiv 2501.17086, Tables 2 and 5), initialised as
-    torch does. With "transformer" blocks the model of DSF (arXiv 2503.23104), initialised as GPT-2: normal weights of
-    deviation 0.02, those that write to the stream smaller by the root of the number of sublayers; the recurrent
-    layers as torch does.
+    With "plain" blocks it is the word and character model of Highway-BP (arXiv 2501.17086, Tables 2 and 5), with
+    torch's initialisation. With "transformer" blocks it is the model of DSF (arXiv 2503.23104), initialised as GPT-2:
+    normal weights with standard deviation 0.02, divided by the square root of the number of sublayers for weights that
+    write to the residual stream. Its recurrent layers keep torch's initialisation.
 
     Args:
         vocab_size: number of tokens.
         cell: "gru", "lstm", "rnn", "para_gru" or "para_lstm".
-        layers: recurrent ones.
-        width: of embedding, states and stream.
-        block: what a layer is: "plain", the recurrent layer itself, with residual connections from layer to layer;
-            "transformer", x + Linear(RNN(LN(x))) and x + MLP(LN(x)), the MLP four times as wide inside.
-        dropout: on embeddings and on what is added to the stream.
-        carry: whether a batch in training goes on from the states behind the one before, without gradients to it
-            (truncated BPTT), unless it is given others; behind a batch of another size from zero.
-        clip: of ParaRNN's cells: :class:`ParaGRU`.
+        layers: number of recurrent layers.
+        width: width of embedding, states and residual stream.
+        block: "plain": recurrent layers with residual connections between them. "transformer": x + Linear(RNN(LN(x))),
+            then x + MLP(LN(x)), with a hidden layer four times as wide.
+        dropout: rate on embeddings and on what is added to the residual stream.
+        carry: whether a batch in training starts from the final states of the batch before, detached (truncated BPTT),
+            unless ``states`` are passed. After a batch of another size it starts from zero.
+        clip: see :class:`ParaGRU`; only for ParaRNN's cells.
 
     Raises:
         ValueError: unknown cell or block, less than one layer, or a bad ``clip``.
@@ -125,7 +125,7 @@ class RecurrentLM(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
-        """Return logits (B, T, vocab_size) for the next token after each of ``tokens``; arguments as :meth:`unroll`."""
+        """Return logits (B, T, vocab_size) for the token after each of ``tokens``; arguments as in :meth:`unroll`."""
         if not (self.carry and self.training):
             return self.unroll(tokens, states)[0]
         if states is None and self.carried is not None and self.carried.shape[2] == len(tokens):
@@ -135,13 +135,13 @@ class RecurrentLM(nn.Module):
         return logits
 
     def unroll(self, tokens: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logits and the states behind the last token, to go on from there.
+        """Return the logits and the states after the last token, from which the next call can start.
 
-        To train window by window (truncated BPTT), pass on ``states.detach()``.
+        To train window by window (truncated BPTT), pass ``states.detach()`` to the next call.
 
         Args:
             tokens: int64 (B, T).
-            states: of all layers, (layers, parts, B, width): h, and for LSTMs c behind it; left out, they are zero.
+            states: states of all layers, (layers, parts, B, width): h, and for LSTMs then c. ``None``: zero.
 
         Returns:
             Logits (B, T, vocab_size) for the next token after each of ``tokens``, and the states, shaped as above.

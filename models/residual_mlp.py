@@ -27,12 +27,12 @@ class ResidualMLP(nn.Module):
     """Residual multilayer perceptron: linear stem, pre-LN residual blocks, linear head.
 
     Args:
-        in_features: of an input, once flattened.
-        num_classes: of the logits.
+        in_features: number of features of a flattened input.
+        num_classes: number of classes.
         depth: number of blocks.
-        width: of the residual stream.
+        width: width of the residual stream.
         expansion: a block's hidden width as a multiple of ``width``.
-        dropout: on a block's hidden layer.
+        dropout: rate on a block's hidden layer.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def downsample(x: Tensor, s: int) -> Tensor:
-    """Return ``x``, (B, C, H, W), as (B, s·C, H/s, W/s): s×s patches, rows averaged, columns made channels.
+    """Return ``x``, (B, C, H, W), as (B, s·C, H/s, W/s): of s×s patches, rows are averaged, columns become channels.
 
     After i-RevNet, as Highway-BP uses it (arXiv 2501.17086, appendix G). ``upsample`` is a right inverse.
     """
@@ -19,7 +19,7 @@ def downsample(x: Tensor, s: int) -> Tensor:
 
 
 def upsample(y: Tensor, s: int) -> Tensor:
-    """Return ``y``, (B, s·C, H, W), as (B, C, s·H, s·W): channels made columns, rows repeated s times."""
+    """Return ``y``, (B, s·C, H, W), as (B, C, s·H, s·W): channels become columns, rows are repeated s times."""
     b, c, h, w = y.shape
     columns = y.view(b, c // s, s, h, w).permute(0, 1, 3, 4, 2).reshape(b, c // s, h, 1, w * s)
     return columns.expand(-1, -1, -1, s, -1).reshape(b, c // s, h * s, w * s)
@@ -90,7 +90,7 @@ class _ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def _features(self, images: Tensor) -> Tensor:
-        """Return the stream behind the last block, (B, width, H, W)."""
+        """Return the stream after the last block, (B, width, H, W)."""
         if images.shape[-1] % self._STRIDES[-1] or images.shape[-2] % self._STRIDES[-1]:
             raise ValueError(
                 f"height and width must be multiples of {self._STRIDES[-1]}, not {tuple(images.shape[-2:])}."
@@ -110,10 +110,10 @@ class PreActResNet(_ResNet):
     He et al. 2016 (arXiv 1603.05027) with Highway-BP's shape-preserving stages (arXiv 2501.17086, appendix G).
 
     Args:
-        depth: layers, 6n + 2: 32 has 15 blocks, 56 has 27, 110 has 54.
-        in_channels: of the images.
-        num_classes: of the logits.
-        width: channels of the stream; the stages' blocks work on 1, 2 and 4 times as many.
+        depth: number of layers, 6n + 2: 32 has 15 blocks, 56 has 27, 110 has 54.
+        in_channels: number of image channels.
+        num_classes: number of classes.
+        width: channels of the residual stream; the stages' blocks have 1, 2 and 4 times as many.
     """
 
     def __init__(self, depth: int = 32, in_channels: int = 3, num_classes: int = 10, width: int = 16):
@@ -132,10 +132,10 @@ class PostActResNet(_ResNet):
     He et al. 2015 (arXiv 1512.03385) with Highway-BP's shape-preserving stages (arXiv 2501.17086, appendix G).
 
     Args:
-        depth: layers, 6n + 2: 32 has 15 blocks, 56 has 27, 110 has 54.
-        in_channels: of the images.
-        num_classes: of the logits.
-        width: channels of the stream; the stages' blocks work on 1, 2 and 4 times as many.
+        depth: number of layers, 6n + 2: 32 has 15 blocks, 56 has 27, 110 has 54.
+        in_channels: number of image channels.
+        num_classes: number of classes.
+        width: channels of the residual stream; the stages' blocks have 1, 2 and 4 times as many.
     """
 
     def __init__(self, depth: int = 32, in_channels: int = 3, num_classes: int = 10, width: int = 16):

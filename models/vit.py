@@ -11,18 +11,18 @@ from gradfree.models.gpt import sublayers
 class ViT(nn.Module):
     """Vision transformer; each layer is two links of the chain, attention and MLP.
 
-    Dosovitskiy et al., "An image is worth 16x16 words", ICLR 2021, arXiv 2010.11929; the mean over patches in place of
-    a class token, as in its appendix D.3.
+    Dosovitskiy et al., "An image is worth 16x16 words", ICLR 2021, arXiv 2010.11929. Uses the mean over patches instead
+    of a class token, as in its appendix D.3.
 
     Args:
-        in_channels: of the images.
-        num_classes: of the logits.
-        image_size: pixels of an image's side.
-        patch_size: pixels of a patch's side; must divide ``image_size``.
-        layers: of two sublayers each.
-        width: of the residual stream.
-        heads: of the attention; must divide ``width``.
-        dropout: on attention weights, sublayer outputs and embeddings.
+        in_channels: number of image channels.
+        num_classes: number of classes.
+        image_size: height and width of the images in pixels.
+        patch_size: height and width of a patch in pixels; must divide ``image_size``.
+        layers: number of layers, of two sublayers each.
+        width: width of the residual stream.
+        heads: number of attention heads; must divide ``width``.
+        dropout: rate on attention weights, sublayer outputs and embeddings.
     """
 
     def __init__(
