@@ -1,1 +1,1 @@
-"""Choosing how a gradient is computed while it trains: which way is the fastest, and which is good enough."""
+"""Choices during training: which engine is the fastest, and whether an engine's gradient is close enough."""

@@ -1,4 +1,4 @@
-"""Watching the gradient of a training that an engine approximates: where its bias matters, it is made to be less."""
+"""Checks an engine's gradient during training, and switches to closer gradients if it is too far from the exact one."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ _log = logging.getLogger("gradfree")
 
 
 class GradientWatch:
-    """Looks every few steps at how close the engine's gradient is to backpropagation's, and acts where it matters.
+    """Compares the engine's gradient with the exact one every few steps, and makes it closer if needed.
 
-    In a step that it looks at, backpropagation solves the chains a second time, after the engine, for the same
-    cotangents: one more backward pass through the chains, no forward pass. The two gradients of the chains' parameters
-    are compared, and the step gets the exact one. Of chains in a row, as layers of an ``nn.GRU``, each is judged alone.
+    In a checked step, backpropagation solves the chains as well, for the same cotangents: one more backward pass
+    through the chains, no forward pass. The two gradients of the chains' parameters are compared, and the step uses the
+    exact one. Consecutive chains, such as the layers of an ``nn.GRU``, are compared separately: each gets exact
+    cotangents.
 
-    It acts if the cosine is below ``least_cosine``: the engine takes its next better options, k for 2k,
-    :attr:`gradfree.Engine.sharper`; after ``rises`` of these, or where there are none, training goes on with exact
-    gradients. The logger ``gradfree`` says so, a warning. It looks again at the next step.
+    If the cosine is below ``least_cosine``, the engine gets its next better options, such as 2k sweeps for k; see
+    :attr:`gradfree.Engine.sharper`. After ``rises`` such changes, or if there are no better options, training continues
+    with exact gradients. The logger ``gradfree`` then logs a warning, and the next step is checked again.
 
     Args:
-        every: steps of the optimizer from one look to the next; the first step is one.
-        least_cosine: between the two gradients.
-        rises: how often better options are taken before gradients are exact.
+        every: the number of optimizer steps from one check to the next; the first step is checked.
+        least_cosine: the smallest accepted cosine of the two gradients.
+        rises: how often the engine gets better options before gradients are exact.
 
     Attributes:
-        cosines: what it has seen, by step.
-        risen: how often the engine has taken better options.
-        exact: whether training goes on with exact gradients.
+        cosines: the cosines found, by step.
+        risen: how often the engine has got better options.
+        exact: whether training continues with exact gradients.
 
     Raises:
-        TypeError: ``every`` or ``rises`` is no whole number, ``least_cosine`` no number.
+        TypeError: ``every`` or ``rises`` is not a whole number, or ``least_cosine`` not a number.
         ValueError: ``every`` below 1, ``rises`` below 0, ``least_cosine`` not between -1 and 1.
     """
 
@@ -54,17 +55,17 @@ class GradientWatch:
         self._handle = Handle()
 
     def start(self, handle: Handle) -> None:
-        """Watch an engine that has been attached, from where this, or the watch it was loaded from, left off."""
+        """Start checking an attached engine, with the step count and options of this watch or of its loaded state."""
         self._handle = handle
         self._catch_up(self.risen)
 
     def after_step(self, lowest: Callable[[float], float] = lambda cosine: cosine) -> float | None:
-        """Look at the step that the optimizer has taken, if it is one to look at; return the cosine then.
+        """Evaluate the last optimizer step if it was checked, and return its cosine; otherwise return ``None``.
 
-        Waits for the device at such a step.
+        Waits for the device after a checked step.
 
         Args:
-            lowest: returns the lowest of the cosines of all ranks; they act together then.
+            lowest: maps this rank's cosine to the lowest of all ranks, so that all ranks react alike.
         """
         seen = self._handle.compared()
         step, self._step = self._step, self._step + 1
@@ -78,12 +79,12 @@ class GradientWatch:
         return cosine
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has seen and done."""
+        """Return the cosines, the changes made so far and the step count."""
         done = {"risen": self.risen, "exact": self.exact, "cosines": dict(self.cosines)}
         return done | {"step": self._step, "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; an engine that is watched already takes the options that it had then."""
+        """Load what :meth:`state_dict` returned; an engine that is already watched gets the saved options."""
         before, self.risen, self.exact = self.risen, state["risen"], state["exact"]
         self._step, self._next = state["step"], state["next"]
         self.cosines = dict(state["cosines"])

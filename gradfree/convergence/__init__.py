@@ -1,1 +1,1 @@
-"""Sweeps until a tolerance: when they have settled, when to give up, what is remembered and reported of it."""
+"""Convergence of sweeps to a tolerance: stopping rule, memory of failed passes, reported figures."""

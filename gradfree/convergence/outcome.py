@@ -1,4 +1,4 @@
-"""When sweeps have settled, and when the sequential call is the better bet."""
+"""The convergence of sweeps: tolerances, mismatches, and when to fall back to the sequential call."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 @dataclass
 class Outcome:
-    """How the sweeps went.
+    """The result of the sweeps of one pass.
 
     Attributes:
-        sweeps: how many there were.
-        mismatches: after each look, relative to the largest number.
-        settled: whether the result is right to the tolerance.
+        sweeps: their number.
+        mismatches: the mismatch at each check, relative to the largest number.
+        settled: whether the sweeps have converged to the tolerance.
     """
 
     sweeps: int = 0
@@ -27,12 +27,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When to stop.
+    """When to stop sweeping and fall back to the sequential call.
 
     Attributes:
-        tolerance: the mismatch that is small enough.
+        tolerance: the mismatch at which sweeps have converged.
         most: the most sweeps.
-        worth: how many sweeps take as long as the sequential call does.
+        worth: the number of sweeps that take as long as the sequential call.
     """
 
     tolerance: float
@@ -40,7 +40,7 @@ class StoppingRule:
     worth: float = inf
 
     def should_stop(self, outcome: Outcome) -> bool:
-        """Return whether the sequential call is the better bet, by the rate at which mismatches have decayed."""
+        """Return whether the sequential call is expected to be faster, from the rate at which mismatches decay."""
         left, mismatches = self.most - outcome.sweeps, outcome.mismatches
         if left <= 0 or not isfinite(mismatches[-1]):
             return True
@@ -51,15 +51,15 @@ class StoppingRule:
 
 
 def finest_tolerance(dtype: torch.dtype) -> float:
-    """Return the smallest mismatch that sweeps in ``dtype`` can be asked for, in multiples of what it resolves.
+    """Return the smallest tolerance for sweeps in ``dtype``.
 
-    Eight; two in formats of two bytes, whose matrix products are added up in float32.
+    That is 8 times the machine epsilon; 2 times for dtypes of two bytes, whose matrix products are summed in float32.
     """
     return (2 if dtype.itemsize < 4 else 8) * torch.finfo(dtype).eps
 
 
 def tolerance_for(tolerance: float | None, dtype: torch.dtype) -> float:
-    """Return the tolerance for states of ``dtype``; ``None``: the usual one."""
+    """Return the tolerance for states of ``dtype``, by default the usual one, but never below the finest."""
     usual = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.0)
     return max(usual if tolerance is None else tolerance, finest_tolerance(dtype))
 
@@ -71,8 +71,8 @@ def largest(x: Tensor) -> Tensor:
 
 
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
-    """Return the largest number of ``jumps``, each relative to its size; waits for the device."""
+    """Return the largest absolute value in ``jumps``, each relative to its size; waits for the device."""
     found = torch.stack([largest(jump).float() for jump in jumps])
     of = torch.stack([size.float() for size in sizes])
-    # No jump is none also where all numbers are zero.
+    # Not 0 / 0 if all numbers are zero.
     return torch.where(found == 0, found, found / of).max().item()

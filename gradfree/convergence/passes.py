@@ -1,4 +1,4 @@
-"""What a chain remembers of passes that did not settle, and what it reports of every pass."""
+"""Passes in sweeps: after a pass that did not converge, the next ones run sequentially for a while."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FIRST_PAUSE = 50
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass through one chain that may run in sweeps.
+    """A forward or backward pass through one chain that may run in sweeps.
 
     Attributes:
-        path: what the chain is called.
+        path: the chain's name in messages.
         what: "forward" or "backward".
-        name: of the chain in ``memory``.
-        memory: what the engine keeps of it from pass to pass.
+        name: the chain's name in ``memory``.
+        memory: the engine's tensors of the chain, which last from pass to pass.
     """
 
     path: str
@@ -35,22 +35,22 @@ class Pass:
 
     @property
     def key(self) -> str:
-        """What is kept of it is called so."""
+        """The name of this pass in ``memory``."""
         return f"{self.what} {self.name}"
 
     @property
-    def waits(self) -> bool:
-        """Whether such passes are to run sequentially, as one has not settled before."""
+    def is_paused(self) -> bool:
+        """Whether the pass must run sequentially, because an earlier one has not converged."""
         return self._pause[0] > 0
 
-    def learn(self, outcome: Outcome | None, failed: str) -> None:
-        """Keep how the pass went: one that has not settled makes the next ones wait, longer each time.
+    def remember(self, outcome: Outcome | None, failed: str) -> None:
+        """Store the outcome: a pass that has not converged pauses sweeps for the next passes, longer each time.
 
-        Only backward passes call it, so that what a checkpoint runs forward again goes the way that it went first.
+        Only backward passes call this, so that a checkpoint's second forward pass runs like the first one.
 
         Args:
-            outcome: how it went; ``None`` if sequentially from the start.
-            failed: what a warning says the first time, behind the chain's name.
+            outcome: of the sweeps; ``None`` if the pass ran sequentially from the start.
+            failed: the warning for the first failure, without the chain's name at its beginning.
         """
         wait, pause = self._pause
         if outcome is None:
@@ -58,14 +58,14 @@ class Pass:
                 self._keep(wait - 1, pause)
         elif outcome.settled:
             self.memory.pop(self._pause_key, None)
-        # A pass of NaN says nothing about the next one.
+        # A NaN mismatch says nothing about the next pass.
         elif outcome.mismatches[-1] == outcome.mismatches[-1]:
             self._keep(*[2 * pause or _FIRST_PAUSE] * 2)
             if not pause:
                 warnings.warn(f"{self.path or 'the recurrent layer'} {failed}", stacklevel=2)
 
     def report(self, chain: Chain, outcome: Outcome) -> None:
-        """Offer the figures of the pass to those who ask: :func:`gradfree.engine_figures`."""
+        """Report the figures of the pass to :func:`gradfree.engine_figures`."""
         prefix = "" if self.what == "backward" else f"{self.what} "
         figures = {
             "sweeps": outcome.sweeps,
@@ -81,35 +81,35 @@ class Pass:
 
     @property
     def _pause(self) -> tuple[int, int]:
-        """The passes to run sequentially: how many are left, and of how many."""
+        """The number of passes that must still run sequentially, and the length of this pause."""
         kept = self.memory.get(self._pause_key)
         return (0, 0) if kept is None else (int(kept[0]), int(kept[1]))
 
     def _keep(self, wait: int, pause: int) -> None:
-        # On the CPU whatever torch.set_default_device says, where to look is no wait.
+        # Always on the CPU, where reading it does not wait for a device.
         self.memory[self._pause_key] = torch.tensor([wait, pause], device="cpu")
 
 
 def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Callable[[], None] | None:
-    """Leave a layer to torch's kernel where that is faster than the closed form, and no sweeps are tried.
+    """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
 
     Args:
         call: of the layer.
-        owner: of what is remembered of its passes.
+        owner: the engine's namespace in the chain's memory.
         swept: whether sizes and options allow sweeps.
 
     Returns:
-        What :meth:`gradfree.Engine.leave_to_torch` returns: it counts this pass in the pause of each paused chain.
+        The return value of :meth:`gradfree.Engine.leave_to_torch`: the function counts this pass in each chain's pause.
     """
     chains = zip(call.paths, call.names, strict=True)
     memory = call.memory.of(owner)
     passes = [Pass(path, what, name, memory) for path, name in chains for what in ("forward", "backward")]
-    tried = swept and not any(each.waits for each in passes)
+    tried = swept and not any(each.is_paused for each in passes)
     if tried or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
         return None
 
-    def learn() -> None:
+    def count_pass() -> None:
         for each in passes:
-            each.learn(None, "")
+            each.remember(None, "")
 
-    return learn
+    return count_pass

@@ -38,7 +38,7 @@ def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tupl
     if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
         return None, None
     chain_pass = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
-    if chain_pass.waits:
+    if chain_pass.is_paused:
         return None, NewtonPass(chain_pass)
     delta, outcome = _solve(chain, direct, options, stopping)
     return delta if outcome.settled else None, NewtonPass(chain_pass, outcome)

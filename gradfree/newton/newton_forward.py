@@ -47,7 +47,7 @@ class NewtonForward(Forward):
         chain_pass = Pass(path, "forward", name, recurrence.memory.of("newton"))
         stopping = self.options.stopping(len(x), like, recurrence.kind)
         assert stopping is not None
-        if chain_pass.waits:
+        if chain_pass.is_paused:
             return run_sequentially(recurrence)._replace(passes=[NewtonPass(chain_pass)])
         steps = AllSteps.create(recurrence, self.options.jacobian)
         start = steps.start()

@@ -49,7 +49,7 @@ class NewtonPass(NamedTuple):
             error = f"an error of {self.outcome.mismatches[-1]:.0e} after {self.outcome.sweeps} sweeps"
         else:
             error = ""
-        self.chain_pass.learn(
+        self.chain_pass.remember(
             self.outcome,
             f"does not converge: the {self.chain_pass.what} pass had {error}, and runs sequentially now. Newton's "
             "method is tried again from time to time. max_sweeps allows more sweeps; the engine 'backprop' needs none.",

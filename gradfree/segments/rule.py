@@ -115,7 +115,7 @@ class SegmentRule:
             chain_pass: the pass.
             count: the number of segments, if it is already decided.
         """
-        if chain_pass.waits or not self.should_cut(chain_pass):
+        if chain_pass.is_paused or not self.should_cut(chain_pass):
             return None
         batch, cost = len(chain_pass.like), chain_pass.cost
         burn = self.burn if isinstance(self.burn, int) else chain_pass.burn
@@ -148,7 +148,7 @@ class SegmentRule:
             )
             if outcome.settled:
                 chain_pass.set_burn(_better_burn(plan, outcome.mismatches[0], chain_pass.length))
-        chain_pass.learn(outcome, failed)
+        chain_pass.remember(outcome, failed)
 
 
 def _better_burn(plan: SegmentPlan, mismatch: float, length: int) -> int:

@@ -20,8 +20,8 @@ def clock(monkeypatch):
 def run(turns, clock, cost):
     """Return whose step each was; a step of ``way`` takes ``cost(way, n)``."""
     ways = []
-    while turns.way is not None:
-        ways.append(turns.way)
+    while turns.current is not None:
+        ways.append(turns.current)
         turns.begin(CPU)
         clock[0] += cost(ways[-1], len(ways) - 1)
         turns.end(CPU)
