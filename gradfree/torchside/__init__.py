@@ -1,1 +1,1 @@
-"""Torch's own side of things: autograd's graph, hooks, sharded tensors, random states, optimizers."""
+"""Helpers around torch: autograd's graph, hooks, sharded tensors, random states, optimizers."""

@@ -1,4 +1,4 @@
-"""Vector-Jacobian products of autograd, many at once."""
+"""Batches of vector-Jacobian products by autograd."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 def batched_vjps(
     outputs: Sequence[Tensor], targets: Sequence[Any], cotangents: Sequence[Tensor], one_by_one: bool = False
 ) -> list[Tensor | None]:
-    """Return what N sets of cotangents bring to ``targets``, one batch of N for each of them; ``None`` if nothing.
+    """Return the VJPs of N sets of cotangents: for each target a batch of N gradients, or ``None`` if it gets none.
 
     Args:
         outputs: roots of graphs, which are kept.
         targets: tensors or edges of the graphs.
         cotangents: of each output, (N, ...).
-        one_by_one: whether to walk through the graphs N times, and give them copies: for graphs that may write to their
-            cotangents. What cannot run as one batch does so anyway.
+        one_by_one: whether to run N backward passes on copies of the cotangents, for graphs that may write to these.
+            Graphs that cannot run as one batch always run so.
     """
     if not one_by_one:
         try:
@@ -27,7 +27,7 @@ def batched_vjps(
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
-            # An operation that torch cannot batch, .item() or a branch on values; any other error comes again below.
+            # An operation that torch cannot batch: .item() or a branch on values. Other errors are raised again below.
             pass
     rows = [_grad(outputs, targets, [c[n].clone() for c in cotangents]) for n in range(len(cotangents[0]))]
     return [None if of_target[0] is None else torch.stack(of_target) for of_target in zip(*rows, strict=True)]

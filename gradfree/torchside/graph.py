@@ -1,4 +1,4 @@
-"""Reading autograd's graph."""
+"""Walks autograd's graph."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gradfree.torchside.private import LEAF
 
 
 class Reached(NamedTuple):
-    """What a graph consists of.
+    """The result of a walk through a graph.
 
     Attributes:
-        stops: the nodes at which the walk stopped, and by which of their outputs it came there.
+        stops: the nodes at which the walk stopped, each with the number of the output by which it was reached.
         leaves: the leaf tensors that need a gradient.
-        nodes: all others.
-        kinds: the classes of those.
+        nodes: all other nodes.
+        kinds: the classes of ``nodes``.
     """
 
     stops: set[tuple[Node, int]]
@@ -30,7 +30,7 @@ class Reached(NamedTuple):
 
 
 def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[type, ...] = ()) -> Reached:
-    """Return everything that ``outputs`` were computed from, up to ``stops`` and to nodes of the classes ``ends``."""
+    """Walk back from ``outputs``, up to the nodes ``stops`` and to nodes of the classes ``ends``."""
     outputs = list(outputs)
     leaves = [out for out in outputs if out.is_leaf and out.requires_grad]
     nodes: list[Any] = []
@@ -56,13 +56,16 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[ty
 
 
 def was_cast(output: Tensor, leaf: Tensor) -> bool:
-    """Return whether ``output`` was computed from ``leaf`` when that had another dtype or device, as torch forgets."""
+    """Return whether ``output`` was computed from ``leaf`` before a change of the leaf's dtype or device.
+
+    Torch then gives the leaf a new node, but the graph still has the old one.
+    """
     nodes = {node for inner in walk([output]).nodes for node, _ in inner.next_functions if type(node) is LEAF}
     return any(node.variable is leaf and node is not get_gradient_edge(leaf).node for node in nodes)  # type: ignore[union-attr]
 
 
 def may_write(kinds: Iterable[type]) -> bool:
-    """Return whether custom functions are among the classes of nodes: they may write to the cotangent that they get."""
+    """Return whether custom functions are among the classes of nodes: these may write to their cotangent."""
     return any(map(_is_custom, kinds))
 
 

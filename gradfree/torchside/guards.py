@@ -1,4 +1,4 @@
-"""What a pass through an engine refuses, and marks that show whether values have changed."""
+"""Checks that refuse unsupported passes, and version marks that show whether values have changed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gradfree.torchside.private import is_one_of_many, other_pass, transforms_ac
 
 
 def refuse_second_derivatives() -> None:
-    """Raise if the running backward pass records a graph of its own, ``create_graph=True``."""
+    """Raise if the running backward pass records a graph, ``create_graph=True``."""
     if torch.is_grad_enabled():
         raise errors.SECOND_DERIVATIVES.error()
 
 
 def refuse_transforms(where: str) -> None:
-    """Raise if ``where`` runs in a transform of ``torch.func``, or in another pass that an engine has no part in."""
+    """Raise if ``where`` runs in a transform of ``torch.func``, or in another pass that engines do not support."""
     if transforms_active():
         raise errors.TRANSFORM.error(where=where)
     if (other := other_pass()) is not None:
@@ -28,16 +28,16 @@ def refuse_transforms(where: str) -> None:
 
 
 def refuse_batched(cotangents: Iterable[Tensor | None], where: str) -> None:
-    """Raise if a backward pass is run for many cotangents at once, ``is_grads_batched=True``."""
+    """Raise if the backward pass runs for a batch of cotangents, ``is_grads_batched=True``."""
     if any(e is not None and is_one_of_many(e) for e in cotangents):
         raise errors.MANY_COTANGENTS.error(where=where)
 
 
 def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
-    """Return what the forward pass of ``where`` has saved.
+    """Return the tensors that the forward pass of ``where`` has saved.
 
     Raises:
-        ChainError: some of it was changed in place since.
+        ChainError: one of them was changed in place since.
     """
     try:
         return ctx.saved_tensors  # type: ignore[attr-defined]
@@ -48,16 +48,16 @@ def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
 
 
 def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
-    """Under anomaly detection, refuse NaN and inf at the output of ``where``.
+    """Under anomaly detection, raise for NaN and inf at the output of ``where``.
 
-    Elsewhere they pass: GradScaler must see them, and to look costs a host sync.
+    Without it there is no check: GradScaler must see these values, and the check costs a host sync.
     """
     if torch.is_anomaly_enabled() and not _finite(cotangents):
         raise errors.NOT_FINITE_BEHIND.error(where=where)
 
 
 def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
-    """Under anomaly detection, refuse NaN and inf that ``where`` itself made of finite cotangents."""
+    """Under anomaly detection, raise for NaN and inf that ``where`` has produced from finite cotangents."""
     if torch.is_anomaly_enabled() and not _finite(gradients):
         raise errors.NOT_FINITE_INSIDE.error(where=where)
 
@@ -67,26 +67,26 @@ def _finite(tensors: Iterable[Tensor | None]) -> bool:
 
 
 Marks = list[tuple[object, int]]
-"""What shows whether values are still the same: their identities, of tensors also the counts of changes in place."""
+"""For each value its identity and, if it is a tensor, its version counter."""
 
 
 def marks_of(values: Iterable[object]) -> Marks:
-    """Return marks of what ``values`` are now."""
+    """Return the marks of ``values``."""
     return [(weakref.ref(v), version(v)) if isinstance(v, Tensor) else (v, 0) for v in values]
 
 
 def unchanged(marks: Marks, others: Marks) -> bool:
-    """Return whether two marks are of the same values."""
+    """Return whether two lists of marks belong to the same, unchanged values."""
     return len(marks) == len(others) and all(a is b and m == n for (a, m), (b, n) in zip(marks, others, strict=True))
 
 
 def unlike_any() -> Marks:
-    """Return marks that no others are like."""
+    """Return marks that differ from all others."""
     return [(object(), 0)]
 
 
 def held_marks(cell: nn.Module) -> Marks:
-    """Return marks of what the cell's output may depend on besides its arguments and parameters."""
+    """Return the marks of everything in the cell, besides parameters, that its output may depend on."""
     values = [value for module in cell.modules() for value in vars(module).values()]
     parts = [part for value in values for part in (value.values() if isinstance(value, dict) else [value])]
     return marks_of(part for part in parts if not isinstance(part, nn.Parameter))

@@ -1,4 +1,4 @@
-"""Hooks: keeping tensors' from running where autograd would not run them, and noticing a backward pass."""
+"""Tensor hooks: suppresses them where autograd would not call them, and runs callbacks in a backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradfree.torchside.private import after_backward, hooks_of
 
 @contextmanager
 def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Keep tensor hooks on parameters from running here: autograd runs them when the gradient arrives."""
+    """Suppress tensor hooks of ``leaves`` inside the ``with``; autograd calls them later, with the whole gradient."""
     hooked = [(hooks, dict(hooks)) for leaf in leaves if (hooks := hooks_of(leaf))]
     try:
         for hooks, _ in hooked:
@@ -26,9 +26,10 @@ def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 
 def spare_hooks(hooks: Iterable[dict[int, Any] | None]) -> None:
-    """Until the running backward pass ends, keep tensors' ``hooks`` from being called with no gradient.
+    """Until the running backward pass ends, suppress calls of tensor ``hooks`` with ``None``.
 
-    Autograd calls a hook with ``None`` where a function returns that; a tensor that it does not reach has no call.
+    Autograd calls a hook with ``None`` if an autograd function returns that. For a tensor that it does not reach, it
+    would not call the hook at all.
     """
     hooked = [(own, dict(own)) for own in hooks if own]
 
@@ -47,7 +48,7 @@ def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -
 
 
 def when_backward(outputs: Iterable[Tensor], calls: Iterable[Callable[[], None]]) -> None:
-    """Make each of ``calls`` once, when a backward pass comes to what has made one of ``outputs``."""
+    """Call each of ``calls`` once, when a backward pass reaches the node of one of ``outputs``."""
     waiting = list(calls)
 
     def call(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Doing something after every step of whatever optimizer trains a chain."""
+"""Callbacks after every step of the optimizers that train a chain."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 AfterStep = Callable[[Mapping[str, nn.Module], int], None]
-"""Called with some modules by path, and how many steps an optimizer has taken with parameters of theirs."""
+"""Called with modules by path, and the number of steps that an optimizer has taken with their parameters."""
 
 _ended: list[RemovableHandle] = []
-"""Of counters whose modules are gone: noticed in a step, while torch goes through its hooks and none may be removed."""
+"""Hooks of counters whose modules are gone. This is noticed in a hook, where no hook may be removed."""
 
 
 class StepCounter:
-    """Counts the steps of optimizers that hold parameters of some modules, and calls back behind each.
+    """Counts the steps of optimizers that have parameters of some modules, and calls a function after each.
 
-    Works in a plain loop, under ``EngineOptimizer`` and in Lightning alike: torch tells of the steps of every
-    ``torch.optim.Optimizer``. A copy of the model has no such counter: attach to the copy. Torch holds the counter for
-    ever, the counter holds no module: it ends with the first of them.
+    Works in a plain loop, under ``EngineOptimizer`` and in Lightning, by torch's global hook for optimizer steps. A
+    copy of the model has no counter: attach to the copy. Torch keeps the counter alive, so the counter only has weak
+    references to modules; it stops when the first of them is gone.
 
     Args:
         blocks: the modules whose parameters count, by path.
-        callback: called with the blocks and the number of steps so far; should hold none of them either.
-        memory: keeps the count, as "steps".
-        first_only: whether, of several optimizers that take one step together, only the first that steps counts.
+        callback: called with the blocks and the number of steps so far; should not keep modules alive either.
+        memory: stores the count as "steps".
+        first_only: whether to count only one of several optimizers, the one that steps first.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepCounter:
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def remove(self) -> None:
-        """Stop."""
+        """Stop counting."""
         self._handle.remove()
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -60,17 +60,17 @@ class StepCounter:
             self._blocks, self._modules, self._memory, self._callback = {}, [], {}, None
             _ended.append(self._handle)
             return
-        # Other models' optimizers pass here too: walking through all modules would cost them 0.1 ms a step.
+        # This also runs for optimizers of other models: walking through all modules would cost them 0.1 ms a step.
         modules = [module for ref in self._modules if (module := ref()) is not None]
         own = {id(p) for module in modules for p in module._parameters.values()}
         mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in own]
         if not mine or (self._first_only and self._first() not in (None, optimizer)):
             return
         self._first = weakref.ref(optimizer)
-        # In checkpoints, so a tensor; always on the CPU, so reading it does not wait for a device.
+        # A tensor, because checkpoints contain it; on the CPU, where reading it does not wait for a device.
         steps = int(self._memory.get("steps", 0)) + 1
         self._memory["steps"] = torch.tensor(steps, device="cpu")
-        # In manual optimization in Lightning the step is taken under autocast.
+        # With manual optimization in Lightning, autocast is on here.
         with torch.autocast(mine[0].device.type, enabled=False):
             self._callback(blocks, steps)
 

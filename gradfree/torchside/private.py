@@ -1,8 +1,8 @@
-"""All that gradfree takes from torch without a promise that it stays: what for, and what happens without it.
+"""All private functions of torch that gradfree uses, what for, and what happens without them.
 
-Each name is looked up once, when gradfree is imported. Where torch does not have it, either something slower or with
-fewer words takes its place, or whoever calls it gets a :class:`~gradfree.ChainError` that names it: never a gradient
-that may be wrong. ``tests/torchside/test_private.py`` takes away each of :data:`NAMES` and trains.
+Each name is resolved once, when gradfree is imported. If torch lacks it, a slower or less precise fallback is used, or
+its call raises a :class:`~gradfree.ChainError` that names it. A wrong gradient never results.
+``tests/torchside/test_private.py`` removes each of :data:`NAMES` and trains.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 NAMES: dict[str, str] = {}
-"""What is lost without each private function of torch's."""
+"""The private names of torch that are used, each with what is lost without it."""
 
 LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
-"""The class of nodes that stand for leaf tensors; torch has no name for it."""
+"""The class of the graph nodes of leaf tensors (AccumulateGrad); torch has no public name for it."""
 
 
 def _private(name: str, lost: str) -> Any:
-    """Return a function of torch's; ``None`` where there is no such."""
+    """Return a private object of torch by name; ``None`` if this version lacks it."""
     NAMES[name] = lost
     with suppress(AttributeError, ImportError):
         return resolve_name(name)
@@ -44,12 +44,12 @@ def _private(name: str, lost: str) -> Any:
 
 
 def _needed(name: str, purpose: str) -> Any:
-    """Return a function of torch's; where there is no such, one that raises when it is called."""
+    """Return a private function of torch; if this version lacks it, a function that raises."""
     return _private(name, f"backward passes raise: nothing else {purpose}") or partial(_missing, name, purpose)
 
 
 def _read(name: str, purpose: str) -> Any:
-    """Return what reads an attribute of a class of torch's; where it has no such, what raises when it is called."""
+    """Return a getter of a private attribute of a torch class; if it is missing, a function that raises."""
     has = _private(name, f"backward passes raise: nothing else {purpose}") is not None
     return attrgetter(name.rpartition(".")[2]) if has else partial(_missing, name, purpose)
 
@@ -68,30 +68,30 @@ def _never(*_: Any) -> bool:
 # The backward pass that is running.
 
 backward_id: Callable[[], int] = _needed(
-    "torch._C._current_graph_task_id", "tells one backward pass through a kept graph from the next"
+    "torch._C._current_graph_task_id", "distinguishes two backward passes through one graph"
 )
-"""Return the number of the backward pass that runs in this thread; -1 if none does."""
+"""Return the number of the backward pass that runs in this thread; -1 if there is none."""
 
 will_run: Callable[[Node], bool] = _needed(
-    "torch._C._will_engine_execute_node", "tells whether a backward pass goes on to where the chain is solved"
+    "torch._C._will_engine_execute_node", "knows whether a backward pass reaches the node that solves the chain"
 )
-"""Return whether the running backward pass comes to ``node``; a ``RuntimeError`` if it was asked for a leaf."""
+"""Return whether the running backward pass executes ``node``; for a leaf in ``autograd.grad``, a ``RuntimeError``."""
 
 _keeps_graph = _private(
-    "torch._C._autograd._get_current_graph_task_keep_graph", "what a pass has kept is freed with its graph, not before"
+    "torch._C._autograd._get_current_graph_task_keep_graph", "tensors of a pass are freed with its graph, not before"
 )
 
 _call_of_backward = _read(
-    "torch.autograd.graph._engine_run_backward", "finds out what torch.autograd.grad was asked for"
+    "torch.autograd.graph._engine_run_backward", "finds the inputs of a call of torch.autograd.grad"
 )
 
 _queue = _needed(
-    "torch.autograd.Variable._execution_engine.queue_callback", "puts back hooks when a backward pass has ended"
+    "torch.autograd.Variable._execution_engine.queue_callback", "restores hooks when a backward pass has ended"
 )
 
 
 def keeps_graph() -> bool:
-    """Return whether the running backward pass was called with ``retain_graph=True``, or torch cannot tell."""
+    """Return whether the running backward pass was called with ``retain_graph=True``; ``True`` if unknown."""
     return True if _keeps_graph is None else bool(_keeps_graph())
 
 
@@ -101,15 +101,15 @@ def is_reached(leaf: Tensor) -> bool:
         return will_run(get_gradient_edge(leaf).node)
     except ChainError:
         raise
-    except RuntimeError:  # Which says that torch.autograd.grad is asked for it.
+    except RuntimeError:  # Raised if the leaf is an input of torch.autograd.grad.
         return True
 
 
 def asked_for() -> Iterator[tuple[Any, int]]:
-    """Yield node and number of what a running ``torch.autograd.grad`` was asked for, but for leaf tensors.
+    """Yield node and output number of each input of the running ``torch.autograd.grad``, except for leaf tensors.
 
-    No node tells, but the frame of the call does. Nodes of other devices are run by autograd's own threads: there any
-    thread's call may be the one.
+    Autograd's nodes do not have this information, so it is read from the frame of the call. Nodes of other devices run
+    in autograd's own threads; there the calls of all threads are considered.
     """
     code = _call_of_backward(torch.autograd.graph).__code__
     own = _frame_of(code, sys._getframe())
@@ -128,13 +128,13 @@ def _frame_of(code: Any, frame: FrameType | None) -> FrameType | None:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Have ``callback`` called when the running backward pass ends."""
+    """Call ``callback`` when the running backward pass ends."""
     _queue(callback)
 
 
-# The graph, and what is on tensors.
+# The graph, and hooks and versions of tensors.
 
-_backward_class = _private("torch.autograd.Function._backward_cls", "classes of nodes are found by their names")
+_backward_class = _private("torch.autograd.Function._backward_cls", "classes of nodes are found by name")
 
 
 def node_class(function: type[torch.autograd.Function]) -> Any:
@@ -148,13 +148,13 @@ Function: Any = (
     _private("torch.autograd.function._SingleLevelFunction", "each block of a pass takes 10 µs longer")
     or torch.autograd.Function
 )
-"""What nodes derive from: ``torch.autograd.Function`` looks at each argument, and Start has one for each parameter."""
+"""Base class of our nodes: ``torch.autograd.Function`` checks each argument, and Start has one for each parameter."""
 
 _version = _read("torch.Tensor._version", "notices that a state was changed in place")
 
 
 def version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; tensors of inference mode do not count."""
+    """Return how often a tensor was changed in place; 0 for tensors of inference mode, which do not count."""
     return 0 if tensor.is_inference() else _version(tensor)
 
 
@@ -168,9 +168,9 @@ _add_hooks = _read("torch.autograd.graph.Node._register_hook_dict", "notices gra
 
 
 def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
-    """Return the dictionary that gradient hooks on ``state`` are going to be in; its node has it as long as itself.
+    """Return the dictionary for gradient hooks on ``state``, empty as yet; its node keeps the dictionary alive.
 
-    As ``Tensor.register_hook`` does for the first hook.
+    This is what ``Tensor.register_hook`` does for the first hook.
     """
     hooks: OrderedDict[int, Any] = OrderedDict()
     state._backward_hooks = hooks
@@ -179,9 +179,10 @@ def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
 
 
 def global_hooks(*kinds: str) -> bool:
-    """Return whether there are hooks on all modules of any of ``kinds``: "forward", "forward_pre", "backward", ...
+    """Return whether there are global module hooks of any of ``kinds``: "forward", "forward_pre", "backward", ...
 
-    Where torch keeps them elsewhere, nobody knows of any: what they see has no gradient then, or a part of it.
+    If torch stores them under another name, they are not found; then tensors in these hooks have no or partial
+    gradients.
     """
     return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
@@ -190,7 +191,7 @@ _assert_async = _private("torch._assert_async", "outputs of a row on a GPU are n
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:
-    """Refuse a false ``condition`` without waiting for its device."""
+    """Raise on the device if ``condition`` is false, without waiting for it; does nothing if torch lacks this."""
     if _assert_async is not None:
         _assert_async(condition, message)
 
@@ -198,12 +199,12 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 has_global_hook: Callable[[], bool] = _needed(
     "torch.nn.modules.module._has_any_global_hook", "sees hooks on all modules before it runs blocks as a row"
 )
-"""Return whether there is a hook on all modules."""
+"""Return whether there is a global module hook."""
 
-# What lies around a call.
+# The context of a call: checkpoints, transforms, tracing, compilation.
 
 _saved_hooks = _needed(
-    "torch._C._autograd._top_saved_tensors_default_hooks", "tells a checkpoint's second run from a pass"
+    "torch._C._autograd._top_saved_tensors_default_hooks", "distinguishes a checkpoint's second run from a pass"
 )
 
 
@@ -220,7 +221,7 @@ def checkpointed() -> bool:
 
 
 def saves_elsewhere() -> bool:
-    """Return whether what autograd saves goes to somebody's hooks, such as those of a checkpoint around the model."""
+    """Return whether hooks for saved tensors are on, such as those of a checkpoint around the model."""
     return _saved_hooks(True) is not None
 
 
@@ -232,10 +233,10 @@ transforms_active: Callable[[], bool] = (
 
 
 def other_pass() -> str | None:
-    """Return what runs the model in place of an ordinary forward pass, for messages; ``None`` if nothing does.
+    """Return the name, for messages, of a tracing or differentiation mode that runs the model; ``None`` if none does.
 
-    Two of them are flags of torch's modules, the second of one that takes long to import. Without them passes of these
-    kinds end in torch's own errors.
+    Two of the modes are read from private flags. ``compiled_autograd`` is not imported for that, since its import is
+    slow. If a flag is missing, torch raises its own error for such a pass.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "torch.jit.trace"
@@ -249,7 +250,7 @@ is_one_of_many: Callable[[Tensor], bool] = (
     _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
     or _never
 )
-"""Return whether a cotangent stands for many at once, ``is_grads_batched=True``."""
+"""Return whether a cotangent is a batch of cotangents, ``is_grads_batched=True``."""
 
 _frame_callback = _private("torch._C._dynamo.eval_frame.get_eval_frame_callback", "each call costs 20 µs more")
 _disable = _private("torch._compile._disable_dynamo", "attaching imports torch's compiler")
@@ -265,21 +266,21 @@ def _callback_is_owned() -> bool:
 
 
 _MAY_ASK = _callback_is_owned()
-"""Some versions of torch return ``None`` without owning it: asked often enough, Python ends."""
+"""Whether the callback may be read: some torch versions return ``None`` without a reference, which crashes Python."""
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether the module's call is compiled."""
+    """Return whether the module is compiled."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def is_compiled_around() -> bool:
-    """Return whether the caller's frame is compiled, or lies in what is; or may be, where torch must not be asked."""
+    """Return whether compiled code may be running: ``True`` also if the callback must not be read."""
     return torch.compiler.is_dynamo_compiling() or not _MAY_ASK or _frame_callback() is not None
 
 
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Do as ``torch.compiler.disable``, which imports the compiler, and takes as long as a small layer each time."""
+    """Do what ``torch.compiler.disable`` does, without importing the compiler and faster outside of compiled code."""
     disabled = (_disable or torch.compiler.disable)(function)
 
     @wraps(function)

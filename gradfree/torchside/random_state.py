@@ -1,4 +1,4 @@
-"""Random states to draw the same numbers again."""
+"""Random states: save, compare and restore them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradfree.devices.hardware import random_state, set_random_state
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of the generators that a layer on ``device`` may draw from."""
+    """The states of the generators that a layer on ``device`` may use: the CPU's and the device's ``own``."""
 
     device: torch.device
     cpu: Tensor
@@ -24,12 +24,12 @@ class RandomState:
 
     @classmethod
     def of(cls, device: torch.device) -> RandomState:
-        """Return the state of this moment."""
+        """Return the current state."""
         return cls(device, torch.get_rng_state(), random_state(device))
 
     @property
     def moved(self) -> bool:
-        """Whether numbers have been drawn since."""
+        """Whether random numbers have been drawn since then."""
         now = RandomState.of(self.device)
         same = torch.equal(now.cpu, self.cpu)
         return not (same and (self.own is None or now.own is None or torch.equal(now.own, self.own)))
@@ -42,7 +42,7 @@ class RandomState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Go back to this state inside the block, and forward again behind it."""
+        """Use this state inside the ``with``, and restore the present one afterwards."""
         with torch_states_kept([self.device]):
             self.restore()
             yield
@@ -50,7 +50,7 @@ class RandomState:
 
 @contextmanager
 def torch_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the random states of the CPU and of ``devices``, of whatever types, behind the block."""
+    """Restore the random states of the CPU and of ``devices``, of any type, after the ``with``."""
     states = [RandomState.of(device) for device in {torch.device("cpu"), *devices}]
     try:
         yield
@@ -61,7 +61,7 @@ def torch_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Restore the random states of Python and numpy behind the block."""
+    """Restore the random states of Python and numpy after the ``with``."""
     before = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     try:
         yield

@@ -1,4 +1,4 @@
-"""The residual path of a block, read off the autograd graph of its forward pass."""
+"""Reads the residual path of a block from the autograd graph of its forward pass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _dropout_mask(node: Any) -> list[Factor]:
 
 
 def _gru_gate(node: Any) -> list[Factor]:
-    """Return the update gate, the second of five parts that the kernel keeps side by side."""
+    """Return the update gate, the second of five chunks in the kernel's saved tensor."""
     return [0.0, 0.0, node._saved_result1.chunk(5, -1)[1]]
 
 
@@ -69,9 +69,9 @@ def _added_product(node: Any) -> list[Factor]:
 
 
 def _plain(factor: Tensor) -> Tensor:
-    """Return ``factor`` without history; a Python number's tensor as one of the ordinary kind.
+    """Return ``factor`` detached; a tensor that wraps a Python number is cloned to an ordinary one.
 
-    The mean() of the kind that torch wraps a number in is garbage where its dtype is not the default one.
+    The mean() of a wrapped number is garbage if its dtype is not the default dtype.
     """
     return factor.detach().clone() if factor.dim() == 0 else factor.detach()
 
@@ -110,27 +110,27 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "ToCopyBackward0": (1, lambda node: [1.0]),
     "WhereBackward0": (2, _choice),
 }
-"""∂output/∂input of the operations that act on each element of the state by itself, of so many inputs, one factor each.
+"""Elementwise operations by node name: the number of inputs, and a function that returns ∂output/∂input for each.
 
-Each reads what autograd has saved once: a checkpoint gives it out once.
+The function reads each saved tensor only once, because a checkpoint returns it only once.
 
-Of norms the mean and the variance are the rest, J; so is all that is not listed, and inputs past the last factor.
+The mean and variance of norms belong to J, as do all operations that are not listed and all further inputs.
 """
 
 
 def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False) -> Factor:
-    """Return the diagonal K with ∂out/∂state = K + J that the skip connections from ``state`` to ``out`` carry.
+    """Return K of ∂out/∂state = K + J, the diagonal of the skip connections from ``state`` to ``out``.
 
-    Follows every path of sums, products, quotients, mixtures, masks, ReLUs, the scales α/σ of norms, and changes of
-    shape that undo each other, from ``out`` back to ``state``; paths through anything else belong to J. So K is 1 for
-    x + g(x), the ReLU mask for ReLU(x + g(x)), α/σ for LN(x + g(x)) (Highway-BP, arXiv 2501.17086, Table 1), the gate
-    for t⊙g(x) + (1-t)⊙x.
+    Follows every path of sums, products, quotients, mixtures, masks, ReLUs, scales α/σ of norms, and reshapes that
+    cancel, from ``out`` back to ``state``. Paths through other operations belong to J. So K is 1 for x + g(x), the ReLU
+    mask for ReLU(x + g(x)), α/σ for LN(x + g(x)) (Highway-BP, arXiv 2501.17086, Table 1), the gate for
+    t⊙g(x) + (1-t)⊙x.
 
     Args:
         out: a block's output, attached to the graph of its forward pass.
-        state: where the state enters that graph.
-        checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``: that computes all of the block
-            again for what is read, and would keep the rest until the graph is freed.
+        state: the graph edge at which the state enters that graph.
+        checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``. Reading a saved tensor then
+            recomputes the whole block, and the unread tensors would stay until the graph is freed, so all are read.
 
     Returns:
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
@@ -138,16 +138,16 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
     known: _Known = {}
     factor = _factor(out.grad_fn, out.output_nr, _Shape(out.shape, out.shape), state, known)
     if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
-        _take_the_rest(out)
+        _read_all_saved(out)
     return factor
 
 
-def _take_the_rest(out: Tensor) -> None:
-    """Read all that autograd has saved, which a checkpoint lets go of then."""
+def _read_all_saved(out: Tensor) -> None:
+    """Read all saved tensors of the graph of ``out``, so that the checkpoint frees them."""
     for node in walk([out]).nodes:
         for name in dir(node):
             if name.startswith("_saved_") or name == "saved_tensors":
-                with suppress(RuntimeError):  # It has been read before.
+                with suppress(RuntimeError):  # It has been read already.
                     getattr(node, name)
 
 
@@ -155,32 +155,32 @@ _Known = dict[tuple[Any, ...], Any]
 
 
 class _Shape(NamedTuple):
-    """The shape of a tensor inside a block whose elements, one behind the other, are those of the block's output.
+    """The shape of a tensor inside a block that is a reshape of the block's output.
 
     Attributes:
-        own: the tensor's.
-        whole: the output's.
+        own: the tensor's shape.
+        whole: the output's shape.
     """
 
     own: torch.Size
     whole: torch.Size
 
     def lift(self, factor: Factor) -> Factor:
-        """Return a factor of the tensor's elements as one of the output's."""
+        """Return a factor for the tensor's elements, reshaped to the output's shape."""
         if self.own == self.whole or not isinstance(factor, Tensor) or not factor.dim():
             return factor
         return factor.expand(self.own).reshape(self.whole)
 
 
 def _factor(node: Node | None, slot: int, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
-    """Return the diagonal from ``state`` to output ``slot`` of ``node``, by the elements of the block's output.
+    """Return the diagonal of ∂(output ``slot`` of ``node``)/∂state, in the shape of the block's output.
 
     Args:
         node: an operation of the block.
-        slot: which of its outputs.
+        slot: the number of its output.
         shape: of that output.
-        state: where to stop.
-        known: what has been found before: the diagonals, and of nodes by themselves what they are made of.
+        state: the edge at which to stop.
+        known: cache: diagonals by (node, slot, shape), and the factors of a node by (node,).
     """
     if node is None:
         return 0.0
@@ -196,13 +196,13 @@ def _factor(node: Node | None, slot: int, shape: _Shape, state: GradientEdge, kn
 
 def _through(node: Node, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
     total: Factor = 0.0
-    # Quicker than node.name(), which is the same.
+    # The same as node.name(), but faster.
     name = type(node).__name__
     if name in _DIAGONAL:
         count, read = _DIAGONAL[name]
         factors = [_factor(before, n, shape, state, known) for before, n in node.next_functions[:count]]
         if not any(isinstance(factor, Tensor) or factor for factor in factors):
-            return total  # To read what a checkpoint has not kept makes it run again.
+            return total  # Without reading saved tensors, which would make a checkpoint recompute the block.
         if (node,) not in known:
             known[node,] = read(node)
         for local, factor in zip(known[node,], factors, strict=False):
@@ -217,7 +217,7 @@ def _through(node: Node, shape: _Shape, state: GradientEdge, known: _Known) -> F
 def _sum(a: Factor, b: Factor) -> Factor:
     if is_number(a, 0.0) or is_number(b, 0.0):
         return b if is_number(a, 0.0) else a
-    # Of two masks + would be the union.
+    # For two boolean masks, + would be the union.
     return a.int() + b if isinstance(a, Tensor) and a.dtype is torch.bool else a + b
 
 
@@ -232,7 +232,7 @@ def _shape_before(node: Any, shape: torch.Size) -> torch.Size:
 
 
 def _without_dim(node: Any, shape: torch.Size) -> torch.Size:
-    # Autograd keeps what is counted from the end as an unsigned number.
+    # Autograd stores negative dimensions as unsigned numbers.
     dim = (node._saved_dim if node._saved_dim < 2**63 else node._saved_dim - 2**64) % len(shape)
     return torch.Size([*shape[:dim], *shape[dim + 1 :]])
 
@@ -245,4 +245,4 @@ _RESHAPING: dict[str, Callable[[Any, torch.Size], torch.Size]] = {
     "SqueezeBackward1": _shape_before,
     "UnsqueezeBackward0": _without_dim,
 }
-"""The shape of what operations that change nothing else were given, by that of what they gave."""
+"""Operations that only change the shape: functions that return the input's shape for the output's shape."""

@@ -1,4 +1,4 @@
-"""Models whose parameters are spread over processes by FSDP, ``torch.distributed.fsdp``."""
+"""Models whose parameters are sharded by FSDP, ``torch.distributed.fsdp``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gradfree.errors import SHARDED
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, of which each process has a part: FSDP's parameters outside a pass."""
+    """Return whether a tensor is a DTensor, of which each process has a shard, as FSDP's parameters outside a pass."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor, spread or not; if it is, all processes must call this."""
+    """Return the whole tensor; if it is a DTensor, all processes must call this."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
 def assign(tensor: Tensor, value: Tensor) -> None:
-    """Give a tensor, spread or not, a new value that every process has all of."""
+    """Set a tensor or DTensor to ``value``, which every process has completely."""
     if is_dtensor(tensor):
         from torch.distributed.tensor import DTensor, Replicate
 
@@ -34,7 +34,7 @@ def assign(tensor: Tensor, value: Tensor) -> None:
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class that a module had before ``fully_shard`` made a subclass of it."""
+    """Return the class that a module had before ``fully_shard`` replaced it by a subclass."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     # FSDPLinear, FSDPModule, Linear.
     return type(module).__mro__[2] if fsdp and isinstance(module, fsdp.FSDPModule) else type(module)
@@ -43,8 +43,8 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that is sharded by itself.
 
-    FSDP gathers its parameters, and sends its gradients on, around a pass of its own, which an engine's is not: the
-    gradients would be zero.
+    FSDP gathers parameters and reduces gradients around autograd's own pass through the module. In an engine's pass
+    the gradients would be zero.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:

@@ -1,4 +1,4 @@
-"""Keeping an engine out of the files that its model is saved to: they hold the user's own model."""
+"""Keeps an attached engine out of pickles of its model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _REDUCE, _DEEPCOPY = "__reduce_ex__", "__deepcopy__"
 
 
 class Unsaved:
-    """Lets pickles of ``owner`` do without some of what it holds; deep copies have all of it, and likewise unsaved.
+    """Leaves some attributes or entries of ``owner`` out of its pickles; deep copies keep them, also unpickled.
 
-    Both ``pickle`` and ``copy.deepcopy`` ask an object itself, before its class, how it is to be reduced or copied.
+    It sets ``__reduce_ex__`` and ``__deepcopy__`` on the instance, which ``pickle`` and ``copy.deepcopy`` use first.
 
     Args:
         owner: a module, or one of its dictionaries of hooks.
-        keys: the module's attributes, or the dictionary's entries.
+        keys: names of the module's attributes, or keys of the dictionary.
     """
 
     def __init__(self, owner: Any, keys: set[Any]):
@@ -29,7 +29,7 @@ class Unsaved:
         vars(self._owner).update({_REDUCE: self._reduce, _DEEPCOPY: self._deepcopy})
 
     def remove(self) -> None:
-        """Let pickles have all again."""
+        """Let pickles contain everything again."""
         for name in (_REDUCE, _DEEPCOPY):
             vars(self._owner).pop(name, None)
 
@@ -57,7 +57,7 @@ class Unsaved:
 
 
 def unsaved_hooks(handles: Iterable[RemovableHandle]) -> list[Unsaved]:
-    """Keep the hooks of ``handles`` out of pickles of their modules."""
+    """Leave the hooks of ``handles`` out of pickles of their modules."""
     owners: dict[int, tuple[Any, set[Any]]] = {}
     for handle in handles:
         for ref in (handle.hooks_dict_ref, *handle.extra_dict_ref):

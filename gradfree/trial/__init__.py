@@ -1,1 +1,1 @@
-"""Trying an engine on a model and a batch without leaving a trace."""
+"""Dry runs: an engine on a model and a batch, with everything restored afterwards."""

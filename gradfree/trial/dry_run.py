@@ -1,4 +1,4 @@
-"""One pass of a model on a batch of the user's, with an engine on it, that leaves no trace."""
+"""One forward and backward pass of a model with an engine attached; everything is restored afterwards."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from gradfree.torchside.hooks import without_hooks
 from gradfree.trial.intact import left_intact
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
-"""The arguments of a model's ``forward``: the only one, those by position, or those by keyword."""
+"""The arguments of a model's ``forward``: one tensor, a sequence of arguments, or a mapping of keyword arguments."""
 
 
 def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes: Sequence[str] = ()) -> Report:
-    """Run ``model`` forward and backward once; return what is found out about its chains.
+    """Run ``model`` forward and backward once; return a report with findings about its chains.
 
-    The loss is the one that the model returns, or else a sum over what it returns with fixed factors of all sizes.
+    The loss is the one that the model returns, or else a fixed weighted sum of its outputs.
 
     Args:
-        attach: puts the engine on the model.
-        model: as it is to be trained.
-        batch: its arguments.
-        notes: what is known already.
+        attach: attaches the engine to the model.
+        model: in the mode in which it will be trained.
+        batch: the arguments of its ``forward``.
+        notes: of the report, to which this function adds.
     """
     args, kwargs = _arguments(batch)
     trained = [p for p in model.parameters() if p.requires_grad]
     problems: list[str] = []
-    given: set[int] = set()
+    reached: set[int] = set()
     with left_intact(model, [*args, *kwargs.values()]), attach() as handle:
         with handle.surveying() as surveys, torch.enable_grad(), without_hooks(trained):
             try:
-                given = _reached(trained, model(*args, **kwargs))
+                reached = _reached(trained, model(*args, **kwargs))
             except ChainError as error:
                 problems.append(str(error))
         chains = handle.chains
@@ -49,7 +49,7 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
             *(
                 bypass_message(site, paths)
                 for site in chains.values()
-                if not problems and (paths := bypassed(site, lambda p: id(p) in given))
+                if not problems and (paths := bypassed(site, lambda p: id(p) in reached))
             ),
         ]
     findings = {
@@ -57,7 +57,7 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
         for path, site in chains.items()
     }
     if not model.training:
-        notes.append("the model is in evaluation mode, and so was its dry run: call train() before training.")
+        notes.append("the dry run was in evaluation mode, like the model: call train() before training.")
     return Report(chains, problems, notes, findings)
 
 
@@ -68,17 +68,17 @@ def _arguments(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def _reached(trained: Sequence[Tensor], out: Any) -> set[int]:
-    """Go backward from what the model returned; return the ids of the parameters that get a gradient."""
+    """Run a backward pass from the model's output; return the ids of the parameters that get a gradient."""
     roots = _roots(out)
     if not roots:
-        raise ChainError("the model returned no tensor that needs a gradient: there is nothing to go backward from.")
+        raise ChainError("the model returned no tensor that needs a gradient: there is no backward pass.")
     probes = [_probe(root) for root in roots]
     grads = torch.autograd.grad(roots, trained, probes, allow_unused=True)
     return {id(p) for p, grad in zip(trained, grads, strict=True) if grad is not None}
 
 
 def _roots(out: Any) -> list[Tensor]:
-    """Return the model's own loss; if it has none, what it returned, or what that contains."""
+    """Return the model's loss; without one, the tensors that it returned, directly or inside containers."""
     loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     if isinstance(loss, Tensor) and loss.requires_grad:
         return [loss]
@@ -88,7 +88,7 @@ def _roots(out: Any) -> list[Tensor]:
 
 
 def _probe(root: Tensor) -> Tensor:
-    """Return a cotangent whose numbers no symmetry makes vanish; nothing is drawn."""
+    """Return a fixed cotangent without symmetries, so that gradients do not vanish; draws no random numbers."""
     if root.dim() == 0:
         return torch.ones_like(root)
     count = torch.arange(1.0, root.numel() + 1, dtype=widest_float(root.device), device=root.device)

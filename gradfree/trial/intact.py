@@ -1,4 +1,4 @@
-"""Running a model without leaving a trace in it."""
+"""Restores a model after passes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _INNER = "_parameters", "_buffers", "_modules"
 
 @contextmanager
 def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
-    """Restore what passes inside the block change of ``model``, and all random states.
+    """Restore ``model`` and all random states after the ``with``.
 
-    These are the values of buffers, also of those that are replaced, the attributes of modules, and the random states
-    of Python, numpy and torch, on every device in use. What attributes hold is not looked into: a list that is appended
-    to stays longer. What hooks of others do is theirs.
+    Restored are the values of buffers (also of replaced ones), the attributes of modules, and the random states of
+    Python, numpy and torch on every device in use. The contents of attributes are not: a list that a pass appends to
+    stays longer. Other effects of hooks remain.
 
     Args:
         model: any module.
-        inputs: what it is given.
+        inputs: its arguments, for the devices in use.
     """
     tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, Tensor))]
     modules = [
