@@ -1,4 +1,4 @@
-"""The links of a chain in depth as dense matrices, one for each sample of the batch."""
+"""Dense Jacobians, JVPs and batch checks of the links of a chain in depth, per sample of the batch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent
-from gradfree.depth.link import Link, span, walking
+from gradfree.depth.link import Link, local_backward, span
 from gradfree.errors import ChainError
 from gradfree.torchside.batched_vjps import batched_vjps
 
 
 def samples(state: Tensor) -> int:
-    """Return how many samples ``state`` is of: its first dimension, one if it has no other."""
+    """Return the number of samples in ``state``: its first dimension, or one if it has no other dimension."""
     return state.shape[0] if state.dim() > 1 else 1
 
 
@@ -30,10 +30,10 @@ def vectors(links: Sequence[Link], cotangents: Sequence[Cotangent]) -> Tensor:
     for link in links:
         if samples(link.out) != batch:
             raise ChainError(
-                f"{link.path} returns a state of {samples(link.out)} samples, the blocks before it of {batch}: its "
-                "first dimension must be that of the samples throughout. Use the engine 'backprop'."
+                f"{link.path} returns a state of {samples(link.out)} samples, the blocks before it return {batch}: "
+                "the first dimension of every state must be the batch. Use the engine 'backprop'."
             )
-    rows = links[0].out.new_zeros(len(links), batch, widest, dtype=_wide(links))
+    rows = links[0].out.new_zeros(len(links), batch, widest, dtype=_wide_dtype(links))
     for row, cotangent in zip(rows, cotangents, strict=True):
         if cotangent is not None:
             row[:, : width(cotangent)] = cotangent.reshape(batch, width(cotangent))
@@ -43,7 +43,7 @@ def vectors(links: Sequence[Link], cotangents: Sequence[Cotangent]) -> Tensor:
 def jacobians(links: Sequence[Link]) -> Tensor:
     """Return (L - 1, B, H, H); see :meth:`.Chain.jacobians`. The links must not mix samples."""
     batch, widest = samples(links[0].out), max(width(link.out) for link in links)
-    result = links[0].out.new_zeros(len(links) - 1, batch, widest, widest, dtype=_wide(links))
+    result = links[0].out.new_zeros(len(links) - 1, batch, widest, widest, dtype=_wide_dtype(links))
     live = [i for i in range(1, len(links)) if links[i].state is not None]
     identity = torch.eye(widest, dtype=result.dtype, device=result.device)
     rows = [identity[:, : width(links[i].out)].unsqueeze(1).expand(-1, batch, -1) for i in live]
@@ -68,7 +68,7 @@ def jvps(links: Sequence[Link], tangents: Tensor) -> Tensor:
 def _push(link: Link, tangents: Tensor) -> Tensor:
     """Return F_i v of N tangents v of the state before the link.
 
-    A VJP is linear in the cotangent, and its own VJP is the JVP: so the block need not run again.
+    The VJP is linear in its cotangent, and the VJP of that map is the JVP. So the block need not run again.
     """
     cotangent = torch.zeros_like(link.out, requires_grad=True)
     source, state, given = link.source, link.state, link.writable(cotangent)
@@ -91,63 +91,60 @@ def _push(link: Link, tangents: Tensor) -> Tensor:
 
 
 class Mixing:
-    """What is known of whether blocks mix the samples of a batch, as batch normalization does in training.
+    """Checks whether blocks mix the samples of a batch, as batch normalization does in training.
 
-    A block is asked at its first pass with these layers in these modes: to look at the answer waits for the device.
+    A block is checked once for each set of its layers and modes, because reading the result waits for the device.
     """
 
     def __init__(self) -> None:
-        self._asked: set[tuple[str, Hashable]] = set()
+        self._checked: set[tuple[str, Hashable]] = set()
 
     def refuse(self, links: Sequence[Link]) -> None:
-        """Refuse links that mix samples: such Jacobians are not one matrix for each.
+        """Raise if a link mixes samples: its Jacobian is then not one matrix per sample.
 
-        Cotangents of the first sample must bring exactly nothing to the others, and those of the others nothing to it.
+        The VJP of the first sample's cotangent must be exactly zero for all other samples, and the other way round.
 
         Raises:
-            ChainError: the first block that does.
+            ChainError: a block mixes samples; the first one is named.
         """
         batch = samples(links[-1].out)
         if batch < 2:
             return
         modes = {link.path: tuple((type(m), m.training) for m in link.block.modules()) for link in links[1:]}
-        asked = [link for link in links[1:] if link.state and (link.path, modes[link.path]) not in self._asked]
-        if not asked:
+        new = [link for link in links[1:] if link.state and (link.path, modes[link.path]) not in self._checked]
+        if not new:
             return
         first = torch.arange(batch, device=links[-1].out.device) == 0
         chosen = torch.stack([first, ~first]).unsqueeze(-1)
-        pulled = _pull(asked, [_unlike(link.out) * chosen for link in asked])
+        pulled = _pull(new, [_asymmetric(link.out) * chosen for link in new])
         mixed = [first.new_zeros(()) if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
-        for link, mixes in zip(asked, _read(mixed), strict=True):
+        for link, mixes in zip(new, torch.stack(mixed).tolist(), strict=True):
             if mixes:
                 raise ChainError(
                     f"{link.path} mixes the samples of a batch, as batch normalization does in training: it has no "
                     "Jacobian for each of them. Use another normalization, eval() for that module, a batch in the "
                     "first dimension of the states if there is none, or the engine 'backprop'."
                 )
-        self._asked.update(modes.items())
+        self._checked.update(modes.items())
 
 
-def _read(answers: Sequence[Tensor]) -> list[bool]:
-    return torch.stack(list(answers)).tolist()
-
-
-def _unlike(state: Tensor) -> Tensor:
-    """Return numbers for a cotangent (B, width) that no symmetry of a block makes vanish; draws nothing."""
+def _asymmetric(state: Tensor) -> Tensor:
+    """Return a cotangent (B, width) that no symmetry of a block maps to zero; uses no random numbers."""
     count = torch.arange(1.0, samples(state) * width(state) + 1, device=state.device)
     return (count * count).sin().reshape(samples(state), width(state))
 
 
 def _pull(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
-    """Pull N cotangents (N, B, width) of each link back to the state before it, (N, B, width of that)."""
+    """Return the VJPs of N cotangents (N, B, width) of each link: (N, B, width of the state before it)."""
     if not links:
         return []
-    given = [row.reshape(len(row), *link.out.shape).to(link.out.dtype) for link, row in zip(links, rows, strict=True)]
-    with walking(span(links[::-1]), given):
+    pairs = zip(links, rows, strict=True)
+    cotangents = [row.reshape(len(row), *link.out.shape).to(link.out.dtype) for link, row in pairs]
+    with local_backward(span(links[::-1]), cotangents):
         writes = any(link.writes for link in links)
-        pulled = batched_vjps([link.out for link in links], [link.state for link in links], given, writes)
+        pulled = batched_vjps([link.out for link in links], [link.state for link in links], cotangents, writes)
     return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in pulled]
 
 
-def _wide(links: Sequence[Link]) -> torch.dtype:
+def _wide_dtype(links: Sequence[Link]) -> torch.dtype:
     return reduce(torch.promote_types, (link.out.dtype for link in links), torch.float32)

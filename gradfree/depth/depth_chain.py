@@ -1,4 +1,4 @@
-"""Chains in depth: each link is a module with a graph of its own, a state is one tensor."""
+"""Chains in depth: each link is a module with a separate autograd graph, and a state is one tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradfree.chains.memory import running_mean
 from gradfree.chains.solving import Attachment
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, jvps, vectors, width
-from gradfree.depth.link import Link, refuse_converted, span, walking
+from gradfree.depth.link import Link, local_backward, refuse_converted, span
 from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
@@ -22,13 +22,13 @@ from gradfree.torchside.hooks import without_hooks
 
 
 class Attached(Protocol):
-    """What is known of the chain of a model that an engine is attached to.
+    """A chain of a model that has an engine attached.
 
     Attributes:
-        attachment: solves it.
-        mixing: what earlier passes have shown of whether blocks mix the samples of a batch.
-        declared: the residual path of every link that keeps the state's shape, if it is not to be read off the graphs.
-        requires_residual: whether the chain must have a residual path, for engines that ask for it: not one of several.
+        attachment: solves the chain.
+        mixing: stores which blocks are known not to mix the samples of a batch.
+        declared: the residual path of every link that keeps the state's shape; ``None``: it is read from the graphs.
+        requires_residual: whether a chain without a residual path is an error for engines that need one.
     """
 
     attachment: Attachment
@@ -38,12 +38,12 @@ class Attached(Protocol):
 
 
 class Trained(NamedTuple):
-    """What may be trained in a pass.
+    """The trainable parameters of a pass.
 
     Attributes:
         parameters: each once.
-        numbers: their places, by their ids.
-        anchor: leads to them, see :class:`~gradfree.depth.nodes.Anchor`.
+        numbers: the index of each parameter, by its id.
+        anchor: the output of an :class:`~gradfree.depth.nodes.Anchor` that leads to them.
     """
 
     parameters: Sequence[Tensor]
@@ -51,9 +51,9 @@ class Trained(NamedTuple):
     anchor: Tensor
 
     @classmethod
-    def of(cls, parameters: Iterable[Tensor]) -> Trained:
+    def collect(cls, parameters: Iterable[Tensor]) -> Trained:
         """Return ``parameters``, each once."""
-        # By identity: the hash of a tensor is computed in Python.
+        # By id: the hash of a tensor is computed in Python, which is slow.
         once = {id(p): p for p in parameters}
         anchor = Anchor.apply(torch.empty(0, requires_grad=True), *once.values())
         return cls([*once.values()], dict(zip(once, range(len(once)), strict=True)), anchor)
@@ -67,18 +67,18 @@ NO_RESIDUAL = (
 
 
 class DepthChain(Chain):
-    """Links with separate graphs. Cotangents and factors are lists, one entry a link.
+    """Links with separate graphs. Cotangents and factors are lists with one entry per link.
 
     Args:
         links: in the order of the forward pass. The last one's output must have a cotangent.
         parameters: every trainable parameter of the chain, each once.
-        inputs: how many tensors other than the state the links were given.
+        inputs: the number of input tensors of the links, without the states.
         keep_graph: whether the graphs must survive (``retain_graph`` of the running backward pass).
-        chain: what the links are of.
+        chain: the attached chain that was recorded.
     """
 
     before: torch.Size | None = None
-    """The shape of the state that the first link was given, where that is a state of the chain on another rank."""
+    """The shape of the first link's input state if that is a state of the chain on another rank."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class DepthChain(Chain):
         chain: Attached,
     ):
         self.links, self.like = links, links[-1].out
-        self._know(parameters, inputs, keep_graph, chain)
+        self._set_common(parameters, inputs, keep_graph, chain)
 
-    def _know(self, parameters: Sequence[Tensor], inputs: int, keep_graph: bool, chain: Attached) -> None:
+    def _set_common(self, parameters: Sequence[Tensor], inputs: int, keep_graph: bool, chain: Attached) -> None:
         self.parameters, self.inputs, self.keep_graph = parameters, inputs, keep_graph
         self.memory, self.mixing = chain.attachment.memory, chain.mixing
         self.declared, self.requires_residual = chain.declared, chain.requires_residual
@@ -101,12 +101,13 @@ class DepthChain(Chain):
         return len(self.links)
 
     def constant(self, factor: Factor) -> list[Factor]:
-        """Return the factors K_i = diag(``factor``), zero where a link does not depend on the state before it.
+        """Return the factors K_i = diag(``factor``), zero for links that do not depend on the state before them.
 
-        A tensor must broadcast to a state.
+        Args:
+            factor: a number, or a tensor that broadcasts to a state.
 
         Raises:
-            ChainError: a state of another shape than the one before it, which only a factor of zero does not mind.
+            ChainError: ``factor`` is not zero, and a state has another shape than the one before it.
         """
         if not is_number(factor, 0.0):
             for before, link in self._shapes():
@@ -119,22 +120,22 @@ class DepthChain(Chain):
         return [0.0 if link.state is None else factor for link in self.links]
 
     def residual(self, weight: float = 1.0) -> list[Factor]:
-        """Return ``weight`` · K_i, read off each block's graph; see :attr:`~.link.Link.residual`."""
+        """Return ``weight`` · K_i, read from each block's graph; see :attr:`~.link.Link.residual`."""
         if weight == 0.0:
             return self.constant(0.0)
         factors = self._residuals()
-        # Where every block changes the shape, there is none to see.
+        # Without a block that keeps the shape, no residual path can be expected.
         kept = any(before == link.out.shape for before, link in self._shapes())
         if self.requires_residual and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(NO_RESIDUAL.format(first=self.links[0].path, last=self.links[-1].path))
         return factors if weight == 1.0 else [f * weight for f in factors]
 
     def _residuals(self) -> list[Factor]:
-        with walking(span(self.links[::-1]), ()):
+        with local_backward(span(self.links[::-1]), ()):
             return [residual_of(before, link, self.declared) for before, link in self._shapes()]
 
     def _shapes(self) -> list[tuple[torch.Size | None, Link]]:
-        """Return the links with the shapes of the states before them, ``None`` of one that is no state of the chain."""
+        """Return each link with the shape of the state before it; ``None`` if that is no state of the chain."""
         return list(zip([self.before, *(link.out.shape for link in self.links[:-1])], self.links, strict=True))
 
     def mean_residual(self, momentum: float) -> list[Factor]:
@@ -169,11 +170,11 @@ class DepthChain(Chain):
         return result
 
     def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
-        """Return δ_i F_i of the links ``live``, which all have a state before them."""
+        """Return δ_i F_i of the links ``live``; each must depend on the state before it."""
         result: list[Cotangent] = []
         for group in _groups(range(len(live))):
             links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
-            with walking(span(links), cotangents):
+            with local_backward(span(links), cotangents):
                 pulled = torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
@@ -194,7 +195,7 @@ class DepthChain(Chain):
         return result
 
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
-        """Return what each link carries of its own exact cotangent, those of later links taken exactly, too."""
+        """Return the findings about each link, with exact cotangents for all states."""
         found: list[LinkFindings] = []
         delta: Cotangent = None
         for i in reversed(range(len(self))):
@@ -210,11 +211,11 @@ class DepthChain(Chain):
         return found[::-1]
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:
-        """Return the cotangents as row vectors, (L, B, H); the first dimension of a state is that of the samples."""
+        """Return the cotangents as row vectors, (L, B, H); the first dimension of a state must be the batch."""
         return vectors(self.links, cotangents)
 
     def jacobians(self) -> Tensor:
-        """Return F_2 to F_L of every sample, (L - 1, B, H, H): H products of all links at once."""
+        """Return F_2 to F_L of every sample, (L - 1, B, H, H), by H VJPs of all links at once."""
         self.mixing.refuse(self.links)
         return jacobians(self.links)
 
@@ -236,26 +237,26 @@ class DepthChain(Chain):
         return result
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
-        """Return the exact gradients, each block's graph walked once and let go of."""
+        """Return the exact gradients; each block's graph is walked once and then freed."""
         total = self._zero()
         carried: Cotangent = None
         for i in reversed(range(len(self))):
             delta = plus(direct[i], carried)
-            # Blocks may share parts of their graphs: each is freed with its link.
+            # keep=True: blocks may share parts of their graphs, so autograd must not free one during its walk.
             carried = None if delta is None else self._add_local([self.links[i]], [delta], total, keep=True)
-            self.walked(i)
+            self.release(i)
         return total._replace(initial=carried)
 
-    def walked(self, index: int) -> None:
-        """Let go of link ``index``, unless its graph must survive."""
+    def release(self, index: int) -> None:
+        """Free link ``index``, unless its graph must survive."""
         if not self.keep_graph:
             del self.links[index]
 
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
 
-        Where δ is ``None``, parameters that backpropagation would reach still get zeros: DDP's reducer waits for
-        their gradient.
+        Where δ_i is ``None`` but backpropagation would reach the link, its parameters get zeros: DDP's reducer waits
+        for their gradients.
         """
         dense: dict[int, Tensor] = {}
         for i in reversed(range(len(self))):
@@ -276,23 +277,29 @@ class DepthChain(Chain):
     def _add_local(
         self, links: Sequence[Link], delta: Sequence[Tensor], total: ChainGradients, keep: bool
     ) -> Cotangent:
-        """Pull ``delta`` back through the links: add what reaches inputs and parameters to ``total``.
+        """Add the VJPs of ``links`` with respect to inputs and parameters to ``total``.
+
+        Args:
+            links: from the end of the chain on.
+            delta: the cotangents of their outputs.
+            total: the gradients so far.
+            keep: whether the graphs must survive.
 
         Returns:
-            What reaches the state before the last of ``links``, which run from the end of the chain.
+            The cotangent of the state before the last of ``links``.
         """
         for link, d in zip(links, delta, strict=True):
             check_finite([d], link.path)
             if self.deltas is not None:
                 self.deltas[link.path] = d.detach()
-        # Autograd passes over parameters that have been frozen since the forward pass.
+        # A parameter may have been frozen after the forward pass: it gets no gradient, as in autograd.
         numbers = sorted({n for link in links for n in link.parameters if self.parameters[n].requires_grad})
         entries = [(n, edge) for link in links for n, edge in link.inputs]
         first = [] if links[-1].state is None else [links[-1].state]
         leaves = [self.parameters[n] for n in numbers]
         if not first and not entries and not leaves:
             return None
-        with walking(span(links), delta), without_hooks(leaves):
+        with local_backward(span(links), delta), without_hooks(leaves):
             grads = iter(
                 torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
@@ -314,14 +321,14 @@ class DepthChain(Chain):
 
 
 def residual_of(before: torch.Size | None, link: Link, declared: float | None) -> Factor:
-    """Return K of ``link``; what changes the shape ``before``, or leads out of the chain, carries nothing."""
+    """Return K of ``link``; zero if the link changes the shape ``before``, or has no state before it."""
     if link.state is None or before != link.out.shape:
         return 0.0
     return link.residual if declared is None else declared
 
 
 def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
-    """Return the links to walk in one autograd call: all, or one by one where a failing link must be named."""
+    """Return the links of each autograd call: all, or one per call under anomaly detection, to name a failing link."""
     if torch.is_anomaly_enabled():
         return [[i] for i in indices]
     return [indices] if indices else []

@@ -1,4 +1,4 @@
-"""One block's part of a forward pass, and walks through its graph."""
+"""One block's part of a recorded forward pass, and backward walks through its graph."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from gradfree.torchside.residual import residual_factor
 
 @dataclass(eq=False)
 class Link:
-    """One block's part of a forward pass: a graph that ends at the block's own Entry.
+    """One block's part of a forward pass: a graph that ends at the block's Entry node.
 
     Attributes:
         path: the block's module path.
         block: the block.
         out: the block's output h_i, the root of the graph.
-        state: where h_{i-1} enters the graph of ``out``; ``None`` if it does not, or needs no gradient.
-        inputs: where other tensors that need a gradient enter it, by their number in the chain.
-        parameters: the numbers in the chain of the trainable parameters that the graph leads to.
-        root: the node that computed ``out``; ``None`` where the graph is not kept.
-        writes: whether a walk through the graph may change the cotangent that it starts from, in place.
-        given: the state as the block was given it; ``None`` if it needs no gradient, or was let go of.
-        version: how often ``out`` was changed in place when the block returned it.
-        after: the state as the model has it, weakly: it leads to its Exit and so to the pass.
-        hooks: the gradient hooks on it, which the graph keeps also where the model drops the state.
-        extra: what the block has returned besides, as far as it has a gradient; roots of the same graph.
-        entries: where anything enters the graph of ``out`` or ``extra``: inputs by number, the state as ``None``.
-        in_place: whether the block has changed the state that it was given.
-        checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``.
-        end: where the graph ends, if the values of ``out`` have been let go of: it is on the meta device then.
+        state: the edge where h_{i-1} enters the graph of ``out``; ``None`` if it does not, or needs no gradient.
+        inputs: the edges where other tensors that need a gradient enter it, with their indices in the chain.
+        parameters: the indices in the chain of the trainable parameters that the graph leads to.
+        root: the node that computed ``out``; ``None`` if the graph is not kept.
+        writes: whether a backward walk through the graph may change its first cotangent in place.
+        given: the detached state that the block got; ``None`` if it needs no gradient, or is freed.
+        version: the version counter of ``out`` when the block returned it.
+        after: the state that the model got. A weak reference: the state leads to its Exit node and so to the pass.
+        hooks: the gradient hooks on ``after``; the graph keeps them even if the model drops the state.
+        extra: other outputs of the block that need a gradient; roots of the same graph.
+        entries: the edges where inputs enter the graph of ``out`` or ``extra``, with their indices, ``None`` for the
+            state.
+        in_place: whether the block has changed its input state in place.
+        checkpointed: whether the block lies in a checkpoint with ``use_reentrant=False``.
+        end: the edge that stands for ``out`` if its values are freed; ``out`` is on the meta device then.
     """
 
     path: str
@@ -72,18 +73,18 @@ class Link:
 
     @property
     def is_shared(self) -> bool:
-        """Whether a change of the output is one of the state before it, or of another output."""
+        """Whether the output shares memory with the state before it, or with another output."""
         memory = self.out.untyped_storage()._cdata
         others = self.extra if self.given is None else [self.given, *self.extra]
         return any(other.untyped_storage()._cdata == memory for other in others)
 
-    def follow(self, after: Tensor) -> None:
-        """Remember the state as the model has it, before anybody has put a hook on it."""
+    def observe(self, after: Tensor) -> None:
+        """Store weak references to the model's state and to its hooks, before a hook can be put on it."""
         self.after, self.hooks = weakref.ref(after), weakref.ref(shared_hooks(after))
 
     @property
     def is_hooked(self) -> bool:
-        """Whether anybody sees the gradient of the output: by a hook, or by ``retain_grad()``."""
+        """Whether the model's state has a gradient hook or ``retain_grad()``."""
         if self.after is None or self.hooks is None:
             return False
         after = self.after()
@@ -91,34 +92,38 @@ class Link:
 
     @property
     def source(self) -> Tensor | GradientEdge:
-        """Where autograd begins to walk through the graph."""
+        """Where a backward walk through the graph starts."""
         return self.out if self.end is None else self.end
 
     @cached_property
     def residual(self) -> Factor:
-        """K, read off the graph; only once, as a checkpoint gives out only once what it has computed again."""
+        """K, read from the graph. Cached: a checkpoint gives out its recomputed tensors only once."""
         return 0.0 if self.state is None else residual_factor(self.out, self.state, self.checkpointed)
 
-    def changed(self, **fields: Any) -> Link:
-        """Return the link with other ``fields``; ``dataclasses.replace`` takes ten times as long."""
+    def with_fields(self, **fields: Any) -> Link:
+        """Return a copy with other ``fields``; ``dataclasses.replace`` takes ten times as long."""
         link = object.__new__(Link)
         vars(link).update(vars(self), **fields)
         vars(link).pop("residual", None)
         return link
 
     def writable(self, delta: Tensor) -> Tensor:
-        """Return ``delta`` for the graph to start from, a copy if it must not be changed."""
+        """Return ``delta``, or a copy if the walk may change it in place."""
         return delta.clone() if self.writes else delta
 
 
 def span(links: Sequence[Link]) -> str:
-    """Return what to call links that are walked through from the end."""
+    """Return what messages call ``links``, which run from the end of the chain."""
     return links[0].path if len(links) == 1 else f"{links[-1].path} to {links[0].path}"
 
 
 @contextmanager
-def walking(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
-    """Say that a failing local backward pass belongs to ``where``; refuse one that has changed its cotangents."""
+def local_backward(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
+    """Context of a backward walk inside ``where``.
+
+    Raises:
+        ChainError: the walk fails, or a hook changes one of the cotangents ``delta`` in place.
+    """
     versions = [None if d is None else version(d) for d in delta]
     try:
         yield
@@ -135,23 +140,23 @@ def walking(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
 
 
 _FREED = (
-    "its graph is freed already. A loss on a tensor that a block or a hook has kept from inside has run it, or an "
-    "earlier backward pass: call backward(retain_graph=True), return that tensor from the block beside the state, or "
-    "use the engine 'backprop'."
+    "its graph is freed already, by an earlier backward pass or by a loss on a tensor that a block or a hook has kept "
+    "from inside. Call backward(retain_graph=True), return that tensor from the block beside the state, or use the "
+    "engine 'backprop'."
 )
 
 
 def has_hooks(state: Tensor) -> bool:
-    """Return whether anybody sees the gradient of ``state``."""
+    """Return whether ``state`` has a gradient hook or ``retain_grad()``."""
     return bool(hooks_of(state)) or state.retains_grad
 
 
 def check_untouched(link: Link) -> None:
-    """Refuse that the output of ``link`` is not what its graph has computed, and hooks on the state it was given."""
+    """Raise if the block has a hook on its input state, or if the graph of its output has been changed in place."""
     if link.given is not None and has_hooks(link.given):
         raise ChainError(
-            f"{link.path} puts a gradient hook, or retain_grad(), on the state that it is given, of whose gradient "
-            "the engine sees parts. Put it on a copy, x = x.view_as(x), or on what the block computes."
+            f"{link.path} puts a gradient hook, or retain_grad(), on its input state, where it would see only a part "
+            "of the gradient. Put it on a copy, x = x.view_as(x), or on what the block computes."
         )
     if link.out.grad_fn is not link.root:
         raise ChainError(
@@ -162,7 +167,7 @@ def check_untouched(link: Link) -> None:
 
 
 def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
-    """Refuse that ``parameter`` got no gradient because it has another dtype or device than in the forward pass."""
+    """Raise if ``parameter`` got no gradient because its dtype or device changed after the forward pass."""
     for link in links:
         if was_cast(link.out, parameter):
             raise ChainError(
@@ -179,17 +184,17 @@ def pull_extra(
     direct: list[Cotangent],
     total: ChainGradients,
 ) -> ChainGradients:
-    """Pull what the loss sends to tensors that blocks return beside their states, as router losses do.
+    """Compute the VJPs of tensors that blocks return beside their states, such as router losses.
 
-    All in one autograd call, before the engine solves: what comes back to a block's state is a direct cotangent of the
-    state before it, and no engine need know where that is from.
+    One autograd call for all blocks, before the engine solves the chain. What reaches a block's input state is added to
+    the direct cotangent of that state, so engines need not know of extra outputs.
 
     Args:
         links: the links of the pass.
-        parameters: those of the chain.
-        given: the cotangents, by the number of a link and that of a tensor in its ``extra``.
-        direct: the direct cotangents of the states, which are added to.
-        total: what has come to the chain's inputs and parameters by other ways.
+        parameters: the trainable parameters of the chain.
+        given: the cotangents, by the index of a link and the index of a tensor in its ``extra``.
+        direct: the direct cotangents of the states; changed in place.
+        total: the gradients so far.
 
     Returns:
         The new total.
@@ -200,7 +205,7 @@ def pull_extra(
     leaves = [parameters[n] for n in numbers]
     if not entries and not leaves:
         return total
-    with walking(span(reached[::-1]), list(given.values())), without_hooks(leaves):
+    with local_backward(span(reached[::-1]), list(given.values())), without_hooks(leaves):
         grads = iter(
             torch.autograd.grad(
                 [links[i].extra[n] for i, n in given],
@@ -220,9 +225,14 @@ def pull_extra(
 def add_inside(
     direct: list[Cotangent], total: ChainGradients, index: int, number: int | None, cotangent: Cotangent
 ) -> ChainGradients:
-    """Return ``total`` with a cotangent of an input of link ``index`` in it, or of the state that entered the chain.
+    """Return ``total`` plus the cotangent of one input of link ``index``.
 
-    What the state was that an earlier link has returned is added to ``direct``.
+    Args:
+        direct: the direct cotangents; that of the state before the link is added here.
+        total: the gradients so far.
+        index: of the link.
+        number: the index of the input in the chain; ``None`` for the state.
+        cotangent: of that input.
     """
     if number is not None:
         total.inputs[number] = plus(total.inputs[number], cotangent)

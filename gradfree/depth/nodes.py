@@ -1,19 +1,19 @@
 """The four nodes that cut autograd's graph at the borders of a chain's blocks.
 
-One pass through a chain h_i = f_i(h_{i-1}) leaves this graph behind (arrows lead backward, as autograd walks)::
+One pass through a chain h_i = f_i(h_{i-1}) makes this graph (arrows point backward, as autograd walks)::
 
     loss -> ... -> Exit_L -> ... -> Exit_2 -> Exit_1 -> Start -> h_0, other inputs, every parameter
                      :                :         :
                    f_L's graph     f_2's     f_1's          each ends at its own Entry_i -> Anchor -> parameters
 
-- *Start*, one a pass, before the first block. Autograd runs it last: its backward lets the engine solve the chain and
-  returns all gradients.
-- *Entry*, one a block, gives the block its state (and other inputs) without history, so that each block builds a graph
-  of its own. Its backward runs only for what leaves a block elsewhere than by its output, such as a loss on a tensor
-  from inside: such a gradient belongs to the state before the block.
-- *Exit*, one a block, hands on what the block returned. Its backward collects the direct cotangents e_i.
-- *Anchor* is what entries lead to: the parameters, so that ``torch.autograd.grad`` for these runs the
-  entries, too. Never Start or h_0: an engine that asks a block's graph for gradients would walk through them.
+- *Start*, one per pass, lies before the first block. Autograd runs it last: its backward lets the engine solve the
+  chain and returns all gradients.
+- *Entry*, one per block, gives the block its state (and other inputs) without history, so that each block builds a
+  separate graph. Its backward runs only if the loss uses a tensor from inside the block. Such a gradient belongs to the
+  state before the block.
+- *Exit*, one per block, passes the block's output to the model. Its backward collects the direct cotangents e_i.
+- *Anchor* connects entries to the parameters, so that ``torch.autograd.grad`` for these runs the entries, too. Entries
+  never lead to Start or h_0: ``torch.autograd.grad`` on one block's graph would walk through them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Recording(Protocol):
     solving: bool
 
     def collect(self, index: int, extra: bool, cotangents: Sequence[Cotangent]) -> None:
-        """Keep the direct cotangents of what link ``index`` has returned: its state, or its extra outputs."""
+        """Store the direct cotangents of what link ``index`` has returned: its state, or its extra outputs."""
 
     def collect_inside(self, index: int, numbers: Sequence[int | None], cotangents: Sequence[Cotangent]) -> None:
-        """Keep what came back to what link ``index`` was given."""
+        """Store the cotangents of the inputs of link ``index``, from tensors inside its block that the loss uses."""
 
     def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
@@ -60,15 +60,15 @@ class _Context(FunctionCtx):
 
 
 class Start(Function):
-    """(pass, h_0, other inputs and parameters) -> what the first Exit continues from."""
+    """(pass, h_0, other inputs and parameters) -> an empty tensor, which the first Exit follows."""
 
     @staticmethod
     def forward(ctx: _Context, recording: Recording, state: Tensor, *inputs_and_parameters: Tensor) -> Tensor:
-        """Let the node know its pass."""
+        """Connect the node and its pass."""
         ctx.recording = recording
         recording.start = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
-        # Only for the order of the nodes. Not the state itself: of whole numbers (tokens) it would need no gradient.
+        # Only orders the nodes. Not the state itself: an integer state (tokens) could not require a gradient.
         return state.new_empty(0, dtype=torch.float32)
 
     @staticmethod
@@ -83,25 +83,26 @@ class Start(Function):
 
 
 class Anchor(Function):
-    """(a leaf that needs a gradient or another anchor, leaves) -> what entries lead to; it holds nothing of a pass."""
+    """(a leaf that needs a gradient or another anchor, leaves) -> an empty tensor for entries; keeps no pass alive."""
 
     @staticmethod
     def forward(ctx: _Context, *tensors: Tensor) -> Tensor:
-        """Count them."""
+        """Store how many tensors there are."""
         ctx.count = len(tensors)
         ctx.set_materialize_grads(False)
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[None, ...]:
-        """Return nothing: entries hand over what they get."""
+        """Return no gradients: entries give theirs to the pass."""
         return (None,) * ctx.count
 
 
 class Entry(Function):
     """(pass, link, its path, numbers, anchor, tensors) -> these tensors without history, for the block.
 
-    ``numbers`` tell which inputs of the pass the tensors are; ``None``: the state. A list hides tensors from autograd.
+    ``numbers`` are the indices of the tensors among the inputs of the pass, ``None`` for the state. The tensors come in
+    a list, which autograd does not look into.
     """
 
     @staticmethod
@@ -114,51 +115,51 @@ class Entry(Function):
         anchor: Tensor,
         tensors: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Hand them to the block; they share memory and version counters with the model's own."""
+        """Detach the tensors; the results share memory and version counters with them."""
         ctx.recording, ctx.index, ctx.path, ctx.numbers = recording, index, path, numbers
         ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in tensors])
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[None, ...]:
-        """Hand over what left the block elsewhere than by its output; the engine's own walks end here."""
+        """Give the pass the cotangents from inside the block; do nothing while the engine solves the chain."""
         recording = ctx.recording()
         if recording is None:
-            raise ChainError(INSIDE_ALONE.format(path=ctx.path))
+            raise ChainError(ONLY_INSIDE.format(path=ctx.path))
         if not recording.solving:
             recording.collect_inside(ctx.index, ctx.numbers, cotangents)
         return None, None, None, None, None, None
 
 
 class Exit(Function):
-    """(pass, link, whether extra, what lies before, outputs of the block) -> the same for the model.
+    """(pass, link, whether extra, previous tensor, outputs of the block) -> these outputs, for the model.
 
-    Behind the state before, or Start, for the block's state; behind that for what the block returns besides: who asks
-    for the gradient of the state comes by there.
+    For the block's state the previous tensor is the state before it, or Start's output. For extra outputs it is the
+    block's state, so that ``torch.autograd.grad`` for that state runs this node, too.
     """
 
     @staticmethod
     def forward(
         ctx: _Context, recording: Recording, index: int, extra: bool, before: Tensor, outputs: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Hand them on; they share memory and version counters with the block's own."""
+        """Detach the outputs; the results share memory and version counters with them."""
         ctx.recording, ctx.index, ctx.extra = recording, index, extra
         ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in outputs])
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[None, ...]:
-        """Keep the direct cotangents."""
+        """Give the direct cotangents to the pass."""
         ctx.recording.collect(ctx.index, ctx.extra, cotangents)
         return None, None, None, None, None
 
 
 START, ENTRY, EXIT = node_class(Start), node_class(Entry), node_class(Exit)
 BORDERS = (START, ENTRY, EXIT)
-"""The classes of the nodes that no block's own graph leads to, but for its Entry."""
+"""Node classes that a block's graph must not lead to, except for its own Entry."""
 
-INSIDE_ALONE = (
-    "the loss uses a tensor from inside {path}, but no state of the chain that it lies in: its gradient cannot pass "
-    "the chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, "
-    "or detach the engine for this pass."
+ONLY_INSIDE = (
+    "the loss uses a tensor from inside {path}, but no state of its chain: the gradient of that tensor cannot pass the "
+    "chain then. Add it to the model's loss and call backward() once, return it from the block beside the state, or "
+    "detach the engine for this pass."
 )

@@ -1,7 +1,7 @@
-"""The hooks on a chain's blocks: they cut autograd's graph around each call and record it in a pass.
+"""Hooks on the blocks of a chain: they cut autograd's graph around each call and record the call in a pass.
 
-A block that cannot go on in the pass of the block before it begins another one; the outer graph links all passes,
-exactly, and the site keeps why. What would get a wrong gradient raises.
+A block that cannot be the next link of its predecessor's pass starts a new pass, and the site stores the reason. The
+outer graph connects the passes, so the gradients stay exact. A block that would get a wrong gradient raises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,17 @@ from gradfree.torchside.unsaved import unsaved_hooks
 
 
 class _Call(NamedTuple):
-    """What is known of a call when it begins."""
+    """A call of a block that is running.
+
+    Attributes:
+        recording: the pass that the call belongs to.
+        before: what the block's Exit node follows in the outer graph: the state before the block, or Start's output.
+        tensors: the inputs that need a gradient, as the model has them: the state first, if it is one of them.
+        numbers: the number of each of ``tensors`` among the inputs of the pass; ``None`` for the state.
+        entered: ``tensors`` without history, as the block gets them.
+        entry: the Entry node of ``entered``; ``None`` if that is empty.
+        versions: the version counters of ``entered`` before the block runs.
+    """
 
     recording: DepthPass
     before: Tensor
@@ -47,7 +57,7 @@ class _Call(NamedTuple):
 
     @property
     def given(self) -> Tensor | None:
-        """The state as the block was given it; ``None`` if it needs no gradient."""
+        """The state that the block gets; ``None`` if it needs no gradient."""
         return self.entered[0] if self.numbers and self.numbers[0] is None else None
 
 
@@ -55,11 +65,11 @@ class RecordedChain:
     """One chain of a model with an engine attached.
 
     Args:
-        attachment: solves for the gradients.
+        attachment: computes the gradients of each pass.
         site: the chain.
 
     Attributes:
-        skips: whether a block that returns the very state that it was given is no link of the chain.
+        skips: whether a block that returns its input state unchanged is left out of the pass.
     """
 
     skips = True
@@ -70,22 +80,26 @@ class RecordedChain:
         self.declared, self.requires_residual = site.declared, site.requires_residual
         self.mixing = Mixing()
         modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
-        # What every pass reads, in one place: to go through all modules for it costs more than small blocks do.
+        # Collected once: walking all modules in every pass would take longer than small blocks do.
         self._parameters = [module._parameters for module in modules if module._parameters]
         self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
 
     def record(self) -> list[Removable]:
-        """Record the calls of the blocks; return what to take off again."""
+        """Put hooks on the blocks that record their calls; return the handles that remove them."""
         handles = []
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
-            # Behind every pre-hook and before every forward hook that the user has: these belong to the model.
+            # Runs after the user's pre-hooks and before their forward hooks, so those are part of the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(block.register_forward_hook(recorder.leave, prepend=True, always_call=True))
         return [*handles, *unsaved_hooks(handles)]
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> DepthPass:
-        """Return a new pass that starts from ``state``; refuse it where blocks should have run in a batch."""
+        """Return a new pass that starts from ``state``.
+
+        Raises:
+            ChainError: ``batched=True``, so the blocks should have run as a row.
+        """
         if self.attachment.batched is True:
             raise ChainError(
                 f"batched=True, but the blocks from {next(iter(self.blocks))} on are run one by one: called by the "
@@ -95,16 +109,19 @@ class RecordedChain:
         return DepthPass(self, self.trained(), inputs)
 
     def trained(self) -> Trained:
-        """Return the parameters of the blocks, and of the model around them, that may be trained now."""
-        own = [p for held in self._parameters for p in held.values() if p is not None and p.requires_grad]
-        outside = self.attachment.outside_parameters()
-        return Trained.of([*own, *(p for p in outside if p.requires_grad and not is_dtensor(p))])
+        """Return the parameters that need a gradient: those of the blocks and of the model around them."""
+        inner = [p for named in self._parameters for p in named.values() if p is not None and p.requires_grad]
+        outer = [p for p in self.attachment.outside_parameters() if p.requires_grad and not is_dtensor(p)]
+        return Trained.collect([*inner, *outer])
 
     def check(self, block: nn.Module) -> None:
-        """Refuse what may have come since the engine was attached: sharded modules, backward hooks, transforms.
+        """Check for what may have been added since the engine was attached.
 
         Args:
-            block: the first to run.
+            block: the first block of the pass.
+
+        Raises:
+            ChainError: sharded modules, full backward hooks, ``torch.func`` transforms or ``nn.DataParallel``.
         """
         first = next(iter(self.blocks))
         refuse_transforms(first)
@@ -117,7 +134,7 @@ class RecordedChain:
             raise ChainError(problem)
 
     def split(self, path: str, reason: str) -> None:
-        """Note why the block at ``path`` does not go on in the pass of the block before it."""
+        """Store why the block at ``path`` is not the next link of its predecessor's pass."""
         self.splits[path] = reason
 
 
@@ -125,26 +142,26 @@ class BlockRecorder:
     """The two hooks of one block.
 
     Args:
-        chain: of the block.
-        path: of the block.
-        port: tells its state from what else it takes and returns.
+        chain: the chain that the block belongs to.
+        path: the block's module path.
+        port: finds the state among the block's arguments and outputs.
     """
 
     def __init__(self, chain: RecordedChain, path: str, port: Port):
         self.chain, self.path, self.port = chain, path, port
-        self._calls: dict[int, _Call] = {}  # By thread: several may run the model.
+        self._calls: dict[int, _Call] = {}  # By thread: several threads may run the model.
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out calls that are running: a copy has none."""
+        """Leave out the running calls: a copy has none."""
         return {**self.__dict__, "_calls": {}}
 
-    # Compiled into one region with what lies around them, blocks would share a graph; and this imports no compiler.
+    # In one compiled region, blocks would share a graph. Unlike torch.compiler.disable, this imports no compiler.
     @uncompiled
     def enter(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Give the block inputs without history and join the pass that its state belongs to, or begin one."""
-        # A checkpoint around the block runs it again for what autograd has kept of the pass; that is recorded already.
+        """Forward pre-hook: detach the block's inputs, and join the pass of its state or begin a new one."""
+        # A checkpoint around the block recomputes a call that is recorded already.
         if not torch.is_grad_enabled() or recomputed():
             return None
         state, inputs, put = self.port.take(args, kwargs)
@@ -156,7 +173,7 @@ class BlockRecorder:
             return None
         others = [t for t in inputs if t is not state]
         recording, before = self._join(block, state, others)
-        recording.before(self.path, block, state)
+        recording.before_block(self.path, block, state)
         tensors = [state, *others] if needed else others
         numbers = [*[None] * needed, *map(recording.number, others)]
         entered = recording.enter(self.path, numbers, tensors)
@@ -167,7 +184,7 @@ class BlockRecorder:
 
     @uncompiled
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        """Record the block's graph; return its output with the next state in it."""
+        """Forward hook: record the block's graph; return the block's output with the recorded state in it."""
         call = self._calls.pop(get_ident(), None)
         if call is None or (out is None and exc_info()[0]):
             return None
@@ -181,7 +198,7 @@ class BlockRecorder:
         in_place = self._changed(call)
         if not state.requires_grad:
             return None
-        # What the block returns as it was given it is for the model the very tensor that it had.
+        # If the block returns an input unchanged, the model gets its original tensor back.
         same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
         if self.chain.skips and id(state) in same:
             joined = self.port.join(same[id(state)], rest)
@@ -193,13 +210,13 @@ class BlockRecorder:
         joined = self.port.join(after, rest)
         if rest is None:
             return joined
-        # The state itself may stand in there once more.
+        # The rest of the output may contain the state again.
         return replaced(joined, {**same, id(state): after, **dict(zip(map(id, extra), handed, strict=True))})
 
     def _link(self, block: nn.Module, state: Tensor, extra: Sequence[Tensor], in_place: bool, call: _Call) -> Link:
         graph = walk([state, *extra], ends=(ENTRY,))
         parameters = [call.recording.numbers.get(id(leaf), -1) for leaf in graph.leaves]
-        self._refuse_strange(graph, parameters, call)
+        self._refuse_foreign(graph, parameters, call)
         entries = [(call.numbers[n], GradientEdge(node, n)) for node, n in sorted(graph.stops, key=itemgetter(1))]
         reached = entries
         if extra:
@@ -222,13 +239,13 @@ class BlockRecorder:
             checkpointed=checkpointed(),
         )
 
-    def _refuse_strange(self, graph: Reached, parameters: Sequence[int], call: _Call) -> None:
-        """Refuse a block whose graph leads to what is no part of the pass."""
+    def _refuse_foreign(self, graph: Reached, parameters: Sequence[int], call: _Call) -> None:
+        """Raise if the block's graph leads to leaves or nodes outside of the pass."""
         if -1 in parameters:
-            strange = graph.leaves[parameters.index(-1)]
-            what = f"a tensor of shape {tuple(strange.shape)} that needs a gradient and"
+            foreign = graph.leaves[parameters.index(-1)]
+            what = f"a tensor of shape {tuple(foreign.shape)} that needs a gradient and"
         elif any(node is not call.entry for node, _ in graph.stops) or not graph.kinds.isdisjoint(BORDERS):
-            what = "another state of a chain, or what is computed from one,"
+            what = "another state of a chain, or a tensor computed from one,"
         elif _REENTRANT in graph.kinds:
             raise ChainError(
                 f"{self.path} has a checkpoint with use_reentrant=True in it, which only loss.backward() can run. Use "
@@ -243,14 +260,14 @@ class BlockRecorder:
         )
 
     def _join(self, block: nn.Module, state: Tensor, others: Sequence[Tensor]) -> tuple[DepthPass, Tensor]:
-        """Return the pass that ``state`` belongs to, or a new one, and what its next Exit continues from."""
+        """Return the pass that ``state`` belongs to, or a new one, and what its next Exit node follows."""
         node: Any = state.grad_fn
-        if type(node) is EXIT and node.recording.of() is self.chain:
+        if type(node) is EXIT and node.recording.chain_ref() is self.chain:
             recording: DepthPass = node.recording
-            problem = self._cannot_go_on(recording, node, state, others)
-            if problem is None:
+            reason = self._why_split(recording, node, state, others)
+            if reason is None:
                 return recording, state
-            self.chain.split(self.path, problem)
+            self.chain.split(self.path, reason)
         else:
             self.chain.check(block)
             if state.requires_grad and self.path != next(iter(self.chain.blocks)):
@@ -258,7 +275,7 @@ class BlockRecorder:
         recording = self.chain.begin(state, others)
         return recording, recording.begin(state)
 
-    def _cannot_go_on(self, recording: DepthPass, node: Any, state: Tensor, others: Sequence[Tensor]) -> str | None:
+    def _why_split(self, recording: DepthPass, node: Any, state: Tensor, others: Sequence[Tensor]) -> str | None:
         """Return why the block cannot be the next link of ``recording``; ``None`` if it can."""
         if node.extra:
             return NOT_THE_STATE
@@ -275,11 +292,15 @@ class BlockRecorder:
         return None
 
     def _changed(self, call: _Call) -> bool:
-        """Return whether the block has changed its state in place; refuse what is wrong then."""
+        """Return whether the block has changed its state in place.
+
+        Raises:
+            ChainError: it has changed another input, or the first state of the pass.
+        """
         changed = [t for t, before in zip(call.entered, call.versions, strict=True) if version(t) != before]
         if not changed:
             return False
-        # What the outer graph has computed with the tensor that the pass began with, nobody sees.
+        # The first state comes from outside the pass, where the recorder does not see its other uses.
         if not call.recording.links or len(changed) > 1 or changed[0] is not call.given:
             raise ChainError(
                 f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
@@ -291,7 +312,7 @@ class BlockRecorder:
 _REENTRANT: type = CheckpointFunction._backward_cls
 
 
-# Why a block does not go on in the pass of the block before it.
+# Why a block starts a new pass.
 BETWEEN = "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output"
 NOT_THE_STATE = "its first argument is what a block returned beside its state; gradfree.register_port says which is it"
 NO_STATE = "its first argument is no tensor; gradfree.register_port says which one is the state"

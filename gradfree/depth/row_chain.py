@@ -15,7 +15,7 @@ from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.depth_chain import NO_RESIDUAL, DepthChain
-from gradfree.depth.link import Link, walking
+from gradfree.depth.link import Link, local_backward
 from gradfree.depth.recorder import RecordedChain
 from gradfree.errors import ChainError
 from gradfree.rows.batch import Batch, call, matches
@@ -47,7 +47,7 @@ class RowChain(DepthChain):
         initial: bool,
     ):
         # Each backward pass makes graphs of its own.
-        self._know(parameters, 0, chain.attachment.compares, chain)
+        self._set_common(parameters, 0, chain.attachment.compares, chain)
         self.like = states[-1]
         self._blocks = list(chain.blocks.items())
         self._structure, self._tensors, self._states = structure, tensors, states
@@ -133,7 +133,7 @@ class RowChain(DepthChain):
         self, direct: Sequence[Cotangent], delta: Tensor, factors: Sequence[Factor]
     ) -> Tensor:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one call for all links."""
-        with walking(self._span, ()):
+        with local_backward(self._span, ()):
             pulled = self._batch.pull(delta)
         if not is_number(factors[-1], 0.0):
             pulled = pulled - delta * factors[-1]
@@ -148,7 +148,7 @@ class RowChain(DepthChain):
         delta, total, initial = self._stacked(delta), self._zero(), None
         if self.deltas is not None:
             self.deltas.update(zip((path for path, _ in self._blocks), delta.detach(), strict=True))
-        with walking(self._span, ()):
+        with local_backward(self._span, ()):
             weights, entered = self._batch.gradients(delta, self.keep_graph)
         if not self.keep_graph:
             del self._batch
@@ -171,7 +171,7 @@ class RowChain(DepthChain):
     def _batch(self) -> Batch:
         """The linearisation, made when it is first asked for."""
         trained = [name for name, own in self._tensors.items() if id(own[0]) in self._numbers]
-        with walking(self._span, ()):
+        with local_backward(self._span, ()):
             batch = Batch(self._structure, self._tensors, trained, self._states[:-1])
         out, where = batch.out.detach(), f"the blocks from {self._span}"
         self._check(out[-1], self._states[-1], where)

@@ -119,7 +119,7 @@ class LayerChain(DepthChain):
         self.links[:] = [link for link, _ in self.replay()]
         return super().backpropagate(direct)
 
-    def walked(self, index: int) -> None:
+    def release(self, index: int) -> None:
         """Let go of link ``index``, unless its graph must survive."""
         if not self.keep_graph:
             self.links[index] = released(self.links[index])
@@ -205,7 +205,7 @@ class LayerChain(DepthChain):
             yield found
             del found
             for j in range(passed, i):
-                self.walked(j)
+                self.release(j)
             passed = max(passed, i)
 
     def _second_pass(self, shift: Tensor, norms: Tensor, graphs: bool) -> Iterator[tuple[int, Compared]]:
@@ -296,19 +296,19 @@ class LayerChain(DepthChain):
             cotangent: shaped like its output.
             total: is changed.
         """
-        self._add_local([link.changed(state=None)], [cotangent.to(link.out.dtype)], total, self.keep_graph)
+        self._add_local([link.with_fields(state=None)], [cotangent.to(link.out.dtype)], total, self.keep_graph)
 
 
 def valueless(link: Link) -> Link:
     """Return ``link`` without its values, but with its graph."""
     if link.out.is_meta:
         return link
-    return link.changed(out=_without_values(link.out), version=0, root=None, end=get_gradient_edge(link.out))
+    return link.with_fields(out=_without_values(link.out), version=0, root=None, end=get_gradient_edge(link.out))
 
 
 def released(link: Link) -> Link:
     """Return ``link`` without its values and its graph."""
-    return link.changed(out=_without_values(link.out), version=0, root=None, state=None, end=None, entries=())
+    return link.with_fields(out=_without_values(link.out), version=0, root=None, state=None, end=None, entries=())
 
 
 def _without_values(out: Tensor) -> Tensor:

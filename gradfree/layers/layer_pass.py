@@ -28,7 +28,7 @@ class RecordedLayers(RecordedChain):
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> LayeredPass:
         """Return a new pass that starts from ``state``."""
-        return LayeredPass(self, Trained.of(self.own()), state, inputs)
+        return LayeredPass(self, Trained.collect(self.own()), state, inputs)
 
     def own(self) -> Iterator[Tensor]:
         """Yield the layers' own trainable parameters."""
@@ -58,7 +58,7 @@ class LayeredPass(DepthPass):
         super().__init__(chain, trained, inputs)
         # A layer's entry leads to the parameters of the layers before it: were its own among them, autograd would
         # compute the gradient of the layer's input for that of its weights.
-        self.anchor = Trained.of(()).anchor
+        self.anchor = Trained.collect(()).anchor
         self.initial, self.goes_on = state.detach(), state.requires_grad
         self._entered = [(tensor, tensor._version) for tensor in (self.initial, *self.parameters)]
         # What a parameter's ``data`` is set to between the passes is not what the pass has run with.
@@ -73,7 +73,7 @@ class LayeredPass(DepthPass):
         kind = state.device.type
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
-    def before(self, path: str, block: nn.Module, state: Tensor) -> None:
+    def before_block(self, path: str, block: nn.Module, state: Tensor) -> None:
         """Remember the random state that a dropout mask is drawn from, to draw it again.
 
         Raises:
@@ -137,7 +137,7 @@ class LayeredPass(DepthPass):
 
     def check_unchanged(self) -> None:
         """Refuse to go on with other parameters, or other values of these or of the input, than the pass had."""
-        known = zip_longest(Trained.of(self.chain.own()).parameters, self.parameters, self._held)
+        known = zip_longest(Trained.collect(self.chain.own()).parameters, self.parameters, self._held)
         # One that has got another dtype has left autograd's graph.
         if any(p is not trained or p.dtype is not held.dtype for p, trained, held in known):
             raise ChainError(
@@ -168,7 +168,7 @@ class LayeredPass(DepthPass):
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local)
-        return link.changed(out=out, state=get_gradient_edge(local), end=None)
+        return link.with_fields(out=out, state=get_gradient_edge(local), end=None)
 
 
 def _plain_role(path: str, layer: nn.Module) -> Role:

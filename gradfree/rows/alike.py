@@ -45,7 +45,7 @@ _METHODS = {
 }
 
 
-def likeness(module: nn.Module) -> Hashable:
+def signature(module: nn.Module) -> Hashable:
     """Return what two modules have in common if one structure can stand for both, given parameters and buffers.
 
     That is: classes, shapes, what is trained, modes, and all plain attributes. Any other attribute, such as a tensor or
@@ -65,7 +65,7 @@ def why_no_row(blocks: Sequence[nn.Module], declared: bool) -> str | None:
         declared: whether the user says that they can run in a batch (``batched=True``): a forward that cannot be
             traced is taken then.
     """
-    if len(blocks) < 2 or len({likeness(block) for block in blocks}) > 1:
+    if len(blocks) < 2 or len({signature(block) for block in blocks}) > 1:
         return "the blocks are not equal in structure, attributes, modes and shapes"
     for block in blocks:
         for inner in block.modules():

@@ -65,9 +65,9 @@ MUTANTS = (
         UNUSUAL,
         (
             DEPTH,
-            "        self._refuse_strange(graph, parameters, call)\n",
+            "        self._refuse_foreign(graph, parameters, call)\n",
             "        parameters = [n for n in parameters if n >= 0]\n"
-            "        self._refuse_strange(graph, parameters, call)\n",
+            "        self._refuse_foreign(graph, parameters, call)\n",
         ),
     ),
     mutant(
@@ -167,8 +167,8 @@ MUTANTS = (
         "depth/attaching/test_trained_parameters.py",
         (
             "gradfree/depth/*chain.py",
-            "with walking(span(links), delta), without_hooks(leaves):",
-            "with walking(span(links), delta):",
+            "with local_backward(span(links), delta), without_hooks(leaves):",
+            "with local_backward(span(links), delta):",
         ),
     ),
     mutant(

@@ -56,8 +56,8 @@ MUTANTS = (
         UNEQUAL,
         (
             "gradfree/rows/alike.py",
-            "len({likeness(block) for block in blocks}) > 1",
-            "len({likeness(block) for block in blocks}) > len(blocks)",
+            "len({signature(block) for block in blocks}) > 1",
+            "len({signature(block) for block in blocks}) > len(blocks)",
         ),
     ),
     mutant(
