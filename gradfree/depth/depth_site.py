@@ -1,4 +1,4 @@
-"""Chains in depth, as a model has them: blocks, such as those of an ``nn.Sequential`` or ``nn.ModuleList``."""
+"""Places of chains in depth: the blocks of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Blocks(Site):
-    """Some of a module's inner modules, run one after the other by it or by the model around it.
+    """Blocks inside a module, which it or the model around it runs one after the other.
 
-    Other kinds of chains in depth derive from it: they say which blocks (:meth:`blocks_of`), of which modules
-    (:meth:`accepts`), and what these look like (``looks_like``).
+    Base class of kinds of chains in depth. A subclass defines the blocks (:meth:`blocks_of`), the accepted modules
+    (:meth:`accepts`) and their description for messages (``looks_like``).
     """
 
     def __init__(self, path: str, module: nn.Module):
@@ -42,7 +42,7 @@ class Blocks(Site):
 
     @classmethod
     def of_row(cls, modules: Mapping[str, nn.Module]) -> Blocks:
-        """Return the chain of ``modules``, in this order, wherever they are in the model."""
+        """Return the chain of ``modules``, by their paths in the model, in this order."""
         site = cls.__new__(cls)
         Site.__init__(site, ", ".join(modules), nn.Identity())
         site._container = nn.Identity()
@@ -53,16 +53,16 @@ class Blocks(Site):
     @classmethod
     @abstractmethod
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
-        """Return the blocks of ``module`` in the order in which they run, by their paths inside it."""
+        """Return the blocks of ``module`` by their paths inside it, in the order in which they run."""
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine of what records the calls of ``module``."""
+        """Return the attachment whose recorder has hooks on ``module``; ``None`` if there is none."""
         hooks = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
         return next((hook.chain.attachment for hook in hooks if isinstance(hook, BlockRecorder)), None)
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the blocks."""
+        """Yield why no engine can be attached to the blocks."""
         if not self.blocks:
             yield f"{self.path!r} has no blocks."
         yield from sharded(self.inside)
@@ -70,31 +70,31 @@ class Blocks(Site):
         for path, block in self.blocks.items():
             yield from _block_problems(path, block)
         taken = [problem for path, block in self.blocks.items() for problem in attached(path, block, [Container])]
-        yield from taken[:1]  # Its remedy is that of all.
+        yield from taken[:1]  # The remedy is the same for all.
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return one number's shape."""
+        """Return the shape of the running mean of the residual path: one number."""
         return {"residual": ()}
 
     @property
     def can_be_batched(self) -> bool:
-        """Whether a plain ``nn.Sequential`` runs them: whether they are equal, a pass tells."""
+        """Whether a plain ``nn.Sequential`` runs the blocks; whether they are equal is checked in each pass."""
         return SequentialRow.fits(self._container, list(self.blocks.values()))
 
     def record(self, attachment: Attachment) -> list[Removable]:
-        """Record the calls of the blocks."""
+        """Put the recorder's hooks on the blocks, and the forward of a row on their container if they may be one."""
         chain = RecordedChain(attachment, self)
-        parts = chain.record()
+        handles = chain.record()
         if attachment.batched and attachment.engine.pulls_at_once and self.can_be_batched:
-            parts += [SequentialRow(chain, self._container), Unsaved(self._container, {"forward"})]
-        return parts
+            handles += [SequentialRow(chain, self._container), Unsaved(self._container, {"forward"})]
+        return handles
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"
 
 
 class Container(Blocks):
-    """All that an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` holds."""
+    """All children of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``."""
 
     several = True
     looks_like = (
@@ -110,47 +110,47 @@ class Container(Blocks):
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Return whether it holds two or more composite blocks in a row, every class of them more than once.
+        """Return whether ``module`` is a list of two or more composite blocks, each class at least twice.
 
-        Containers are blocks where no chain can be in them, and where they run one after the other for sure.
+        Blocks may be containers if no chain can be inside them and an ``nn.Sequential`` runs them.
         """
         blocks = list(cls.blocks_of(module).values())
         classes = Counter(own_class(getattr(block, "_orig_mod", block)) for block in blocks)  # Compiled, or not.
-        row = cls.accepts(module) and not isinstance(module, nn.ModuleDict)
-        blocky = all(map(_composite, blocks)) or (type(module) is nn.Sequential and _alike_rows(blocks))
-        return row and min(classes.values(), default=0) > 1 and blocky
+        ordered = cls.accepts(module) and not isinstance(module, nn.ModuleDict)
+        are_blocks = all(map(_composite, blocks)) or (type(module) is nn.Sequential and _equal_sequentials(blocks))
+        return ordered and min(classes.values(), default=0) > 1 and are_blocks
 
     @classmethod
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
-        """Return the children, each as often as it is one."""
+        """Return the children; one that has several names is there several times."""
         return {name: block for name, block in module._modules.items() if block is not None}
 
     @classmethod
     def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
-        """Return the containers that its blocks hold, if these are stages, each of other shapes."""
+        """Return the evident containers inside the blocks, if the blocks are stages, each with other shapes."""
         blocks = cls.blocks_of(module)
         shapes = set(map(_shapes, blocks.values()))
         inner = {
-            f"{name}.{own}": child
+            f"{name}.{child_name}": child
             for name, block in blocks.items()
-            for own, child in block.named_children()
+            for child_name, child in block.named_children()
             if cls.is_evident(child)
         }
         return inner if len(shapes) == len(blocks) and 2 * len(inner) >= len(blocks) else {}
 
 
 def _composite(module: nn.Module) -> bool:
-    """Tell a block from a layer of torch's own and from a container, which may itself hold a chain."""
-    own = not own_class(module).__module__.startswith("torch.nn.")
-    return not isinstance(module, _CONTAINERS) and (own or any(True for _ in module.children()))
+    """Return whether ``module`` is a block: neither a container, which may hold a chain, nor one of torch's layers."""
+    of_user = not own_class(module).__module__.startswith("torch.nn.")
+    return not isinstance(module, _CONTAINERS) and (of_user or any(True for _ in module.children()))
 
 
-def _alike_rows(blocks: Sequence[nn.Module]) -> bool:
-    """Return whether blocks are ``nn.Sequential`` of the same layers, and none of them holds a chain."""
-    rows = all(type(block) is nn.Sequential for block in blocks)
+def _equal_sequentials(blocks: Sequence[nn.Module]) -> bool:
+    """Return whether all blocks are ``nn.Sequential`` of the same layers and none of them contains a chain."""
+    sequential = all(type(block) is nn.Sequential for block in blocks)
     layers = {(_shapes(block), *map(type, block.modules())) for block in blocks}
     inner = {module for block in blocks for module in block.modules()}
-    return rows and len(layers) == 1 and any(map(_shapes, blocks)) and not any(map(Container.is_evident, inner))
+    return sequential and len(layers) == 1 and any(map(_shapes, blocks)) and not any(map(Container.is_evident, inner))
 
 
 def _shapes(block: nn.Module) -> tuple[torch.Size, ...]:

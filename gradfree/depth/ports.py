@@ -1,4 +1,4 @@
-"""What a block takes and returns: which argument is the state, and which part of the output is the next one."""
+"""Ports: which argument of a block is the state, and which part of its output is the next state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Taken(NamedTuple):
     Attributes:
         state: the state; ``None`` if none was found.
         inputs: all other tensors that need a gradient.
-        put: returns the arguments, by position and by keyword, with another state and other inputs in their places.
+        put: takes a new state and new inputs; returns the positional and keyword arguments with these in place.
     """
 
     state: Tensor | None
@@ -26,20 +26,20 @@ class Taken(NamedTuple):
 
 
 class Port:
-    """What most blocks take and return; derive from it for other blocks, and :func:`register_port`.
+    """Finds the state among the arguments and outputs of most blocks; see :func:`register_port` for other blocks.
 
-    Takes the state as the first argument of the block's ``forward``, by position or by keyword. The block returns it
-    alone, or as the first entry that is not ``None`` of a tuple, list, named tuple, dictionary or dataclass. The other
-    entries go to the model as they are, attached to the block's own graph.
+    The state is the first argument of the block's ``forward``, by position or by keyword. The block returns the next
+    state itself, or as the first entry that is not ``None`` of a tuple, list, named tuple, dictionary or dataclass. The
+    model gets the other entries, too, and a loss may use them.
 
-    A port holds nothing of a call, and is copied with the model.
+    A port stores nothing about a call, and is copied with the model.
 
     Args:
         block: the block.
     """
 
     state: str | None = None
-    """The name of another argument that is the state."""
+    """The name of the argument that is the state, if it is not the first."""
 
     def __init__(self, block: nn.Module):
         names = _arguments(block)
@@ -47,9 +47,9 @@ class Port:
         self.position = names.index(self.name) if self.name in names else 0
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
-        """Return the state, the other tensors that need a gradient, and how to give the block others instead."""
+        """Return the state, the other tensors that need a gradient, and a function that replaces them."""
         if len(args) == 1 and not kwargs and self.position == 0:
-            return _alone(args[0])
+            return _single_argument(args[0])
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         key = next((k for k in (self.position, self.name) if k in given), next(iter(given), None))
         live = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor) and v.requires_grad}
@@ -62,14 +62,14 @@ class Port:
         return Taken(state if isinstance(state, Tensor) else None, list(live.values()), put)
 
     def split(self, out: Any) -> tuple[Tensor | None, Any]:
-        """Return the next state, ``None`` if there is none in ``out``, and the rest, which :meth:`join` understands."""
+        """Return the next state, ``None`` if ``out`` has none, and the rest, for :meth:`join`."""
         if isinstance(out, Tensor):
             return out, None
         key, state = next(((k, v) for k, v in _entries(out) if v is not None), (None, None))
         return state if isinstance(state, Tensor) else None, (out, key)
 
     def join(self, state: Tensor, rest: Any) -> Any:
-        """Return an output like the one that was split, with ``state`` in it; that one is left as it was."""
+        """Return a copy of the output that was split, with ``state`` in it."""
         if rest is None:
             return state
         before, key = rest
@@ -80,9 +80,9 @@ _ports: dict[type[nn.Module], type[Port]] = {nn.Module: Port}
 
 
 def register_port(block: type[nn.Module], port: type[Port]) -> None:
-    """Let ``port`` tell from now on what blocks of a class, and of classes derived from it, take and return.
+    """Use ``port`` from now on for blocks of a class and its subclasses.
 
-    For instance for blocks that return (weights, state) and are called with the mask first::
+    For example for blocks that are called with the mask first and return (weights, state)::
 
         class MaskFirst(Port):
             state = "x"  # forward(self, mask, x)
@@ -96,28 +96,28 @@ def register_port(block: type[nn.Module], port: type[Port]) -> None:
 
         register_port(MyBlock, MaskFirst)
 
-    Whatever the port says is the state, the engine cuts the graph there; all else that carries a gradient from block to
-    block must be among the inputs, the same for every block, or is refused.
+    The engine cuts the graph at the state. Other tensors with a gradient must be inputs, the same for every block; a
+    tensor that one block passes to the next beside the state starts a new pass or raises.
 
     Args:
         block: the class of the blocks.
-        port: made for each block when an engine is attached.
+        port: its class; an instance is made for each block when an engine is attached.
     """
     _ports[block] = port
 
 
 def port_of(block: nn.Module) -> Port:
-    """Return the port of ``block``: that of its class, or of the nearest class that it derives from."""
+    """Return the port of ``block``: that of its class or of the nearest base class."""
     return next(_ports[kind] for kind in type(block).__mro__ if kind in _ports)(block)
 
 
-def _alone(state: Any) -> Taken:
-    """Return the arguments of a block that is given its state and nothing else, as most are."""
+def _single_argument(state: Any) -> Taken:
+    """Return the arguments of a block that takes only its state: a short path for most blocks."""
     return Taken(state if isinstance(state, Tensor) else None, (), lambda other, _: ((other,), {}))
 
 
 def _arguments(block: nn.Module) -> list[str]:
-    """Return the names of the arguments of the block's ``forward``; none where it does not tell them."""
+    """Return the names of the arguments of the block's ``forward``; none if it has no signature."""
     try:
         parameters = inspect.signature(block.forward).parameters.values()
     except (TypeError, ValueError):
@@ -126,7 +126,7 @@ def _arguments(block: nn.Module) -> list[str]:
 
 
 def _entries(out: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the entries of a container by key; none of what is no container that is known."""
+    """Return the entries of a container by key; none if ``out`` is no known kind of container."""
     if isinstance(out, MutableMapping):
         return out.items()
     if isinstance(out, list) or type(out) is tuple or _is_named(out):
@@ -137,7 +137,7 @@ def _entries(out: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _with_entry(out: Any, key: Any, value: Any) -> Any:
-    """Return a copy of a container with another entry at ``key``."""
+    """Return a copy of a container with ``value`` at ``key``."""
     if isinstance(out, tuple):
         entries = (*out[:key], value, *out[key + 1 :])
         return out._make(entries) if _is_named(out) else entries  # type: ignore[attr-defined]
@@ -145,12 +145,12 @@ def _with_entry(out: Any, key: Any, value: Any) -> Any:
     if isinstance(out, list | MutableMapping):
         copied[key] = value
     else:
-        object.__setattr__(copied, key, value)  # Frozen ones too, and nothing that runs after their making runs again.
+        object.__setattr__(copied, key, value)  # Works for frozen dataclasses, and does not run __post_init__ again.
     return copied
 
 
 def tensors_in(out: Any) -> list[Tensor]:
-    """Return the tensors in containers that are known, each once."""
+    """Return the tensors in ``out``, each once, also those inside known containers."""
     if isinstance(out, Tensor):
         return [out]
     found = [tensor for _, entry in _entries(out) for tensor in tensors_in(entry)]
@@ -158,7 +158,7 @@ def tensors_in(out: Any) -> list[Tensor]:
 
 
 def replaced(out: Any, new: Mapping[int, Tensor]) -> Any:
-    """Return ``out`` with other tensors in place of those whose ids ``new`` has; what has none of them is the same."""
+    """Return ``out`` with tensors replaced by those of ``new``, by id; parts without a replacement are not copied."""
     if isinstance(out, Tensor):
         return new.get(id(out), out)
     for key, entry in list(_entries(out)):

@@ -104,7 +104,7 @@ class RecordedChain:
             raise ChainError(
                 f"batched=True, but the blocks from {next(iter(self.blocks))} on are run one by one: called by the "
                 "model, not by their nn.Sequential, or under autocast, a checkpoint, torch.compile or anomaly "
-                "detection. Leave batched out: 'auto' batches what can be and where it pays."
+                "detection. Leave batched out: 'auto' batches blocks where this is possible and faster."
             )
         return DepthPass(self, self.trained(), inputs)
 

@@ -1,8 +1,8 @@
-"""Rows: the equal blocks of an ``nn.Sequential`` run forward without a graph, and backward as one autograd function.
+"""Rows: the equal blocks of an ``nn.Sequential`` as one autograd function.
 
-Decided before each pass from what can be seen; anything else goes block by block, by the recorder's hooks. The user's
-modules are called in the forward pass as always. The backward pass runs a structure-only copy of the block, one for
-each thread, in a batch of all blocks.
+The forward pass calls the user's blocks without a graph. The backward pass runs all blocks as one batch, on a copy of
+one block without its numbers; each thread has its copy. Before each pass the row checks structure, modes and hooks. If
+the blocks cannot be a row, the recorder's hooks record them one by one.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from gradfree.torchside.private import (
 from gradfree.torchside.residual import residual_factor
 
 _PLANS = 16
-"""How many kinds of passes a row remembers the decision of."""
+"""How many decisions a row stores, one for each combination of input, modes and trained parameters."""
 
 
 class _Plan(NamedTuple):
-    """What is known of passes of one kind that are rows.
+    """How to solve a row.
 
     Attributes:
-        structures: of the block.
-        residual: what the residual path of each block carries.
+        structures: copies of the block without its numbers, one per thread.
+        residual: K of each block, one number.
     """
 
     structures: Structures
@@ -85,7 +85,7 @@ class _Blocks(Function):
             states.append(out.detach())
         ctx.row, ctx.plan, ctx.parameters, ctx.path = row, plan, parameters, row.blocks[0][0]
         ctx.save_for_backward(*states, *tensors)
-        # The model may change its own in place.
+        # The model may change the state that it gets in place.
         return states[-1].clone()
 
     @staticmethod
@@ -98,18 +98,18 @@ class _Blocks(Function):
         found = saved(ctx, f"the blocks from {ctx.path} on")
         row, parameters = ctx.row, ctx.parameters
         if not keeps_graph():
-            del ctx.row  # It leads to the container, which may keep the output.
+            del ctx.row  # Avoids a reference cycle: the row leads to the container, which may store the output.
         initial, *gradients = row.solve(ctx.plan, parameters, found, ctx.needs_input_grad[3], cotangent)
         spare_hooks(hooks_of(p) for p, g in zip(parameters, gradients, strict=True) if g is None)
         return None, None, None, initial, *gradients
 
 
 class SequentialRow:
-    """Put in place of a container's ``forward``: runs its blocks as a row where they are one.
+    """Replaces the ``forward`` of a container: runs its blocks as a row if they can be one.
 
     Args:
-        chain: the recorded chain of all the container's blocks.
-        container: holds them.
+        chain: the recorded chain of all blocks of the container.
+        container: the ``nn.Sequential``.
     """
 
     _plans: dict[Hashable, _Plan | str]
@@ -119,15 +119,15 @@ class SequentialRow:
     _hooks: list[tuple[Mapping[int, Any], int]]
 
     def __init__(self, chain: RecordedChain, container: nn.Module):
-        self._chain, self._container, self._own = chain, container, container.forward
+        self._chain, self._container, self._one_by_one = chain, container, container.forward
         self.blocks = list(chain.blocks.items())
         self._plans = {}
-        self._look()
+        self._watch()
         vars(container)["forward"] = self.forward
 
     @classmethod
     def fits(cls, container: nn.Module, blocks: Sequence[nn.Module]) -> bool:
-        """Return whether ``container`` does nothing but to call the blocks, as ``nn.Sequential`` does."""
+        """Return whether ``container`` only calls the blocks one after the other, as ``nn.Sequential`` does."""
         kind: Any = type(container)
         return (
             isinstance(container, nn.Sequential)
@@ -139,27 +139,27 @@ class SequentialRow:
         )
 
     def remove(self) -> None:
-        """Give the container its own forward back, unless somebody has put another one in its place."""
+        """Restore the container's forward, unless the user has replaced it again."""
         if vars(self._container).get("forward") == self.forward:
             del self._container.forward
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is planned: a copy has modules of its own."""
+        """Leave out the plans: a copy has other modules."""
         return {**self.__dict__, "_plans": {}}
 
     def forward(self, input: Tensor) -> Any:
-        """Run the blocks."""
-        if not self._can_be_seen_whole(input):
-            return self._own(input)
+        """Run the blocks as a row, or one by one."""
+        if not self._can_skip_hooks(input):
+            return self._one_by_one(input)
         self._chain.check(self.blocks[0][1])
         plan = self._plan(input)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
                 raise ChainError(
                     f"batched=True, but the blocks from {self.blocks[0][0]} on cannot run backward in a batch: "
-                    f"{plan}. Use batched='auto', which batches what can be and where it pays."
+                    f"{plan}. Use batched='auto', which batches blocks where this is possible and faster."
                 )
-            return self._own(input)
+            return self._one_by_one(input)
         tensors = [t for _, block in self.blocks for t in tensors_of(block).values()]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
         return _Blocks.apply(self, plan, tensors, input, *parameters)
@@ -170,9 +170,9 @@ class SequentialRow:
         """Return the gradients of h_0 and the parameters.
 
         Args:
-            plan: of the pass.
-            parameters: that were trained in it.
-            found: its states and the blocks' tensors.
+            plan: the plan of the pass.
+            parameters: the parameters that need a gradient.
+            found: the saved states, and after them the blocks' tensors.
             initial: whether h_0 needs a gradient.
             cotangent: of h_L.
         """
@@ -186,8 +186,8 @@ class SequentialRow:
         chain.attachment.solved.update(path for path, _ in self.blocks)
         return gradients.initial, *gradients.parameters
 
-    def _can_be_seen_whole(self, state: Tensor) -> bool:
-        """Return whether nobody would notice that the blocks run without the recorder's hooks."""
+    def _can_skip_hooks(self, state: Tensor) -> bool:
+        """Return whether a pass with this input may run without the recorder's hooks."""
         return (
             not is_compiled_around()
             and torch.is_grad_enabled()
@@ -196,21 +196,21 @@ class SequentialRow:
             and not torch.is_anomaly_enabled()
             and type(state) is Tensor
             and state.is_floating_point()
-            and not torch.is_autocast_enabled(state.device.type)  # vmap does not cast what layers multiply.
+            and not torch.is_autocast_enabled(state.device.type)  # Under vmap, autocast does not cast.
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
     def _plan(self, state: Tensor) -> _Plan | str:
-        """Return what is known of passes like this one; a string says why they go block by block."""
-        seen = self._seen()
-        if len(seen) != len(self._known) or not all(map(is_, seen, self._known)):
-            self._look()
+        """Return the plan of this pass, or a string: why the blocks run one by one."""
+        values = self._watched_values()
+        if len(values) != len(self._known) or not all(map(is_, values, self._known)):
+            self._watch()
         hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
         if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
             return "they have hooks or another forward"
-        tensors = [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
-        if not all(t is None or t.is_leaf for t in tensors):  # functional_call's, of weights that were computed.
+        tensors = [t for m in self._modules for named in (m._parameters, m._buffers) for t in named.values()]
+        if not all(t is None or t.is_leaf for t in tensors):  # torch.func.functional_call has put them in.
             return "they have computed parameters"
         key: Hashable = (
             (state.shape, state.dtype, state.device),
@@ -218,56 +218,57 @@ class SequentialRow:
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
         )
         if key not in self._plans:
-            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._made_plan(state)}
+            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state)}
         return self._plans[key]
 
-    def _made_plan(self, state: Tensor) -> _Plan | str:
+    def _make_plan(self, state: Tensor) -> _Plan | str:
+        """Return a new plan, from one run of the block's copy on a batch without samples, or why there is none."""
         blocks, declared = [block for _, block in self.blocks], self._chain.attachment.batched is True
         if reason := why_no_row(blocks, declared):
             return reason
         structures = Structures(blocks[0])
         structure = structures.get()
         tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
-        # No sample has the graph of any number of them.
+        # The graph is the same for every batch size, so a batch without samples shows it.
         given = torch.empty_like(state[:0] if state.dim() > 1 else state).requires_grad_()
         entered = given.view_as(given)
         try:
             out = call(structure, tensors, entered)
-        except Exception as error:  # Whatever the user's forward says to a batch of no samples.
+        except Exception as error:  # The user's forward may raise anything for a batch without samples.
             return f"it does not run without samples ({first_line(error)})"
         if type(out) is not Tensor or out.shape != given.shape or out.dtype is not state.dtype:
             return "they change the shape or dtype of their state"
         graph = walk([out], [cast(Any, entered.grad_fn)])
         if not graph.stops:
-            return "they cut their state off"
+            return "their output does not depend on their state"
         if not declared and may_write(graph.kinds):
             return "they use a custom autograd function"
         if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
-            return "they use a tensor that needs a gradient and is no parameter of theirs"
+            return "they use a tensor that needs a gradient and is not one of their parameters"
         factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(entered))
         engine = self._chain.attachment.engine
         if isinstance(factor, Tensor) and engine.needs_residual and self._chain.declared is None:
-            return "their residual path carries other numbers in each pass"
+            return "their residual path is not the same number in every pass"
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"
         return _Plan(structures, 0.0 if isinstance(factor, Tensor) else factor)
 
-    def _look(self) -> None:
-        """Note which modules the blocks consist of, and forget which others were a row."""
+    def _watch(self) -> None:
+        """Store the modules and attributes of the blocks, to notice changes; drop all plans of rows."""
         self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         self._modules = [m for _, block in self.blocks for m in block.modules()]
-        # Torch's own layers have but numbers, which show in their outputs.
+        # Attributes of torch's layers need no watching: they are numbers, and a change shows in the outputs.
         users = [vars(m) for m in self._modules if not type(m).__module__.startswith("torch.nn.")]
         self._watched = [*users, *(m._modules for m in self._modules if m._modules)]
-        self._known = self._seen()
+        self._known = self._watched_values()
         blocks = {block for _, block in self.blocks}
-        # The recorder has one hook of each kind on a block.
+        # The recorder puts one hook of each kind on a block.
         self._hooks = [
             (hooks, 1 if m in blocks else 0)
             for m in self._modules
             for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
 
-    def _seen(self) -> list[Any]:
-        return [value for held in self._watched for value in held.values()]
+    def _watched_values(self) -> list[Any]:
+        return [value for attributes in self._watched for value in attributes.values()]

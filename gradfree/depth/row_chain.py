@@ -1,4 +1,4 @@
-"""A chain whose equal blocks ran without a graph: linearised, and pulled through, in one batch."""
+"""The chain of a row: equal blocks that ran without a graph, whose VJPs are computed in one batch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gradfree.torchside.private import assert_on_device
 
 
 class RowChain(DepthChain):
-    """The links of a row. Cotangents are one tensor (L, ...), states all of one shape.
+    """The links of a row. Cotangents are one tensor (L, ...); all states have one shape.
 
     Args:
-        chain: is solved.
-        structure: stands for each of the blocks.
-        tensors: their parameters and buffers, (L,) each, by name.
-        parameters: those of them that were trained in the pass, each once.
+        chain: the attached chain.
+        structure: a copy of one block without its numbers, which runs in place of each block.
+        tensors: the parameters and buffers of the L blocks, by name.
+        parameters: those of them that need a gradient, each once.
         states: h_0 to h_L.
-        residual: what the residual path of each block carries.
+        residual: K of each block, one number.
         initial: whether h_0 needs a gradient.
     """
 
@@ -46,7 +46,7 @@ class RowChain(DepthChain):
         residual: float,
         initial: bool,
     ):
-        # Each backward pass makes graphs of its own.
+        # Graphs need not survive `retain_graph`: each backward pass makes new ones.
         self._set_common(parameters, 0, chain.attachment.compares, chain)
         self.like = states[-1]
         self._blocks = list(chain.blocks.items())
@@ -62,7 +62,7 @@ class RowChain(DepthChain):
 
     @cached_property
     def links(self) -> list[Link]:  # type: ignore[override]
-        """The blocks run again one by one, each with a graph: for what engines ask of single links."""
+        """The blocks, run again one by one with a graph each: for engines that use single links."""
         return [self._link(i) for i in range(len(self))]
 
     def _link(self, index: int) -> Link:
@@ -70,7 +70,7 @@ class RowChain(DepthChain):
         given = self._states[index].detach().requires_grad_(self._initial or index > 0)
         with torch.enable_grad():
             given = given.view_as(given)
-        out = call(self._structure, {name: own[index] for name, own in self._tensors.items()}, given)
+        out = call(self._structure, {name: column[index] for name, column in self._tensors.items()}, given)
         self._check(out.detach(), self._states[index + 1], path)
         entry = None if given.grad_fn is None else GradientEdge(given.grad_fn, 0)
         graph = walk([out], () if entry is None else (entry.node,))
@@ -78,18 +78,18 @@ class RowChain(DepthChain):
         return Link(path, block, out, entry, (), numbers, out.grad_fn, may_write(graph.kinds))
 
     def _check(self, out: Tensor, expected: Tensor, where: str) -> None:
-        """Refuse links whose outputs are not those of the pass: what they read may have changed since it was planned.
+        """Raise if outputs differ from the forward pass: an attribute that a block reads may have changed.
 
-        A GPU is not waited for: there it is an assertion of the device's.
+        On a GPU this is an assertion on the device, so that the host does not wait.
         """
         same = matches(out, expected)
         message = (
-            f"{where} gave other outputs in a batch than in the forward pass: they read something that has changed, or "
-            "that a batch of them does not see. Attach with batched=False."
+            f"{where} gave other outputs in a batch than in the forward pass: they read a value that has changed, or "
+            "that differs between the blocks. Attach with batched=False."
         )
         try:
             assert_on_device(same, message)
-        except RuntimeError:  # On a CPU it comes at once.
+        except RuntimeError:  # A CPU raises at once.
             raise ChainError(message) from None
 
     def constant(self, factor: Factor) -> list[Factor]:
@@ -97,7 +97,7 @@ class RowChain(DepthChain):
         return [factor] * len(self)
 
     def residual(self, weight: float = 1.0) -> list[Factor]:
-        """Return ``weight`` · K_i: one number for all blocks."""
+        """Return ``weight`` · K_i, the same number for all blocks but the first, whose K is zero."""
         if self.requires_residual and self._factor == 0.0 and weight != 0.0 and self.declared is None:
             raise ChainError(NO_RESIDUAL.format(first=self._blocks[0][0], last=self._blocks[-1][0]))
         return [0.0, *[self._factor * weight] * (len(self) - 1)]
@@ -113,20 +113,20 @@ class RowChain(DepthChain):
 
     def scan(self, terms: Tensor | Sequence[Cotangent], factors: Sequence[Factor]) -> Tensor:  # type: ignore[override]
         """Solve δ_i = terms_i + δ_{i+1} K_{i+1}."""
-        one = factors[-1]
-        if is_number(one, 1.0) and not isinstance(terms, Tensor) and all(e is None for e in terms[:-1]):
+        factor = factors[-1]
+        if is_number(factor, 1.0) and not isinstance(terms, Tensor) and all(e is None for e in terms[:-1]):
             assert terms[-1] is not None
             return terms[-1].expand(len(self), *self.like.shape)
         terms = self._stacked(terms)
-        if not isinstance(one, Tensor):
-            return time_scan.scan(terms, terms.new_full((), one), reverse=True) if one else terms
+        if not isinstance(factor, Tensor):
+            return time_scan.scan(terms, terms.new_full((), factor), reverse=True) if factor else terms
         delta = terms.clone()
         for i in range(len(delta) - 2, -1, -1):
-            delta[i] += delta[i + 1] * one
+            delta[i] += delta[i + 1] * factor
         return delta
 
     def sweep_factors(self, factors: Sequence[Factor], exact: int) -> Sequence[Factor]:
-        """Return ``factors``: batches round otherwise than single blocks."""
+        """Return ``factors`` unchanged: a batch does not round exactly as single blocks do, so nothing is gained."""
         return factors
 
     def pull(  # type: ignore[override]
@@ -153,24 +153,24 @@ class RowChain(DepthChain):
         if not self.keep_graph:
             del self._batch
         if self._initial:
-            initial = entered[0].clone()  # A view would keep the gradients of all links' inputs.
+            initial = entered[0].clone()  # A view would keep the gradients of all links' inputs alive.
         for name, stacked in weights.items():
-            if stacked is None:  # As in backpropagation, where nothing leads to it.
+            if stacked is None:  # The blocks do not use it: no gradient, as in autograd.
                 continue
-            # Autograd would copy a gradient whose strides are not the parameter's, each by itself.
+            # contiguous(): autograd would copy each gradient whose strides differ from the parameter's.
             for p, gradient in zip(self._tensors[name], stacked.contiguous().unbind(0), strict=True):
                 number = self._numbers[id(p)]
                 total.parameters[number] = plus(total.parameters[number], gradient)
         return total._replace(initial=initial)
 
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
-        """Return what each link carries, run again by itself."""
+        """Return the findings about each link, run again without the batch."""
         return [replace(link, batched=True) for link in super().survey(direct)]
 
     @cached_property
     def _batch(self) -> Batch:
-        """The linearisation, made when it is first asked for."""
-        trained = [name for name, own in self._tensors.items() if id(own[0]) in self._numbers]
+        """All blocks, run again with one graph."""
+        trained = [name for name, column in self._tensors.items() if id(column[0]) in self._numbers]
         with local_backward(self._span, ()):
             batch = Batch(self._structure, self._tensors, trained, self._states[:-1])
         out, where = batch.out.detach(), f"the blocks from {self._span}"
