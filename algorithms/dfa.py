@@ -17,7 +17,7 @@ from gradfree.depth.depth_chain import DepthChain
 from gradfree.depth.link import Link
 from gradfree.engines.feedback import FeedbackEngine
 from gradfree.errors import ChainError
-from gradfree.layers.layer_chain import TAIL, LayerChain
+from gradfree.layers.layer_chain import ACTIVATION, LayerChain
 from gradfree.layers.layer_site import KnownLayers
 from gradfree.layers.roles import Convolution, Role, role_of
 
@@ -91,7 +91,7 @@ class DFA(FeedbackEngine):
         That is the VJP of B e through the pointwise functions and dropout that follow.
         """
         end = index + 1
-        while role_of(chain.links[end].block) in TAIL:
+        while role_of(chain.links[end].block) in ACTIVATION:
             end += 1
         delta = self.random_projection(chain, error, end)
         for link in reversed(chain.links[index + 1 : end]):

@@ -91,9 +91,9 @@ class FOTONRule(LayerEngine):
             entering, norms = normalised(error)
         feedback = self._feedback(chain, entering)
         total = chain.zero()
-        if chain.recording.goes_on:
+        if chain.recording.input_requires_grad:
             total = total._replace(initial=scaled(feedback, norms))
-        compared = chain.compared(feedback, norms, tangent=tangent)
+        compared = chain.compare_passes(feedback, norms, tangent=tangent)
         del entering, feedback
         chain.add_compared(compared, error, total)
         return total

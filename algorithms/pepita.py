@@ -50,9 +50,9 @@ class PEPITA(FeedbackEngine):
         unit, norms = normalised(error)
         feedback = _SCALE * self.random_projection(chain, unit, 0)
         total = chain.zero()
-        if chain.recording.goes_on:
+        if chain.recording.input_requires_grad:
             total = total._replace(initial=scaled(feedback, norms))
-        compared = chain.compared(feedback, norms, second=True)
+        compared = chain.compare_passes(feedback, norms, second=True)
         del unit, feedback
         chain.add_compared(compared, error, total)
         return total

@@ -286,8 +286,8 @@ class BlockRecorder:
         for tensor in others:
             if recording.number(tensor) is None:
                 return (
-                    f"it was given a tensor of shape {tuple(tensor.shape)} that needs a gradient and that no block "
-                    "before it was"
+                    f"it gets a tensor of shape {tuple(tensor.shape)} that needs a gradient and that the first block "
+                    "of the chain did not get"
                 )
         return None
 
@@ -313,8 +313,10 @@ _REENTRANT: type = CheckpointFunction._backward_cls
 
 
 # Why a block starts a new pass.
-BETWEEN = "it was given what the model, a hook or a reentrant checkpoint computes, not a block's output"
-NOT_THE_STATE = "its first argument is what a block returned beside its state; gradfree.register_port says which is it"
-NO_STATE = "its first argument is no tensor; gradfree.register_port says which one is the state"
-BRANCHING = "the output of the block before it has been used by another block: the blocks branch"
-HOOKED = "the state before it has a gradient hook or retain_grad(), which sees its whole gradient"
+BETWEEN = "its input is computed by the model, a hook or a reentrant checkpoint, and is not the output of a block"
+NOT_THE_STATE = (
+    "its first argument is an extra output of a block, not its state; gradfree.register_port names the state"
+)
+NO_STATE = "its first argument is no tensor; gradfree.register_port names the argument that is the state"
+BRANCHING = "another block has used the output of the block before it: the blocks branch"
+HOOKED = "the state before it has a gradient hook or retain_grad(), which needs the state's whole gradient"

@@ -1,4 +1,4 @@
-"""Linear layers and convolutions, wherever they are in a model, that send the error back through other weights."""
+"""Linear layers and convolutions anywhere in a model, whose input gradients use feedback weights B in place of W."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 class FeedbackLayers(Site):
-    """All linear layers and convolutions in a module whose ``forward`` is torch's own."""
+    """All linear layers and convolutions in a module that run torch's ``forward``."""
 
     several = True
     looks_like = "a model with an nn.Linear or a convolution in it"
@@ -41,30 +41,32 @@ class FeedbackLayers(Site):
         uncalled = [m.out_proj for m in everything.values() if isinstance(m, nn.MultiheadAttention)]
         called = {where: inner for where, inner in everything.items() if inner not in uncalled}
         self.blocks = {where: inner for where, inner in called.items() if _replaceable(inner)}
-        self.exact = {where: type(m).__name__ for where, m in called.items() if where not in self.blocks and _sends(m)}
-        """The classes of modules with matrices of their own through which errors go exactly, by path."""
+        self.exact = {
+            where: type(m).__name__ for where, m in called.items() if where not in self.blocks and _has_matrix(m)
+        }
+        """The classes of other modules with matrices, which keep their exact gradients, by path."""
         self._layers: dict[str, _Layer] = {}
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return nothing."""
+        """Return nothing: these layers have no running means."""
         return {}
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Tell whether there is such a layer in ``module``."""
+        """Return whether ``module`` contains such a layer."""
         return any(map(_replaceable, module.modules()))
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
-        """Return the engine that is on a layer."""
+        """Return the attachment that is on the layer ``module``; ``None`` if there is none."""
         layer = getattr(vars(module).get("forward"), "__self__", None)
         return layer.feedback.attachment if isinstance(layer, _Layer) else None
 
     def problems(self) -> Iterator[str]:
-        """Yield what stands in the way: engines on the layers, weights that are not there yet."""
+        """Yield why no engine can be attached: another engine on a layer, or uninitialised weights."""
         kinds: list[type[Site]] = [FeedbackLayers, *known_kinds()]
         taken = [problem for path, layer in self.blocks.items() for problem in attached(path, layer, kinds)]
-        yield from taken[:1]  # Its remedy is that of all.
+        yield from taken[:1]  # The remedy is the same for all.
         for path, layer in self.blocks.items():
             if any(map(is_lazy, layer.parameters())):
                 yield f"{path} has uninitialised lazy parameters: run the model once, then attach."
@@ -75,7 +77,7 @@ class FeedbackLayers(Site):
         return [*self._layers.values(), *(Unsaved(layer, {"forward"}) for layer in self.blocks.values())]
 
     def feedback_weights(self) -> dict[str, Tensor]:
-        """Return B of each layer as it is now, shaped like its weight, by module path; nothing before attaching."""
+        """Return the current B of each layer, shaped like its weight, by module path; nothing before attaching."""
         with torch.no_grad():
             return {path: layer.weight() for path, layer in self._layers.items()}
 
@@ -87,19 +89,19 @@ def _replaceable(module: nn.Module) -> bool:
     kind = next((kind for kind in _LAYERS if isinstance(module, kind)), None)
     if kind is None or ("forward" in vars(module) and not FeedbackLayers.holds_engine(module)):
         return False
-    own = ((getattr(k, "forward", None), getattr(k, "_conv_forward", None)) for k in (type(module), kind))
-    return next(own) == next(own) and all(p.is_floating_point() for p in module.parameters())
+    methods = ((getattr(k, "forward", None), getattr(k, "_conv_forward", None)) for k in (type(module), kind))
+    return next(methods) == next(methods) and all(p.is_floating_point() for p in module.parameters())
 
 
-def _sends(module: nn.Module) -> bool:
+def _has_matrix(module: nn.Module) -> bool:
     matrices = any(p is not None and not is_lazy(p) and p.dim() > 1 for p in module._parameters.values())
     return matrices and not isinstance(module, nn.Embedding | nn.EmbeddingBag)
 
 
 class _Layer:
-    """Put in place of a layer's ``forward``: runs it on its input without history, with another way back from there.
+    """Replaces a layer's ``forward``: runs the layer on its detached input, and sends the error back through B.
 
-    So the layer's own graph has the gradients of weight and bias alone, whatever computes these.
+    So the layer's graph computes the gradients of weight and bias only, also if these are computed themselves.
     """
 
     def __init__(self, attachment: Attachment, path: str, layer: nn.Module):
@@ -108,39 +110,39 @@ class _Layer:
         vars(layer)["forward"] = self.forward
 
     def remove(self) -> None:
-        """Give the layer its own forward back."""
+        """Restore the layer's ``forward``."""
         del self._layer.forward
 
     @uncompiled
     def forward(self, input: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what the layer returns, bitwise; arguments as the layer's."""
-        own: Any = type(self._layer).forward
+        """Return the layer's output, bitwise equal; takes the layer's arguments."""
+        run: Any = type(self._layer).forward
         if not (torch.is_grad_enabled() and isinstance(input, Tensor)):
-            return own(self._layer, input, *args, **kwargs)
+            return run(self._layer, input, *args, **kwargs)
         attachment, path = self.feedback.attachment, self.feedback.path
         attachment.solved.add(path)
         if not input.requires_grad:
-            return own(self._layer, input, *args, **kwargs)
+            return run(self._layer, input, *args, **kwargs)
         refuse_transforms(path)
         if attachment.compares:
-            raise ChainError("a GradientWatch compares how chains are solved, of which fa has none: leave it out.")
-        # Before the layer runs: what a power iteration computes is another weight afterwards.
+            raise ChainError("a GradientWatch compares how chains are solved, but fa has no chains: leave it out.")
+        # Read before the layer runs: a forward pass may change a computed weight, by a power iteration.
         weight = weight_of(self._layer)
-        return _Through.apply(self.feedback, input, weight, own(self._layer, input.detach(), *args, **kwargs))
+        return _FeedbackFunction.apply(self.feedback, input, weight, run(self._layer, input.detach(), *args, **kwargs))
 
     def weight(self) -> Tensor:
-        """Return B for the layer's weight as it is now."""
+        """Return B for the layer's current weight."""
         return self.feedback.weight(weight_of(self._layer))
 
 
 class _Feedback(NamedTuple):
-    """What graphs keep of a layer: not the layer, which may keep what it returned.
+    """What autograd's graph stores of a layer. Not the layer itself, which may store its output: a reference cycle.
 
     Attributes:
         attachment: of the engine.
         path: of the layer.
-        back: takes the cotangent of its output, a weight and the shape of its input; returns the input's cotangent.
-        fan_in: how many inputs each of its outputs sums, on average.
+        back: (cotangent of the layer's output, weight, shape of its input) -> cotangent of the input.
+        fan_in: the number of inputs that each output sums, on average.
     """
 
     attachment: Attachment
@@ -148,18 +150,18 @@ class _Feedback(NamedTuple):
     back: Callable[[Tensor, Tensor, torch.Size], Tensor]
     fan_in: float
 
-    def weight(self, own: Tensor) -> Tensor:
-        """Return B, where the layer's own weight is ``own``."""
-        if self.attachment.use_exact:
-            return own
-        if is_dtensor(own):
+    def weight(self, forward_weight: Tensor) -> Tensor:
+        """Return B for the layer's weight ``forward_weight``."""
+        if self.attachment.exactly:
+            return forward_weight
+        if is_dtensor(forward_weight):
             raise ChainError(f"the weight of {self.path} is spread over ranks in the backward pass. Use DDP.")
         engine = cast("FeedbackSource", self.attachment.engine)
-        return engine.feedback_weight(self.attachment.memory, self.path, own, self.fan_in)
+        return engine.feedback_weight(self.attachment.memory, self.path, forward_weight, self.fan_in)
 
 
 class FeedbackSource(Protocol):
-    """An engine that knows what to send errors back through."""
+    """An engine that has feedback weights."""
 
     def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
         """Return B of a layer, shaped like its weight.
@@ -167,8 +169,8 @@ class FeedbackSource(Protocol):
         Args:
             memory: of the engine on the layer.
             path: of the layer.
-            weight: as it is now.
-            fan_in: how many inputs each of its outputs sums, on average.
+            weight: the layer's current weight.
+            fan_in: the number of inputs that each output sums, on average.
         """
 
 
@@ -178,18 +180,18 @@ class _Context(FunctionCtx):
     shape: torch.Size
 
 
-class _Through(Function):
-    """(feedback, what the layer was given, its weight without history, what it returned) -> what it returned."""
+class _FeedbackFunction(Function):
+    """(feedback, input of the layer, its weight without history, its output) -> its output."""
 
     @staticmethod
     def forward(ctx: _Context, feedback: _Feedback, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        """Hand on the output; it shares memory and version counter with the layer's own."""
+        """Detach the output; the result shares memory and version counter with it."""
         ctx.feedback, ctx.weight, ctx.shape = feedback, weight, x.shape
         return out.detach()
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor) -> tuple[None, Tensor, None, Tensor]:
-        """Send the cotangent back through B, and to the layer's own graph as it is."""
+        """Send the cotangent through B to the input, and unchanged to the layer's graph."""
         refuse_second_derivatives()
         refuse_batched([cotangent], ctx.feedback.path)
         if (deltas := ctx.feedback.attachment.deltas) is not None:
@@ -199,7 +201,7 @@ class _Through(Function):
 
 
 def _backward_of(layer: nn.Module) -> tuple[Callable[[Tensor, Tensor, torch.Size], Tensor], float]:
-    """Return the backward pass of ``layer`` for its input, and how many inputs each of its outputs sums."""
+    """Return the backward function of ``layer`` for its input, and how many inputs each output sums."""
     if isinstance(layer, nn.Linear):
         return _through_linear, layer.in_features
     assert isinstance(layer, _LAYERS[1:])
@@ -237,10 +239,10 @@ def _through_convolution(
     stride, padding, dilation, transposed, groups = settings
     more = [0] * len(stride)
     if transposed:
-        # The rest of the output's size, which output_padding or output_size has added.
+        # The part of the output's size that output_padding or output_size has added.
         sizes = zip(cotangent.shape[2:], shape[2:], stride, padding, dilation, weight.shape[2:], strict=True)
         more = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
-    # Only its shape is read; what is expanded from one number would be copied all the same.
+    # Only its shape is read. An expanded scalar would not save memory: torch would copy it.
     like = cotangent.new_empty(shape)
     found: Tensor = torch.ops.aten.convolution_backward(
         cotangent, like, weight, None, stride, padding, dilation, transposed, more, groups, (True, False, False)

@@ -1,4 +1,4 @@
-"""Chains of single known layers, as a model has them."""
+"""Places of chains of single known layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradfree.depth.depth_site import Blocks, Container
 from gradfree.layers.layer_pass import RecordedLayers
 from gradfree.layers.roles import Role, known_layers, role_of
 
-LOG_TEMPERATURE, ASKED = "log temperature", "asked of the temperature"
-"""The means that a temperature behind the layers is kept as, where it is learnt."""
+LOG_TEMPERATURE, OUTPUT_SUMS = "log temperature", "asked of the temperature"
+"""Names, in checkpoints too, of the running means of a learnt temperature after the layers."""
 
 
 class Layered(Container):
-    """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, those of nested ones included."""
+    """The layers of an ``nn.Sequential`` or ``nn.ModuleList``, including those of nested ones."""
 
     of_layers = True
     several = False
@@ -25,24 +25,24 @@ class Layered(Container):
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:
-        """Return whether it is a Sequential of known layers alone, two or more of them with weights."""
+        """Return whether ``module`` is an ``nn.Sequential`` of known layers, two or more of them with weights."""
         roles = [role_of(leaf) for _, leaf in _leaves("", module)]
         return isinstance(module, nn.Sequential) and None not in roles and roles.count(Role.WEIGHTS) > 1
 
     @classmethod
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
-        """Return what is no container itself."""
+        """Return the layers: all children, also of nested containers, that are no containers."""
         return dict(_leaves("", module))
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the layers."""
+        """Yield why no engine can be attached to the layers."""
         yield from super().problems()
         first: dict[nn.Module, str] = {}
         for path, layer in self.blocks.items():
             if first.setdefault(layer, path) != path:
                 yield (
-                    f"{first[layer]} and {path} are the same module: this engine runs each layer once. Give each its "
-                    "own module; they may share parameters."
+                    f"{first[layer]} and {path} are the same module: this engine runs each layer once. Use separate "
+                    "modules; they may share parameters."
                 )
         for path, layer in self.blocks.items():
             if role_of(layer) is None:
@@ -53,8 +53,8 @@ class Layered(Container):
                 )
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what ranks average: of the residual path, and of a temperature that is learnt."""
-        return {**super().means(), LOG_TEMPERATURE: (), ASKED: (2,)}
+        """Return the shapes of the running means: of the residual path and of a learnt temperature."""
+        return {**super().means(), LOG_TEMPERATURE: (), OUTPUT_SUMS: (2,)}
 
     def record(self, attachment: Attachment) -> list[Removable]:
         """Put the recording hooks on the layers."""
@@ -66,11 +66,11 @@ class Layered(Container):
 
 
 class KnownLayers(Layered):
-    """The same for engines that take other blocks as a whole: known layers alone."""
+    """Chains of known layers only, for engines that also solve chains of other blocks, block by block."""
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Tell whether it is a container of known layers, one or more of them with weights."""
+        """Return whether ``module`` is a container of known layers, one or more of them with weights."""
         return super().accepts(module) and cls.of_row(cls.blocks_of(module)) is not None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Layers that can be taken apart: linear maps, with weights and without, and functions of single elements."""
+"""Known layers and their roles: linear maps, with weights or without, and elementwise functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the layers of one class; see :func:`register_layer`."""
+    """The role and functions of one class of layers; see :func:`register_layer`."""
 
     role: Role
     linear: Callable[..., Tensor] | None = None
@@ -49,34 +49,35 @@ def register_layer(
     adjoint: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
     isometric: bool = False,
 ) -> None:
-    """Let engines that take layers apart (``foton``, ``dfa``, ``pepita``) know what a class of layers does.
+    """Register what a class of layers computes, for engines on known layers (``foton``, ``dfa``, ``pepita``).
 
-    For the layers of this class, and of subclasses that keep its ``forward``. They take one tensor, the samples along
-    its first dimension, and treat every sample by itself. What a layer's role asks of it:
+    This holds for the class and for subclasses that keep its ``forward``. The layers take one tensor, with the samples
+    in its first dimension, and must not mix samples. The roles:
 
-    - "weights": trained, and linear but for a bias: ``forward(x)`` is ``linear(layer, x, layer.weight)`` plus what does
-      not depend on ``x``. ``linear`` is required. ``layer.weight`` (outputs, inputs...) may be computed; engines put
-      tensors of their own, of its shape, in its place. A parameter of two dimensions is the matrix W of x Wᵀ, and kept
-      orthogonal by engines that do so.
+    - "weights": trained, and linear except for a bias: ``forward(x)`` is ``linear(layer, x, layer.weight)`` plus a term
+      that does not depend on ``x``. ``linear`` is required. ``layer.weight`` (outputs, inputs...) may be computed;
+      engines pass other tensors of its shape to ``linear``. A parameter of two dimensions is the matrix W of x Wᵀ;
+      some engines keep it orthogonal.
     - "linear": without trained weights and without a bias.
-    - "pointwise": of each element by itself, without parameters; works in any precision and, for
+    - "pointwise": an elementwise function without parameters. It must work in any precision and, for
       ``foton(perturbation="tangent")``, under ``torch.func.jvp``.
-    - "dropout": each element times a random number, which torch's global generator draws.
-    - "max": a choice of elements. ``linear(layer, x)``, required, is its linear stand-in on the way to the input, such
-      as the mean.
+    - "dropout": multiplies each element by a random number from torch's global generator.
+    - "max": selects elements. ``linear(layer, x)`` is required: a linear function such as the mean, which replaces the
+      layer when an error is sent back to the input.
 
     Args:
-        kind: the class; what is known of it already is replaced.
+        kind: the class; an earlier registration is replaced.
         role: one of these names.
-        linear: see above; for "weights" and "max" alone.
-        adjoint: ``adjoint(layer, cotangent, weight)`` is the transpose of ``linear`` times a cotangent, for "weights"
-            alone; found by autograd where left out.
-        isometric: whether the layer keeps norms, of "pointwise" ones near zero (f(0) = 0, f'(0) = 1, smooth): ``foton``
-            notes for all others what its gradients lose there.
+        linear: see above; only for "weights" and "max".
+        adjoint: ``adjoint(layer, cotangent, weight)`` is the transpose of ``linear`` times a cotangent. Only for
+            "weights"; autograd computes it if left out.
+        isometric: whether the layer keeps norms; for "pointwise" layers, near zero (f(0) = 0, f'(0) = 1, smooth).
+            ``foton`` reports for all other layers what its gradients lose there.
 
     Raises:
         ValueError: an unknown role.
-        TypeError: not a class of modules; a function that the role asks for is missing, or it has no use for one.
+        TypeError: not a class of modules; or a function that the role needs is missing, or one that it does not use is
+            given.
     """
     names = {r.name.lower(): r for r in Role}
     if role not in names:
@@ -85,10 +86,10 @@ def register_layer(
         raise TypeError(f"register_layer takes a class of modules, not {kind!r}.")
     known = _Known(names[role], linear, adjoint, isometric)
     if (linear is None) == (known.role in (Role.WEIGHTS, Role.MAX)):
-        needs = "has no use for a function" if linear else "needs the function"
+        needs = "does not use a function" if linear else "needs the function"
         raise TypeError(f"{kind.__name__}: the role {role!r} {needs} 'linear'.")
     if adjoint and known.role is not Role.WEIGHTS:
-        raise TypeError(f"{kind.__name__}: the role {role!r} has no use for a function 'adjoint'.")
+        raise TypeError(f"{kind.__name__}: the role {role!r} does not use a function 'adjoint'.")
     _KNOWN[kind] = known
 
 
@@ -111,7 +112,7 @@ _PLAIN: tuple[tuple[str, bool, tuple[type[nn.Module], ...]], ...] = (
     ("pointwise", False, (nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus)),
     ("dropout", False, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)),
 )
-"""Torch's own layers that ask for no function: role, whether they are isometric, classes."""
+"""Torch's layers that need no ``linear``: role, whether they are isometric, classes."""
 
 register_layer(nn.Linear, "weights", linear=lambda _, x, w: F.linear(x, w), adjoint=lambda _, e, w: e @ w)
 _kind: type[nn.Module]
@@ -125,7 +126,7 @@ for _kind, _mean in ((nn.MaxPool1d, F.avg_pool1d), (nn.MaxPool2d, F.avg_pool2d),
 
 
 def _known(module: nn.Module) -> _Known | None:
-    """Return what is known of the first of the module's classes that is known, if the module keeps its forward."""
+    """Return the registration of the module's class or nearest base class with the same ``forward``."""
     if "forward" in vars(module) or (isinstance(module, _MaxPoolNd) and (module.return_indices or _dilated(module))):
         return None
     forward = type(module).forward
@@ -137,29 +138,29 @@ def _dilated(pool: nn.Module) -> bool:
 
 
 def role_of(module: nn.Module) -> Role | None:
-    """Return what ``module`` does; ``None`` if that is not known. Subclasses count if they keep the known forward."""
+    """Return the role of ``module``; ``None`` if its class is not known. See :func:`register_layer` for subclasses."""
     known = _known(module)
     return known.role if known else None
 
 
 def is_isometric(module: nn.Module) -> bool:
-    """Return whether ``module`` is known to keep norms; functions of single elements, whether they do near zero."""
+    """Return whether ``module`` is known to keep norms; for elementwise functions, near zero."""
     known = _known(module)
     return known is not None and known.isometric
 
 
 def known_layers() -> str:
-    """Return the classes of known layers, for messages: all but those that gradfree's own models bring with them."""
+    """Return the names of the known classes for messages, without those of gradfree's own models."""
     return ", ".join(kind.__name__ for kind in _KNOWN if kind.__module__.partition(".")[0] != "gradfree")
 
 
 def has_own_weight(module: nn.Module) -> bool:
-    """Return whether the weight is a parameter, not computed from others (``torch.nn.utils.parametrize``)."""
+    """Return whether the weight is a parameter, and not computed (``torch.nn.utils.parametrize``)."""
     return "weight" in module._parameters
 
 
 def keeps_state(module: nn.Module) -> bool:
-    """Return whether running the layer changes it: it has submodules with buffers, or with parameters they set."""
+    """Return whether running the layer may change it: it has submodules with buffers or frozen parameters."""
     if not module._modules:
         return False
     inner = [child for child in module.modules() if child is not module]
@@ -169,14 +170,15 @@ def keeps_state(module: nn.Module) -> bool:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """Return the weight of a linear map as it is now; one that is computed with a state is computed on a copy.
+    """Return the current weight of a linear map, without changing the layer.
 
-    Such as the vectors of a power iteration, which are the forward pass's to change. Torch's older ``weight_norm`` and
-    ``spectral_norm`` compute it before each pass and leave it as an attribute.
+    A computed weight may have a state, such as the vectors of a power iteration, which only the forward pass may
+    change. Such a weight is computed on a copy. Torch's older ``weight_norm`` and ``spectral_norm`` compute the weight
+    before each pass and store it as an attribute.
     """
-    stays = has_own_weight(module) or "weight" in vars(module) or not keeps_state(module)
+    readable = has_own_weight(module) or "weight" in vars(module) or not keeps_state(module)
     with torch.no_grad():
-        weight: Tensor = (module if stays else copy.deepcopy(module)).weight  # type: ignore[assignment]
+        weight: Tensor = (module if readable else copy.deepcopy(module)).weight  # type: ignore[assignment]
         return weight.detach()
 
 
@@ -186,14 +188,14 @@ def _promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_part(module: nn.Module, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return what ``module``, of role WEIGHTS, LINEAR or MAX, makes of ``x``, without its bias.
+    """Return the linear part of ``module``, of role WEIGHTS, LINEAR or MAX, applied to ``x``; without the bias.
 
-    For a maximum over elements that is their mean, its linear stand-in.
+    A maximum over elements is replaced by its registered linear function, such as their mean.
 
     Args:
         module: the layer.
-        x: as the layer takes it.
-        weight: to use instead of the layer's own, shaped like it.
+        x: an input of the layer.
+        weight: replaces the layer's weight; of the same shape.
     """
     known = _known(module)
     assert known is not None
@@ -209,12 +211,12 @@ def adjoint(module: nn.Module, cotangent: Tensor, shape: torch.Size, weight: Ten
 
     Args:
         module: the layer.
-        cotangent: shaped like the layer's output, (N, ...); N is free.
-        shape: of the layer's input; the first dimension does not count.
-        weight: to use instead of the layer's own.
+        cotangent: shaped like the layer's output, (N, ...), with any N.
+        shape: of the layer's input; the first dimension is ignored.
+        weight: replaces the layer's weight.
 
     Returns:
-        Of ``shape`` but for the first dimension, which is the cotangent's.
+        A tensor of ``shape``, except that the first dimension is N.
     """
     known = _known(module)
     if known is not None and known.adjoint is not None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.chains.memory import Memory
-from gradfree.layers.layer_site import ASKED, LOG_TEMPERATURE
+from gradfree.layers.layer_site import LOG_TEMPERATURE, OUTPUT_SUMS
 from gradfree.torchside.private import is_reached, uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
-_LOG, _ASKED = f"mean of {LOG_TEMPERATURE}", f"mean of {ASKED}"
+_LOG, _ASKED = f"mean of {LOG_TEMPERATURE}", f"mean of {OUTPUT_SUMS}"
 
 
 class Temperature:

@@ -163,9 +163,9 @@ def test_what_cannot_be_registered_is_refused_and_changes_nothing():
         with pytest.raises(TypeError, match=f"OwnLinear: the role '{role}' needs the function 'linear'"):
             gradfree.register_layer(OwnLinear, role)
     for role in ("linear", "pointwise", "dropout"):
-        with pytest.raises(TypeError, match=f"the role '{role}' has no use for a function 'linear'"):
+        with pytest.raises(TypeError, match=f"the role '{role}' does not use a function 'linear'"):
             gradfree.register_layer(OwnLinear, role, linear=linear)
-    with pytest.raises(TypeError, match="'max' has no use for a function 'adjoint'"):
+    with pytest.raises(TypeError, match="'max' does not use a function 'adjoint'"):
         gradfree.register_layer(OwnMaxPool, "max", linear=linear, adjoint=linear)
     with pytest.raises(TypeError, match="a class of modules"):
         gradfree.register_layer(OwnSoftsign(), "pointwise")

@@ -95,7 +95,7 @@ MUTANTS = (
         "algorithms/test_foton_second_pass.py algorithms/test_pepita.py algorithms/test_foton.py",
         (
             LAYERS,
-            "# Linear: its Jacobian has the mask.\n                second = self.pulled(link, second)",
+            "# Dropout is linear, and its Jacobian contains the mask.\n                second = self.pulled(link, second)",
             "second = link.block.forward(second)",
         ),
     ),
@@ -111,12 +111,12 @@ MUTANTS = (
     mutant(
         "weights that have changed since the pass are run again",
         "layers/test_layers.py algorithms/test_foton_refusals.py",
-        (LAYERS, "        if moved or any(tensor._version", "        if False and any(tensor._version"),
+        (LAYERS, "        if replaced or any(tensor._version", "        if False and any(tensor._version"),
     ),
     mutant(
         "layers of another dtype than in the pass are solved",
         "layers/test_layers.py",
-        (LAYERS, "if any(p is not trained or p.dtype is not held.dtype for", "if any(False for"),
+        (LAYERS, "if any(p is not trained or p.dtype is not data.dtype for", "if any(False for"),
     ),
     mutant(
         "a kept F is never made anew",
@@ -126,7 +126,7 @@ MUTANTS = (
     mutant(
         "what lies before the chain of layers gets nothing",
         "algorithms/test_foton.py layers/test_layers.py",
-        ("algorithms/foton.py", "if chain.recording.goes_on:", "if False:"),
+        ("algorithms/foton.py", "if chain.recording.input_requires_grad:", "if False:"),
     ),
     mutant(
         "weights are made orthogonal one step late",

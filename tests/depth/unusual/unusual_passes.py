@@ -372,8 +372,8 @@ PASSES = {
 REFUSED = {
     "a state that retains its gradient behind the pass": "retain_grad",
     "a hook that changes the gradient of a state": "gradient hook",
-    "the gradient of a state": "its direct cotangent only",
-    "the gradient of the last state beside what its block returned": "its direct cotangent only",
+    "the gradient of a state": "only a part of that gradient",
+    "the gradient of the last state beside what its block returned": "only a part of that gradient",
     "a tensor with a history from a closure": "neither an argument",
     "an older state from a closure": "neither an argument",
     "blocks that begin with a ReLU in place": "modifies its input in place",
@@ -384,9 +384,9 @@ REFUSED = {
 }
 """Passes that are not exact but refused, and some words of why."""
 SPLIT = {
-    "an operation between two stretches": "was given what the model, a hook or a reentrant checkpoint computes",
-    "a chain in branches": "the output of the block before it has been used by another block: the blocks branch",
-    "the state before as another input": "was given a tensor of shape (3, 6) that needs a gradient",
+    "an operation between two stretches": "its input is computed by the model, a hook or a reentrant checkpoint",
+    "a chain in branches": "another block has used the output of the block before it: the blocks branch",
+    "the state before as another input": "it gets a tensor of shape (3, 6) that needs a gradient",
     "a state that retains its gradient": "the state before it has a gradient hook or retain_grad()",
     "the usual pass": "",
     "a loss on every state": "",
