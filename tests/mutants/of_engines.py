@@ -95,8 +95,8 @@ MUTANTS = (
         "algorithms/test_foton_second_pass.py algorithms/test_pepita.py algorithms/test_foton.py",
         (
             LAYERS,
-            "# Dropout is linear, and its Jacobian contains the mask.\n                second = self.pulled(link, second)",
-            "second = link.block.forward(second)",
+            "and its Jacobian contains the mask.\n                second = self.pulled(link, second)",
+            "and not drawn again.\n                second = link.block.forward(second)",
         ),
     ),
     mutant(
