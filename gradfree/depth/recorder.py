@@ -314,9 +314,7 @@ _REENTRANT: type = CheckpointFunction._backward_cls
 
 # Why a block starts a new pass.
 BETWEEN = "its input is computed by the model, a hook or a reentrant checkpoint, and is not the output of a block"
-NOT_THE_STATE = (
-    "its first argument is an extra output of a block, not its state; gradfree.register_port names the state"
-)
-NO_STATE = "its first argument is no tensor; gradfree.register_port names the argument that is the state"
+NOT_THE_STATE = "its first argument is an extra output of a block, no state; name the state with gradfree.register_port"
+NO_STATE = "its first argument is no tensor; name the argument that is the state with gradfree.register_port"
 BRANCHING = "another block has used the output of the block before it: the blocks branch"
 HOOKED = "the state before it has a gradient hook or retain_grad(), which needs the state's whole gradient"

@@ -1,1 +1,1 @@
-"""Chains in depth whose runs of blocks lie on the ranks of a process group, one run on each."""
+"""Chains in depth across the ranks of a process group: each rank holds one run of consecutive blocks."""

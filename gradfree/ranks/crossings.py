@@ -1,4 +1,4 @@
-"""Nodes of autograd's graph where a pass comes from other ranks or leaves for them."""
+"""Autograd nodes at the borders between ranks: for tensors that arrive from another rank or are sent to one."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from gradfree.torchside.guards import refuse_second_derivatives
 
 
 class _Context(FunctionCtx):
-    given: Any
+    check: Any
     zeros: Sequence[Tensor]
 
 
 class Arrived(torch.autograd.Function):
-    """(what is given its cotangent, a tensor of another rank, an anchor) -> this tensor."""
+    """(check, a tensor of another rank, an anchor) -> this tensor. ``check`` is called with its cotangent."""
 
     @staticmethod
     def forward(ctx: _Context, check: Callable[[Cotangent], None] | None, tensor: Tensor, anchor: Tensor) -> Tensor:
-        """Return the tensor with this node behind it."""
-        ctx.given = check
+        """Return the tensor, detached."""
+        ctx.check = check
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Cotangent) -> tuple[None, None, None]:
-        """Check the cotangent; the engine sends it back."""
-        if ctx.given is not None:
-            ctx.given(cotangent)
+        """Check the cotangent; the engine sends it to the other rank."""
+        if ctx.check is not None:
+            ctx.check(cotangent)
         return None, None, None
 
 
 class Sent(torch.autograd.Function):
-    """(what is given the outputs' cotangents, n, which outputs need one, n sent states, outputs) -> outputs.
+    """(check, n, which outputs need a gradient, n sent states, outputs) -> outputs.
 
-    Backward passes through an output reach the states that this rank has sent, with zeros: the engine itself asks for
-    their cotangents.
+    ``check`` is called with the cotangents of the outputs. A backward pass from an output reaches the states that this
+    rank has sent, with zeros, so that the engine runs; it receives the real cotangents from the next rank.
     """
 
     @staticmethod
@@ -51,8 +51,8 @@ class Sent(torch.autograd.Function):
         needing: Sequence[bool],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return the outputs with this node behind them."""
-        ctx.given = check
+        """Return the outputs, detached."""
+        ctx.check = check
         ctx.zeros = [state.new_zeros(()).expand(state.shape) for state in tensors[:count]]
         ctx.set_materialize_grads(False)
         outputs = tuple(tensor.detach() for tensor in tensors[count:])
@@ -61,9 +61,9 @@ class Sent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[Cotangent, ...]:
-        """Check the cotangents, and return those of the outputs as they are."""
+        """Check the cotangents, and return those of the outputs unchanged."""
         refuse_second_derivatives()
-        ctx.given(cotangents)
+        ctx.check(cotangents)
         return None, None, None, *ctx.zeros, *cotangents
 
 

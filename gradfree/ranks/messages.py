@@ -1,4 +1,4 @@
-"""Messages between the ranks of one chain, and the errors that name a rank which does not answer."""
+"""Messages between the ranks of one chain, and errors that name a rank which does not answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradfree.errors import ChainError
 
 STATE, COTANGENT, OUTPUTS = range(3)
-"""Kinds of messages, so that none is taken for another."""
+"""Kinds of messages; part of a message's tag."""
 _KINDS, _PASSES = 4, 2**27
 
 
 def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.ProcessGroup:
-    """Return the process group of a dimension of a mesh; of all ranks, where none is given.
+    """Return the process group of a mesh dimension, or that of all ranks for ``None``.
 
     Raises:
-        ChainError: there is none.
+        ChainError: there is no process group.
     """
     if mesh is None and not distributed.is_initialized():
         raise ChainError(
@@ -38,104 +38,116 @@ class RankLost(ChainError):
 
 
 class Messages:
-    """A process group whose ranks hold the runs of one chain, in its order.
+    """Sends and receives between the ranks of a process group, which hold the runs of one chain in its order.
 
     Args:
-        group: of ``torch.distributed``; all its ranks make one at the same time.
+        group: of ``torch.distributed``; all its ranks make this object at the same time.
 
     Attributes:
-        position: of this rank in the group.
-        count: how many ranks there are.
+        position: the index of this rank in the group.
+        count: the number of ranks.
     """
 
     def __init__(self, group: distributed.ProcessGroup):
         self.position, self.count = distributed.get_rank(group), distributed.get_world_size(group)
         self._group, self._ranks = group, distributed.get_process_group_ranks(group)
-        # Notes go over the CPU: to read them waits for no device.
+        # Pickled notes go over the CPU: reading them does not wait for a device.
         gloo = "gloo" in str(distributed.get_backend_config(group))
         self._notes = group if gloo else distributed.new_group(self._ranks, None, "gloo", None, True)
         self._sent: list[tuple[Any, Tensor, int, str]] = []
         self._key = f"gradfree/{'-'.join(map(str, self._ranks))}"
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        """Refuse to be copied with the model: ranks would wait for one copy's messages with the other's."""
+        """Raise: with two copies of a model, a rank could receive the messages of the other copy."""
         raise ChainError("a model whose blocks lie on ranks cannot be copied. Copy it first, then call layer_parallel.")
 
     def agree(self, facts: dict[str, Any]) -> None:
-        """Refuse ranks that differ in ``facts``.
+        """Check that all ranks have the same ``facts``.
 
         Raises:
-            ChainError: it names two ranks, and what they differ in.
+            ChainError: they differ; the message names two ranks and the fact.
         """
-        all_facts = self.exchanged(facts, "what it was set up with")
-        for other, its in enumerate(all_facts):
-            for name in all_facts[0] | its:
-                if its.get(name) != all_facts[0].get(name):
+        first, *_ = all_facts = self.all_gather(facts, "its model and options")
+        for rank, other in zip(self._ranks, all_facts, strict=True):
+            for name in first | other:
+                if other.get(name) != first.get(name):
                     raise ChainError(
-                        f"the ranks of one chain differ in {name}: rank {self._ranks[0]} has {all_facts[0].get(name)}, "
-                        f"rank {self._ranks[other]} has {its.get(name)}. All must make the same call with the same "
-                        "model and the same options."
+                        f"the ranks of one chain differ in {name}: rank {self._ranks[0]} has {first.get(name)}, "
+                        f"rank {rank} has {other.get(name)}. All must make the same call with the same model and the "
+                        "same options."
                     )
 
-    def gathered(self, thing: Any) -> list[Any] | None:
-        """Return what every rank has, on the first one; ``None`` on the others."""
+    def gather(self, thing: Any) -> list[Any] | None:
+        """Return the objects of all ranks on the first rank; ``None`` on the others."""
         found: list[Any] | None = [None] * self.count if self.position == 0 else None
         distributed.gather_object(thing, found, dst=self._ranks[0], group=self._notes)
         return found
 
-    def exchanged(self, thing: Any, what: str) -> list[Any]:
-        """Return what every rank has, on all of them; ``what`` is its name for errors."""
+    def all_gather(self, thing: Any, what: str) -> list[Any]:
+        """Return the objects of all ranks; ``what`` names them in errors."""
         found: list[Any] = [None] * self.count
         with self._naming(what, (self.position + 1) % self.count):
             distributed.all_gather_object(found, thing, group=self._notes)
         return found
 
-    def all_numbers(self, number: Tensor) -> Tensor:
-        """Return the numbers of all ranks."""
+    def all_gather_scalars(self, number: Tensor) -> Tensor:
+        """Return the numbers of all ranks, stacked."""
         found = [torch.empty_like(number) for _ in range(self.count)]
         distributed.all_gather(found, number, self._group)
         return torch.stack(found)
 
     def send(self, tensor: Tensor, to: int, number: int, kind: int, what: str) -> None:
-        """Send a tensor without waiting for it; ``number`` is that of the pass, ``what`` its name for errors."""
+        """Send a tensor without waiting for it.
+
+        Args:
+            tensor: of a shape that the other rank knows.
+            to: the other rank.
+            number: of the pass.
+            kind: of the message.
+            what: names the tensor in errors.
+        """
         self._isend(tensor.detach().contiguous(), self._group, to, _tag(number, kind), what)
 
     def receive(self, into: Tensor, source: int, number: int, kind: int, what: str) -> Tensor:
-        """Fill a tensor with what ``source`` sends."""
+        """Receive a tensor from rank ``source`` into ``into``, and return it."""
         return self._recv(into, self._group, source, _tag(number, kind), what)
 
-    def give(self, tensors: Sequence[Tensor], to: int, number: int, kind: int, what: str, extra: Any = None) -> None:
-        """Send tensors whose shapes the other rank does not know, and anything beside them that can be pickled."""
+    def send_all(
+        self, tensors: Sequence[Tensor], to: int, number: int, kind: int, what: str, extra: Any = None
+    ) -> None:
+        """Send tensors whose shapes the other rank does not know, with an object ``extra`` that can be pickled."""
         for frame in _frames((_shapes(tensors), extra)):
             self._isend(frame, self._notes, to, _tag(number, kind), what)
         for tensor in tensors:
             self.send(tensor, to, number, kind, what)
 
-    def take(self, source: int, number: int, kind: int, what: str, device: torch.device) -> tuple[list[Tensor], Any]:
-        """Return what :meth:`give` has sent: the tensors, on ``device``, and what was beside them."""
+    def receive_all(
+        self, source: int, number: int, kind: int, what: str, device: torch.device
+    ) -> tuple[list[Tensor], Any]:
+        """Return what :meth:`send_all` has sent: the tensors, on ``device``, and ``extra``."""
         tag = _tag(number, kind)
         shapes, extra = _unframed(lambda frame: self._recv(frame, self._notes, source, tag, what))
         empty = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
         return [self.receive(tensor, source, number, kind, what) for tensor in empty], extra
 
     def settle(self) -> None:
-        """Wait until all that was sent has been taken."""
+        """Wait until all messages that this rank has sent are received."""
         sent, self._sent = self._sent, []
         for work, _, to, what in sent:
             with self._naming(what, to):
                 work.wait()
 
     def report(self, error: BaseException) -> None:
-        """Store what has stopped this rank, for those that wait for it."""
+        """Store the error that has stopped this rank, for ranks that wait for it."""
         reason = str(error) if isinstance(error, ChainError) else f"{type(error).__name__}: {error}"
         with suppress(Exception):
             distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", reason)
 
     def _reported(self, other: int) -> str:
-        """Return what ``other`` has reported, nothing if it has not."""
+        """Return the error that rank ``other`` has reported; ``""`` if it has not."""
         store, key = distributed.distributed_c10d._get_default_store(), f"{self._key}/{other}"
         with suppress(Exception):
-            # Ranks that wait for each other give up at about the same time.
+            # Wait a little: ranks that wait for each other time out at about the same time.
             store.wait([key], timedelta(seconds=2))
             return str(store.get(key).decode())
         return ""
@@ -152,16 +164,15 @@ class Messages:
 
     @contextmanager
     def _naming(self, what: str, other: int) -> Iterator[None]:
-        """Name the rank that does not answer, and what has stopped it if it has reported that."""
+        """Turn an error of ``torch.distributed`` into one that names the rank and the error that it has reported."""
         try:
             yield
         except RuntimeError as error:
             cause = self._reported(other)
-            reason = (
-                f"What has stopped it: {cause}" if cause else f"It has ended, hangs or does something else: {error}"
-            )
+            reason = f"It stopped with: {cause}" if cause else f"It has ended, hangs or does something else: {error}"
             raise RankLost(
-                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]}, for {what}, in vain. {reason}"
+                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]} to send or receive {what}, but "
+                f"got no answer. {reason}"
             ) from error
 
 
@@ -174,13 +185,13 @@ def _shapes(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtyp
 
 
 def _frames(note: Any) -> list[Tensor]:
-    """Return the length of a pickled note, and the note."""
+    """Return two tensors: the length of the pickled ``note``, and the note."""
     content = torch.frombuffer(bytearray(pickle.dumps(note)), dtype=torch.uint8)
     return [torch.tensor([len(content)]), content]
 
 
 def _unframed(receive: Callable[[Tensor], object]) -> Any:
-    """Return the note whose frames ``receive`` fills."""
+    """Return the note of :func:`_frames`; ``receive`` fills its two tensors."""
     length = torch.zeros(1, dtype=torch.int64)
     receive(length)
     content = torch.empty(int(length), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""An engine on one rank's run of blocks."""
+"""The engine that is attached to one rank's run of blocks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gradfree.torchside.private import after_backward
 
 @dataclass(frozen=True, kw_only=True)
 class OnRank(Engine):
-    """What is attached to a rank's blocks: gives their chain to the engine, with the line to its neighbours.
+    """Lets an engine solve a rank's chain together with the neighbouring ranks.
 
     Args:
-        engine: the engine.
-        name: what the rank's chain is called.
-        messages: the ranks.
-        passes: those that may have a backward pass, by what their first block has returned.
+        engine: the user's engine.
+        name: the name of the rank's chain.
+        messages: connects the ranks.
+        passes: the passes that may have a backward pass, by the output of their first block.
     """
 
     engine: Engine
@@ -35,7 +35,7 @@ class OnRank(Engine):
     passes: Mapping[Tensor, RankPass] = field(repr=False)
 
     def solves(self, kind: type[Site]) -> bool:
-        """Return whether ``kind`` is one of whole blocks in depth."""
+        """Return whether ``kind`` is a kind of chains of blocks in depth."""
         return kind.dimension == "depth" and not kind.of_layers
 
     @property
@@ -44,7 +44,7 @@ class OnRank(Engine):
         return self.engine.needs_residual
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return the engine's report on the rank's chain, which is named after the rank."""
+        """Return the engine's report, with the rank's chain under its name."""
         report = self.engine.judge(model, report)
         (site,) = report.chains.values()
         site.path = self.name
@@ -54,12 +54,12 @@ class OnRank(Engine):
         """Return the gradients of this rank's links."""
         assert isinstance(chain, DepthChain)
         try:
-            its = self.passes[chain.links[0].out]
-            chain.before = its.before
-            found = self.engine.gradients_on_ranks(chain, direct, its)
+            rank_pass = self.passes[chain.links[0].out]
+            chain.before = rank_pass.before
+            gradients = self.engine.across(chain, direct, rank_pass)
         except Exception as error:
             self.messages.report(error)
             raise
-        # Not now: a rank may have to get something else from this one first.
+        # Wait only after the backward pass: the other rank may first need another message from this one.
         after_backward(self.messages.settle)
-        return found
+        return gradients

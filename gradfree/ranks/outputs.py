@@ -1,6 +1,6 @@
-"""What a model returns whose blocks lie on several ranks: only the last one computes it, all are given it.
+"""Outputs of a model across ranks: the last rank computes them and sends them to all others.
 
-Each rank computes the loss of it, which must be the same on all; the last one's counts.
+Each rank computes the loss from them. It must be the same on all ranks; gradients come from that of the last rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradfree.ranks.messages import OUTPUTS, Messages
 from gradfree.ranks.microbatches import skeleton_of
 
 
-def outputs_of_last(
+def share_outputs(
     messages: Messages,
     number: int,
     check: Callable[[Sequence[Cotangent]], None],
@@ -27,15 +27,15 @@ def outputs_of_last(
     device: torch.device,
     out: Any,
 ) -> Any:
-    """Return what the model returns on the last rank, which sends it to all others.
+    """Return the model's output on all ranks; the last rank sends it to the others.
 
     Args:
-        messages: the ranks.
+        messages: connects the ranks.
         number: of the pass.
-        check: is given the outputs' cotangents in a backward pass.
-        sent: the last states of this rank's blocks: every backward pass must reach them, as other ranks wait.
-        device: where the outputs go.
-        out: of the model, on the last rank.
+        check: called with the outputs' cotangents in a backward pass.
+        sent: the last states of this rank's blocks; every backward pass must reach them, because other ranks wait.
+        device: of the outputs.
+        out: the model's output on the last rank; ignored on the others.
     """
     if messages.count == 1:
         return out
@@ -44,31 +44,31 @@ def outputs_of_last(
         skeleton, tensors = skeleton_of(out)
         needing = [tensor.requires_grad for tensor in tensors]
         for other in range(last):
-            messages.give(tensors, other, number, OUTPUTS, what, (skeleton, needing))
+            messages.send_all(tensors, other, number, OUTPUTS, what, (skeleton, needing))
         messages.settle()
     else:
-        tensors, (skeleton, needing) = messages.take(last, number, OUTPUTS, what, device)
+        tensors, (skeleton, needing) = messages.receive_all(last, number, OUTPUTS, what, device)
     if torch.is_grad_enabled() and any(needing):
         tensors = Sent.apply(check, len(sent), needing, *sent, *tensors)
     return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
 
 
 def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
-    """Refuse a loss that is not the last rank's; all ranks call it in the same backward pass.
+    """Check that this rank's loss is that of the last rank. All ranks call this in the same backward pass.
 
     Args:
-        messages: the ranks.
-        cotangents: of the model's outputs. Their norms are compared, to what devices may differ by.
+        messages: connects the ranks.
+        cotangents: of the model's outputs. Their norms are compared, to a tolerance for different devices.
 
     Raises:
-        ChainError: they differ.
+        ChainError: the norms differ.
     """
-    own = [-1.0 if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
-    its = messages.exchanged(own, "the gradients of the model's outputs")[-1]
-    if not torch.allclose(torch.tensor(own), torch.tensor(its), rtol=1e-3, atol=0.0, equal_nan=True):
+    here = [-1.0 if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
+    last = messages.all_gather(here, "the gradients of the model's outputs")[-1]
+    if not torch.allclose(torch.tensor(here), torch.tensor(last), rtol=1e-3, atol=0.0, equal_nan=True):
         error = ChainError(
-            f"the loss is not that of the last rank: the gradients of the model's outputs have norms {own} here, {its} "
-            "there. All ranks must be given the same batches and compute the same loss."
+            f"the loss is not that of the last rank: the gradients of the model's outputs have norms {here} here, "
+            f"{last} there. All ranks must get the same batches and compute the same loss."
         )
         messages.report(error)
         raise error

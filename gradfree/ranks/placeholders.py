@@ -1,8 +1,8 @@
-"""What replaces the parts of a model that other ranks hold: NaN for weights, an early exit for blocks.
+"""Placeholders for the parts of a model that other ranks hold: NaN for weights, an early exit for blocks.
 
-A rank runs the whole forward of the model, so that masks and the like are there that blocks are given. What it computes
-before its own blocks is of weights that are not there, and is not used; that would be seen. Behind its own blocks it
-leaves the model's forward.
+A rank runs the model's forward from the start, so that masks and other inputs of its blocks are computed. Results of
+absent weights are NaN, and must not be used; a first pass checks that. After its last block the rank leaves the model's
+forward.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gradfree.torchside.graph import walk
 
 
 class EarlyExit(BaseException):
-    """Takes a rank out of the model's forward behind its last block. No error: it must not be handled.
+    """Leaves the model's forward after the rank's last block. A BaseException, so that models do not catch it.
 
     Args:
-        state: what the next rank's first block was given.
+        state: the input state of the next rank's first block.
     """
 
     def __init__(self, state: Any):
@@ -28,21 +28,21 @@ class EarlyExit(BaseException):
 
 
 def placeholder(tensor: Tensor) -> Tensor:
-    """Return NaN, like ``tensor``, in no memory; a leaf of autograd's graph, by which its use is found."""
+    """Return NaN in the shape of ``tensor``, without memory; a leaf of autograd's graph, so that its use is found."""
     number = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
     return tensor.detach().new_full((), number).expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
-def vacate(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Module]) -> dict[int, str]:
-    """Take all parameters off a model but those that are held, and the buffers off some modules.
+def remove_absent(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Module]) -> dict[int, str]:
+    """Replace the parameters of other ranks by placeholders, and remove the buffers of blocks on other ranks.
 
     Args:
-        model: the model.
+        model: changed in place.
         held: the ids of the parameters that stay.
-        elsewhere: the modules that never run here.
+        elsewhere: the modules of the blocks on other ranks, which never run here.
 
     Returns:
-        The names of the parameters taken off, by the ids of their placeholders.
+        The names of the removed parameters, by the ids of their placeholders.
     """
     names: dict[int, str] = {}
     placeholders: dict[int, Tensor] = {}
@@ -50,11 +50,11 @@ def vacate(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Modul
         for name, parameter in list(module._parameters.items()):
             if parameter is None or id(parameter) in held:
                 continue
-            own = placeholders.setdefault(id(parameter), placeholder(parameter))
-            # A plain attribute: nothing that asks for the module's parameters or state finds it.
+            nan = placeholders.setdefault(id(parameter), placeholder(parameter))
+            # A plain attribute, which is in neither parameters() nor state_dict().
             del module._parameters[name]
-            setattr(module, name, own)
-            names[id(own)] = f"{path}.{name}" if path else name
+            setattr(module, name, nan)
+            names[id(nan)] = f"{path}.{name}" if path else name
     for module in elsewhere:
         for name in module._buffers:
             module._buffers[name] = None
@@ -62,6 +62,6 @@ def vacate(model: nn.Module, held: Collection[int], elsewhere: Iterable[nn.Modul
 
 
 def absent_weight(tensors: Iterable[Tensor], names: Mapping[int, str]) -> str | None:
-    """Return the name of a weight that ``tensors`` depend on and that is not here, by what :func:`vacate` returned."""
+    """Return the name of an absent weight that ``tensors`` depend on; ``names`` are those of :func:`remove_absent`."""
     leaves = walk(tensor for tensor in tensors if tensor.requires_grad).leaves
     return next((names[id(leaf)] for leaf in leaves if id(leaf) in names), None)

@@ -1,4 +1,4 @@
-"""Which rank holds which blocks of a chain, and which of the weights around it."""
+"""Placement: which rank holds which blocks of a chain, and which weights around it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gradfree.errors import SHARED_WEIGHT, ChainError
 
 @dataclass(frozen=True)
 class Placement:
-    """What lies where.
+    """The parts of a model on each rank.
 
     Attributes:
         blocks: module paths of the chain's blocks.
-        runs: for each rank, which of them it holds.
-        home: of each parameter and buffer of the model, by name, the rank that holds it.
+        runs: for each rank, the indices of its blocks.
+        home: the rank that holds each parameter and buffer of the model, by name.
     """
 
     blocks: Sequence[str]
@@ -31,22 +31,22 @@ class Placement:
 def place(model: nn.Module, site: Site, count: int, costs: Sequence[float] | None) -> Placement:
     """Return a placement of ``model`` on ``count`` ranks.
 
-    What comes before the blocks in ``model.named_modules()`` lies on the first, all else around them on the last.
+    The first rank holds modules before the blocks in ``model.named_modules()``, the last rank those after them.
 
     Args:
         model: the model.
         site: its chain.
         count: the number of ranks.
-        costs: of each block; ``None``: its number of parameters.
+        costs: of each block; by default its number of parameters.
 
     Raises:
-        ChainError: fewer blocks than ranks, costs that do not fit, a weight that several ranks would hold.
+        ChainError: fewer blocks than ranks, wrong costs, or a weight that several ranks would hold.
     """
     blocks = list(site.blocks)
     if len(blocks) < count:
-        raise ChainError(f"{site.path!r} has {len(blocks)} blocks, too few for {count} ranks: one each at least.")
+        raise ChainError(f"{site.path!r} has {len(blocks)} blocks, too few for {count} ranks: each needs one at least.")
     if len(set(map(id, site.blocks.values()))) < len(blocks):
-        raise ChainError(f"{site.path!r} runs a block more than once: across ranks each block has its own place.")
+        raise ChainError(f"{site.path!r} runs a block more than once: across ranks each block may run once.")
     if costs is None:
         costs = [max(1, sum(p.numel() for p in block.parameters())) for block in site.blocks.values()]
     if len(costs) != len(blocks) or min(costs) <= 0:
@@ -68,24 +68,24 @@ def place(model: nn.Module, site: Site, count: int, costs: Sequence[float] | Non
 
 
 def balanced(costs: Sequence[float], count: int) -> list[range]:
-    """Return consecutive runs of items, the dearest of which is as cheap as can be; of equal ones the first are longer.
+    """Split items into consecutive runs with the smallest largest cost; of equal splits, prefer long first runs.
 
     Args:
-        costs: of each item, positive; at least ``count``.
-        count: of runs.
+        costs: of each item, positive; at least ``count`` items.
+        count: the number of runs.
     """
     sums = [0.0, *accumulate(map(float, costs))]
 
     @cache
     def best(start: int, runs: int) -> tuple[float, float, list[int]]:
-        """Return the dearest run's cost, the sum of squares, less for more even ones, and where runs end."""
+        """Return the largest cost of a run, the sum of squared costs (smaller if even), and the ends of the runs."""
         if runs == 1:
             return sums[-1] - sums[start], (sums[-1] - sums[start]) ** 2, [len(costs)]
         found = []
         for stop in range(start + 1, len(costs) - runs + 2):
-            own = sums[stop] - sums[start]
-            dearest, squares, ends = best(stop, runs - 1)
-            found.append((max(own, dearest), own**2 + squares, [stop, *ends]))
+            cost = sums[stop] - sums[start]
+            largest, squares, ends = best(stop, runs - 1)
+            found.append((max(cost, largest), cost**2 + squares, [stop, *ends]))
         return min(found, key=lambda split: (split[0], split[1], -split[2][0]))
 
     ends = [0, *best(0, count)[2]]

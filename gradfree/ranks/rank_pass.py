@@ -1,4 +1,4 @@
-"""One pass through a model whose blocks lie on several ranks, as one of them goes through it."""
+"""One rank's view of a pass through a model whose blocks are on several ranks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from gradfree.ranks.placeholders import EarlyExit, absent_weight, placeholder
 
 
 class RankPass:
-    """What a rank goes through: its hooks and placeholders report blocks, the stage how the forward ends.
+    """Follows the model's forward on one rank, receives its first state, and sends its last one.
 
-    For engines it is the :class:`~gradfree.chains.neighbors.Neighbors` of its backward pass.
+    The hooks and placeholders of blocks call it, and the stage does at the end of the forward. Engines use it in the
+    backward pass as a :class:`~gradfree.chains.line.Line`.
 
     Args:
-        part: the rank's.
+        part: this rank's part of the model.
         ports: of all blocks.
         number: of the pass, the same on all ranks.
 
     Attributes:
-        position: of this rank, from 0.
-        count: how many ranks there are.
-        left_wants_cotangents: whether the previous rank takes cotangents.
+        position: the index of this rank, from 0.
+        count: the number of ranks.
+        wanted: whether the rank before needs cotangents.
     """
 
     def __init__(self, part: ModelPart, ports: Sequence[Port], number: int):
@@ -50,39 +51,43 @@ class RankPass:
 
     @property
     def before(self) -> torch.Size | None:
-        """The shape of the state that the first block was given, if that is one of the chain's."""
+        """The shape of the state that this rank has received; ``None`` on the first rank."""
         return None if self._arriving is None else self._arriving[0]
 
-    def send_left(self, cotangent: Cotangent) -> None:
-        """Send the rank on the left a cotangent."""
+    def to_left(self, cotangent: Cotangent) -> None:
+        """Send a cotangent to the rank before."""
         assert self._arriving is not None
         shape, dtype = self._arriving
         sent = torch.zeros(shape, dtype=dtype, device=self.device) if cotangent is None else cotangent.to(dtype)
         self.messages.send(sent, self.position - 1, self.number, COTANGENT, f"the cotangent of {self._entry}")
 
-    def receive_right(self) -> Tensor:
-        """Return what the rank on the right has sent."""
+    def from_right(self) -> Tensor:
+        """Return the cotangent that the next rank has sent."""
         assert self._leaving is not None
         shape, dtype = self._leaving
         into, what = torch.empty(shape, dtype=dtype, device=self.device), f"the cotangent of {self._exit}"
         return self.messages.receive(into, self.position + 1, self.number, COTANGENT, what)
 
     def absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
-        """Return what a block of another rank would return, or leave the model's forward."""
+        """Replace the forward of a block on another rank: return a received state or NaN, or leave the model's forward.
+
+        Raises:
+            EarlyExit: the block comes after this rank's blocks.
+        """
         state = self._begin(index, args, kwargs)
         if index >= self._run.stop:
             if state is not self._state:
                 raise errors.BETWEEN.error(path=self._blocks[index])
             raise EarlyExit(state)
         if index == 0:
-            (self._state,), (self.left_wants_cotangents, self._rests) = self.messages.take(
+            (self._state,), (self.wanted, self._rests) = self.messages.receive_all(
                 self.position - 1, self.number, STATE, self._entry, self.device
             )
             self._arriving = self._state.shape, self._state.dtype
         assert self._state is not None
         if index == self._run.start - 1:
-            if self.left_wants_cotangents:
-                self._state = Arrived.apply(partial(_refuse_besides, self._blocks[index]), self._state, anchor())
+            if self.wanted:
+                self._state = Arrived.apply(partial(_refuse_cotangent, self._blocks[index]), self._state, anchor())
             out = self._state
         else:
             out = placeholder(self._state.detach().requires_grad_(self._grad))
@@ -93,26 +98,26 @@ class RankPass:
     def block_begins(
         self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Note that a block of this rank is about to run; return other arguments for it, if need be."""
+        """Called before a block of this rank; return new arguments for the first block if it needs cotangents."""
         state = self._begin(index, args, kwargs)
         if index == self._run.start > 0 and state is not self._state:
             raise errors.BETWEEN.error(path=self._blocks[index])
         if self._part.is_new((index, self._grad)):
             path = self._blocks[index]
             others = [t for t in tensors_in([*args, *kwargs.values()]) if t is not state]
-            self._refuse_absent(others, f"{path} is given, beside its state, what")
+            self._refuse_absent(others, f"an input of {path}, beside its state,")
             if index == 0:
-                self._refuse_absent([state], f"the state that {path} is given")
-        if index != self._run.start or not self.left_wants_cotangents:
+                self._refuse_absent([state], f"the input state of {path}")
+        if index != self._run.start or not self.wanted:
             return None
-        # The engine sends its cotangent on. What the model has of it, too, is another tensor, which has none.
+        # The engine sends the cotangent of this new node. The model's tensor, of another node, must not get one.
         taken = self._ports[index].take(args, kwargs)
         return taken.put(Arrived.apply(None, state.detach(), anchor()), taken.inputs)
 
     def block_ends(self, index: int, out: Any) -> None:
-        """Note what a block of this rank has returned."""
+        """Called after a block of this rank; stores its output if other ranks need a part of it."""
         state, _ = self._ports[index].split(out)
-        assert state is not None  # The engine's own hook has refused it.
+        assert state is not None  # The recorder's hook has raised otherwise.
         if not isinstance(out, Tensor) and self.position < self.count - 1:
             if len(tensors_in(out)) > 1:
                 raise errors.SECOND_OUTPUT.error(path=self._blocks[index])
@@ -124,11 +129,11 @@ class RankPass:
         """Send the last state to the next rank."""
         state = self._state
         assert state is not None
-        beside = self._grad and state.requires_grad, self._rests
-        self.messages.give([state], self.position + 1, self.number, STATE, self._exit, beside)
+        extra = self._grad and state.requires_grad, self._rests
+        self.messages.send_all([state], self.position + 1, self.number, STATE, self._exit, extra)
 
     def end(self, out: Any) -> Any:
-        """Return what the model does on the last rank, once it is checked."""
+        """Check and return the model's output on the last rank."""
         if self._next != len(self._blocks) or self.position < self.count - 1:
             raise errors.NOT_RUN.error(path=self._blocks[self._next])
         tensors = tensors_in(out)
@@ -138,13 +143,13 @@ class RankPass:
 
     @property
     def last_state(self) -> Tensor | None:
-        """The state behind this rank's last block, where it leads to a recorded pass."""
+        """The output state of this rank's last block, if it needs a gradient."""
         return self._state if self._grad and self._state is not None and self._state.requires_grad else None
 
     def sent(self) -> Tensor:
-        """Return, and let go of, what leads backward passes to this rank's chain.
+        """Return the tensor by which backward passes reach this rank's chain, and drop the reference to it.
 
-        The backward pass that this pass is kept for would keep the tensor.
+        Otherwise there would be a reference cycle: the tensor's graph keeps this pass alive until its backward pass.
         """
         state = self.last_state
         self._state, self._placeholders = None, []
@@ -171,8 +176,8 @@ class RankPass:
         return state
 
     def _refuse_absent(self, tensors: Sequence[Tensor], what: str) -> None:
-        """Refuse tensors that were computed of what is not there: autograd's graph shows it, or NaN."""
-        states = {id(own): f"the output of {path}" for own, path in self._placeholders}
+        """Raise if ``tensors`` were computed from placeholders: these are in their graph, or the values are NaN."""
+        states = {id(state): f"the output of {path}" for state, path in self._placeholders}
         if name := absent_weight(tensors, self._part.absent | states):
             raise errors.ELSEWHERE.error(what=what, name=name)
         for tensor in tensors:
@@ -180,6 +185,7 @@ class RankPass:
                 raise errors.NAN_FROM_ELSEWHERE.error(what=what)
 
 
-def _refuse_besides(path: str, cotangent: Cotangent) -> None:
+def _refuse_cotangent(path: str, cotangent: Cotangent) -> None:
+    """Raise if the loss uses a received state by other operations than the next block."""
     if cotangent is not None:
         raise errors.LOSS_ELSEWHERE.error(path=path)

@@ -1,4 +1,4 @@
-"""One rank's part of a model whose blocks lie on several."""
+"""``layer_parallel``, and the stage that it returns: one rank's part of a model whose blocks are on several ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradfree.ranks.messages import Messages, group_of
 from gradfree.ranks.microbatches import Cutter, joined
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.outputs import compare_loss, outputs_of_last
+from gradfree.ranks.outputs import compare_loss, share_outputs
 from gradfree.ranks.placeholders import EarlyExit
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
@@ -43,36 +43,35 @@ def layer_parallel(
     uncut: Sequence[str] = (),
     **options: Any,
 ) -> Stage:
-    """Leave of ``model`` what this rank is to hold: one run of blocks, on the first and the last rank what is around.
+    """Split ``model`` across ranks: each rank keeps one run of blocks; the first and last also the modules around them.
 
-    Called on every rank of the group with the same model, before its optimizer is made: ``model.parameters()`` are then
-    the rank's own. The training loop stays as it is, the same on all ranks with the same batches: ``model(x)`` returns
-    the same outputs everywhere, ``loss.backward()`` solves all ranks' runs at once. ``papers/segments.md``, section 4;
-    multiple shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders; exact at
-    ``iterations`` of the number of ranks less one.
+    Call it on every rank of the group with the same model, before making the optimizer: ``model.parameters()`` are then
+    those of this rank. The training loop does not change, and all ranks get the same batches. ``model(x)`` returns the
+    same outputs everywhere, and ``loss.backward()`` solves the runs of all ranks at once. The method is multiple
+    shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders (``papers/segments.md``, section
+    4). With n ranks, gradients are exact for ``iterations`` of n - 1 or more.
 
     Args:
         model: any module with a chain of blocks, changed in place.
         engine: "highway_bp", "fixed_point" or "backprop", or such an engine.
         mesh: the ranks, in the order of the blocks: a dimension of a ``DeviceMesh``, a process group; by default all.
-        chains: as in :meth:`gradfree.Engine.validate`, the one chain whose blocks go to ranks; by default it is found.
-        costs: of each block, such as its measured time; by default its number of parameters. Runs are balanced by them.
+        chains: the one chain to split, as in :meth:`gradfree.Engine.validate`; by default it is found.
+        costs: of each block, such as its measured time, to balance the runs; by default its number of parameters.
         residual: as in :meth:`gradfree.Engine.attach`.
-        microbatches: m, the parts that each batch is cut into along the first dimension of the tensors that the model
-            is given; ranks work on them at the same time, so that a forward pass takes (n + m - 1) / (n m) of one
-            process's time. Smaller batches are cut into single samples.
-        uncut: the names of arguments of the model's ``forward`` that each part is given as they are, such as a mask for
-            all samples.
+        microbatches: m, the number of parts that each batch is split into, along the first dimension of the model's
+            input tensors. Ranks work on them at the same time, so that a forward pass takes (n + m - 1) / (n m) of the
+            time of one process. A batch of fewer than m samples is split into single samples.
+        uncut: the names of arguments of the model's ``forward`` that are not split, such as a mask for all samples.
         **options: the engine's options, if it is given by name.
 
     Returns:
         The rank's stage.
 
     Raises:
-        ChainError: the engine, the model or the options cannot be; ranks differ in them.
+        ChainError: the engine, the model or an option is not supported; or ranks differ in them.
     """
     if stage_of(model) is not None:
-        raise ChainError("the model lies on ranks already: layer_parallel is called once for a model.")
+        raise ChainError("the model is split across ranks already: call layer_parallel once for each model.")
     group = group_of(mesh)
     cutter = Cutter(model.forward, microbatches, uncut)
     messages = Messages(group)
@@ -85,18 +84,18 @@ def layer_parallel(
 
 
 def stage_of(model: nn.Module) -> Stage | None:
-    """Return what a model lies on ranks by, if it does."""
-    host = getattr(model.forward, "__self__", None)
-    return host if isinstance(host, Stage) else None
+    """Return the stage of a model that is split across ranks; ``None`` if it is not."""
+    owner = getattr(model.forward, "__self__", None)
+    return owner if isinstance(owner, Stage) else None
 
 
 class Stage(ModelPart):
-    """One rank's part of a model; see :func:`layer_parallel`, which makes it.
+    """One rank's part of a model; made by :func:`layer_parallel`.
 
     Attributes:
-        messages: the ranks.
-        placement: what lies where.
-        handle: the engine's on this rank's blocks.
+        messages: connects the ranks.
+        placement: which rank holds what.
+        handle: of the engine that is attached to this rank's blocks.
     """
 
     def __init__(
@@ -120,15 +119,15 @@ class Stage(ModelPart):
         self._number = 0
         for index, block in enumerate(blocks):
             if index in placement.runs[messages.position]:
-                block.register_forward_pre_hook(partial(self._begins, index), prepend=True, with_kwargs=True)
-                block.register_forward_hook(partial(self._ends, index))
+                block.register_forward_pre_hook(partial(self._before_block, index), prepend=True, with_kwargs=True)
+                block.register_forward_hook(partial(self._after_block, index))
             else:
                 block.forward = partial(self._absent, index)
         self._forward = model.forward
         model.forward = self.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's own forward as far as this rank goes, and return the outputs of the last rank."""
+        """Run the model's forward up to this rank's last block, and return the outputs of the last rank."""
         refuse_transforms("the model")
         if checkpointed():
             raise ChainError(
@@ -138,12 +137,12 @@ class Stage(ModelPart):
         self.messages.settle()
         passes = [self._new_pass()]
         try:
-            given = self._cutter(self.model, args, kwargs)
-            passes += [self._new_pass() for _ in given[1:]]
-            found = [self._through(its, own.args, own.kwargs) for its, own in zip(passes, given, strict=True)]
-            sent = [its.sent() for its in passes]
-            out = joined(given, found) if self.messages.position == self.messages.count - 1 else None
-            return outputs_of_last(self.messages, passes[0].number, self._check_loss, sent, self.device, out)
+            parts = self._cutter(self.model, args, kwargs)
+            passes += [self._new_pass() for _ in parts[1:]]
+            outs = [self._run(one, part.args, part.kwargs) for one, part in zip(passes, parts, strict=True)]
+            sent = [one.sent() for one in passes]
+            out = joined(parts, outs) if self.messages.position == self.messages.count - 1 else None
+            return share_outputs(self.messages, passes[0].number, self._check_loss, sent, self.device, out)
         except Exception as error:
             self.messages.report(error)
             raise
@@ -154,32 +153,32 @@ class Stage(ModelPart):
         self._number += 1
         return RankPass(self, self._ports, self._number)
 
-    def _through(self, its: RankPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the model does on the last rank; on others send the state to the next one."""
-        self._pass = its
+    def _run(self, rank_pass: RankPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the model's output on the last rank; on others send the last state to the next rank."""
+        self._pass = rank_pass
         try:
-            return its.end(self._forward(*args, **kwargs))
+            return rank_pass.end(self._forward(*args, **kwargs))
         except EarlyExit:
-            return its.leave()
+            return rank_pass.leave()
 
     def _check_loss(self, cotangents: Sequence[Cotangent]) -> None:
-        """Refuse a loss that is not the last rank's: by the outputs' cotangents in a first backward pass."""
+        """Check once, in the first backward pass, that all ranks have the loss of the last rank."""
         if self.is_new("the loss"):
             compare_loss(self.messages, cotangents)
 
     def _absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
         if self._pass is None:
             path = self.placement.blocks[index]
-            raise ChainError(f"{path} lies on another rank: call the model, on all ranks, not its blocks.")
+            raise ChainError(f"{path} is on another rank: call the model, on all ranks, not its blocks.")
         return self._pass.absent(index, *args, **kwargs)
 
-    def _begins(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # A checkpoint may run it again, for what autograd has kept of it.
+    def _before_block(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A checkpoint recomputes a call that is recorded already.
         if self._pass is None or recomputed():
             return None
         return self._pass.block_begins(index, args, kwargs)
 
-    def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+    def _after_block(self, index: int, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if self._pass is None or recomputed():
             return
         self._pass.block_ends(index, out)
@@ -188,7 +187,11 @@ class Stage(ModelPart):
             self._passes[self._first_output(state)] = self._pass
 
     def _first_output(self, state: Tensor) -> Tensor:
-        """Return what the first block of the recorded pass has returned; refuse what is not recorded as one chain."""
+        """Return the output of the first block of the recorded pass.
+
+        Raises:
+            ChainError: the rank's blocks are not recorded as one chain.
+        """
         if self._splits:
             path, reason = next(iter(self._splits.items()))
             raise ChainError(f"across ranks the blocks must be one chain, but {path} is not part of it: {reason}.")
@@ -205,10 +208,10 @@ def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: flo
     problems = [*engine.problems_on_ranks(count), *report.problems]
     if len(report.chains) > 1:
         problems.append(
-            f"there are several chains; name the one that goes to ranks: chains=[{next(iter(report.chains))!r}]."
+            f"there are several chains; name the one to split across ranks: chains=[{next(iter(report.chains))!r}]."
         )
     if problems:
-        where = f"{type(model).__name__} cannot go to {count} ranks with {engine}:"
+        where = f"{type(model).__name__} cannot be split across {count} ranks with {engine}:"
         raise ChainError("\n".join([where, *(f"- {problem}" for problem in problems)]))
     (site,) = report.chains.values()
     site.declared = residual
@@ -216,7 +219,7 @@ def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: flo
 
 
 def _facts(model: nn.Module, placement: Placement) -> dict[str, str]:
-    """Return what all ranks have to agree on, by what it is called."""
+    """Return the properties of the model and its placement that must be equal on all ranks, by name."""
     runs = {
         f"the run of rank {rank}": f"blocks {run.start} to {run.stop - 1}" for rank, run in enumerate(placement.runs)
     }

@@ -42,7 +42,7 @@ def test_hooks_between_the_layer_and_the_engine_are_refused(engine):
         net, x = tanh_net(), torch.randn(3, 8)
         with engine.attach(net):
             handle = register(net[2])
-            with pytest.raises(ChainError, match="2 has got a forward hook or pre-hook since the engine was attached"):
+            with pytest.raises(ChainError, match="2 has got a forward hook or pre-hook after the engine was attached"):
                 net(x)
             handle.remove()
             net(x).sum().backward()
@@ -65,7 +65,7 @@ def test_states_changed_in_place_between_layers_are_refused(engine):
         h = net[1](net[0](torch.randn(3, 8)))
         with torch.no_grad():
             h.clamp_(-0.1, 0.1)
-        with pytest.raises(ChainError, match="the output of 1 was changed in place before 2 was given it"):
+        with pytest.raises(ChainError, match="the output of 1 was changed in place before 2 got it"):
             net[2](h)
 
 
@@ -174,7 +174,7 @@ def test_the_first_dimension_must_be_the_samples(engine, net, shape, where):
 
 def test_integer_inputs_are_refused(engine):
     net = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 2))
-    with engine.attach(net), pytest.raises(ChainError, match=r"1 was given torch.int64, .* x.float\(\)"):
+    with engine.attach(net), pytest.raises(ChainError, match=r"1 got an input of torch.int64, .* x.float\(\)"):
         net(torch.ones(4, 2, 4, dtype=torch.int64))
 
 

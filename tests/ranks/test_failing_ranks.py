@@ -11,11 +11,11 @@ SCRIPT = Path(__file__).with_name("failing_ranks.py")
 CAUSES = {
     "killed": "It has ended",
     "killed in backward": "It has ended",
-    "raises": "What has stopped it: ValueError: the block's own error",
-    "ends in backward": "What has stopped it: ValueError: the block's own error",
+    "raises": "It stopped with: ValueError: the block's own error",
+    "ends in backward": "It stopped with: ValueError: the block's own error",
     "hangs": "hangs",
-    "another loss": "What has stopped it: the loss is not that of the last rank",
-    "nan": "What has stopped it: non-finite cotangent at the output of blocks.2",
+    "another loss": "It stopped with: the loss is not that of the last rank",
+    "nan": "It stopped with: non-finite cotangent at the output of blocks.2",
 }
 AT_ONCE = {
     "no residual path": "ChainError: no residual path from 'blocks.",
@@ -62,7 +62,7 @@ def test_the_others_stop(tmp_path):
             expected = f"ChainError: rank {rank} waited for rank" if rank or way != "nan" else "ChainError"
             assert found[way][rank].startswith(expected), way
         text = found[way][0] + found[way][2]
-        assert "rank 1, for" in text, way
+        assert "rank 1 to send or receive" in text, way
         assert cause in text, way
         assert "blocks." in text, way
     for way, reason in AT_ONCE.items():

@@ -53,10 +53,10 @@ def test_outputs_and_gradients_are_those_of_the_whole_batch(microbatches):
 @pytest.mark.parametrize(
     ("behind", "message"),
     [
-        (lambda out: (out, out.mean()), r"a tensor of shape \(\) for 2 samples, .* Compute losses and means behind"),
+        (lambda out: (out, out.mean()), r"a tensor of shape \(\) for 2 samples, .* Compute losses and means after"),
         (lambda out: out.repeat(2), r"a tensor of shape \(4,\) for 2 samples"),
-        (lambda out: (out, float(out.detach()[0])), "a tuple of which more than tensors differs"),
-        (lambda out: (out, object()), "a tuple of which more than tensors differs"),
+        (lambda out: (out, float(out.detach()[0])), "a tuple with values other than tensors that differ"),
+        (lambda out: (out, object()), "a tuple with values other than tensors that differ"),
     ],
 )
 def test_outputs_that_are_not_of_the_samples_are_refused(behind, message):
