@@ -18,7 +18,7 @@ from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import LayerChain, normalised, scaled
-from gradfree.orthogonal.isometry import losses
+from gradfree.orthogonal.isometry import inexact_layers
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 from gradfree.torchside.optimizer_steps import AfterStep
 
@@ -63,7 +63,7 @@ class FOTONRule(LayerEngine):
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Return ``report`` with a note for each layer that makes the gradients inexact."""
         report = super().judge(model, report)
-        notes = [note for site in report.chains.values() for note in losses(site.blocks)]
+        notes = [note for site in report.chains.values() for note in inexact_layers(site.blocks)]
         return replace(report, notes=notes)
 
     @property

@@ -1,1 +1,1 @@
-"""Weights that are kept orthogonal while they train."""
+"""Weights that stay orthogonal during training."""

@@ -1,4 +1,4 @@
-"""When sending an error forward through layers equals backpropagation, and what is lost where it does not."""
+"""Checks for which layers FOTON's gradients equal those of backpropagation, and what is lost for others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gradfree.orthogonal.weights import drift, is_matrix
 _TOLERANCE = 1e-3
 
 
-def losses(layers: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield, layer by layer, which condition of exactness does not hold, and what that costs.
+def inexact_layers(layers: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield, for each layer with inexact gradients, the reason and the effect.
 
-    Exact are linear layers with orthonormal rows, which therefore do not expand (FOTON, arXiv 2512.20668; in place of
-    backpropagation's δ stands A Aᵀ δ, A the product of the linear parts so far). The last layer with weights is exact
-    whatever its weights are.
+    FOTON (arXiv 2512.20668) has A Aᵀ δ in place of δ, where A is the product of the linear parts so far. So gradients
+    are exact for linear layers with orthonormal rows, which cannot have more outputs than inputs. The last layer with
+    weights always has exact gradients.
 
     Args:
         layers: by module path, in order.
@@ -35,13 +35,13 @@ def _of_weights(layer: nn.Module) -> str | None:
     features = _features(layer)
     if features[1] > features[0]:
         return (
-            f"expands, {features[0]} to {features[1]}: its gradients and those of all later layers lose what lies "
+            f"expands, {features[0]} to {features[1]}: its gradients and those of all later layers lose the part "
             "outside the image of the layers so far. Use no more outputs than inputs (for convolutions, times the "
             "stride's)."
         )
     if isinstance(layer, Convolution) and not is_matrix(layer):
         if any(_padding(layer)) and layer.padding_mode != "circular":
-            return f"pads with {layer.padding_mode}, which no kernel is orthogonal under: use padding_mode='circular'."
+            return f"pads with {layer.padding_mode}, so it cannot be orthogonal: use padding_mode='circular'."
         if has_own_weight(layer):
             return (
                 "has overlapping windows and a plain weight, which is not kept orthogonal: gradients are multiplied "
@@ -58,21 +58,21 @@ def _of_weights(layer: nn.Module) -> str | None:
 
 def _of_rest(layer: nn.Module) -> str | None:
     if role_of(layer) is Role.MAX:
-        return "chooses elements: the feedback has a linear stand-in for that. To pool, use averages or strides."
+        return "selects elements: the feedback uses a linear function instead. Pool with averages or strides."
     if is_isometric(layer):
         return None
     if role_of(layer) is Role.LINEAR:
-        return "is no isometry: it changes the norm of later layers' gradients, not their direction."
+        return "does not keep norms: it changes the norm of later layers' gradients, not their direction."
     if role_of(layer) is Role.POINTWISE:
         return (
-            "is far from linear at zero: each such layer takes some of the gradients' alignment with it, and in deep "
-            "chains all. Use Tanh."
+            "is far from linear at zero: each such layer reduces the gradients' alignment, in deep chains to nothing. "
+            "Use Tanh."
         )
     return None
 
 
 def _features(layer: nn.Module) -> tuple[int, int]:
-    """Return the numbers of inputs and outputs, of convolutions for the window of one step."""
+    """Return the numbers of inputs and outputs; for convolutions, those of one window without overlap."""
     if isinstance(layer, Convolution):
         return layer.in_channels * prod(layer.stride), layer.out_channels
     weight = weight_of(layer)

@@ -1,4 +1,4 @@
-"""Keeping weights orthogonal, whichever engine gives the gradients."""
+"""Base class of engines that keep weights orthogonal, with the gradients of any other engine."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ from gradfree.torchside.optimizer_steps import AfterStep
 
 @dataclass(frozen=True, kw_only=True)
 class OrthogonalEngine(Engine):
-    """Keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal under another engine.
+    """Keeps the weights of linear layers, and of convolutions with kernel = stride, orthogonal.
 
-    The gradients are those of :attr:`rule`. After steps of any optimizer that holds weights of the chain, a few
-    Newton-Schulz steps lead them back to orthonormal rows (or columns, where a layer has more outputs than inputs).
-    Weights that are far off the first time are replaced by the nearest orthogonal ones.
+    The gradients are those of another engine, :attr:`rule`. After optimizer steps, a few Newton-Schulz steps retract
+    the weights to orthonormal rows (columns if a layer has more outputs than inputs). Weights far from orthogonal at
+    the first retraction are replaced by the nearest orthogonal ones.
 
     Args:
-        orthogonalize_every: optimizer steps from one retraction to the next; ``None`` leads each weight back once its
+        orthogonalize_every: optimizer steps from one retraction to the next; ``None`` retracts each weight once its
             drift ‖W Wᵀ - I‖, measured at every step, has passed 0.1.
         orthogonalize_steps: Newton-Schulz steps of one retraction.
-        temperature: what the chain's output is multiplied by while the engine is attached, in training and
-            evaluation; the error is taken without this factor, e = softmax(T y) - t. Orthogonal layers bound
-            the logits, which this makes up for. "learnt" with the weights, from 1 on; see
-            :class:`~gradfree.orthogonal.temperature.Temperature`.
+        temperature: T, the factor of the chain's output while the engine is attached, in training and evaluation. The
+            error is taken without this factor, e = softmax(T y) - t. T makes up for the bounded logits of orthogonal
+            layers. "learnt" starts at 1; see :class:`~gradfree.orthogonal.temperature.Temperature`.
 
     Raises:
-        TypeError: an option of another type, or a rule that does not take layers or has parts of its own.
+        TypeError: an option of another type, or a rule that does not take layers or puts other parts on a model.
         ValueError: an option out of range.
     """
 
@@ -63,14 +62,14 @@ class OrthogonalEngine(Engine):
             raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")
         if type(rule).install is not Engine.install:
             raise TypeError(
-                f"{name}: {rule!r} puts its own parts on a model, which would be left off. One that keeps weights "
-                "orthogonal already needs no other round it; of others, see Engine.after_step."
+                f"{name}: {rule!r} overrides Engine.parts, whose hooks would be lost here. An engine that keeps "
+                "weights orthogonal by itself needs no wrapper; others can override Engine.after_step."
             )
 
     @property
     @abstractmethod
     def rule(self) -> Engine:
-        """The engine that gives the gradients."""
+        """The engine that computes the gradients."""
 
     @property
     def needs_residual(self) -> bool:
@@ -79,7 +78,7 @@ class OrthogonalEngine(Engine):
 
     @property
     def keeps_means(self) -> bool:
-        """Whether ranks have something to average: the temperature, or what :attr:`rule` keeps."""
+        """Whether there are running means to average over ranks: the temperature, or those of :attr:`rule`."""
         return self.temperature == LEARNT or self.rule.keeps_means
 
     @property
@@ -93,7 +92,7 @@ class OrthogonalEngine(Engine):
         return self.rule.streams
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with what :attr:`rule` has to say."""
+        """Return ``report`` with the notes and problems of :attr:`rule`."""
         return self.rule.judge(model, report)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
@@ -109,9 +108,9 @@ class OrthogonalEngine(Engine):
         return self.rule.gradients(chain, direct)
 
     def after_step(self, memory: Memory) -> AfterStep:
-        """Return what leads the weights back, and then does what is due for :attr:`rule`."""
+        """Return a function that retracts the weights, and then calls that of :attr:`rule`."""
         retraction = Retraction(memory.of("retraction"), self.orthogonalize_every, self.orthogonalize_steps)
-        then = self.rule.after_step(memory)
+        after_rule = self.rule.after_step(memory)
 
         def retract(blocks: Mapping[str, nn.Module], steps: int) -> None:
             retraction.after_step(blocks, steps)
@@ -119,18 +118,18 @@ class OrthogonalEngine(Engine):
             for hook in last._forward_hooks.values():
                 if isinstance(hook, Temperature):
                     hook.after_step()
-            if then is not None:
-                then(blocks, steps)
+            if after_rule is not None:
+                after_rule(blocks, steps)
 
         return retract
 
     def solves(self, kind: type[Site]) -> bool:
-        """Return whether ``kind`` is of layers that can be taken apart."""
+        """Return whether ``kind`` is a kind of chains of known layers."""
         return kind.of_layers
 
-    def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
-        """Put the engine on one chain, and the temperature behind its last layer."""
-        parts = super().install(site, attachment)
+    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
+        """Put the engine on one chain, and the temperature after its last layer."""
+        parts = super().parts(site, attachment)
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()

@@ -1,4 +1,4 @@
-"""When the weights of a chain are led back to orthogonal ones: as they drift, or at a fixed pace."""
+"""When to retract the weights of a chain to orthogonal ones: after a drift, or every few steps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gradfree.devices.hardware import start_copy_to_cpu
 from gradfree.orthogonal.weights import drift_along, far, matrices, project, retract
 
 _LIMIT = 0.1
-"""Drift that calls for a retraction."""
+"""A larger drift is retracted."""
 _DRIFTS, _PROBE = "drifts", "drift probe of "
 
 
 class Retraction:
-    """Leads weights back to orthogonal ones after an optimizer's steps.
+    """Retracts weights to orthogonal ones after optimizer steps.
 
     Args:
-        memory: of the chain; keeps the drift last seen and, of each weight, the vector that it is measured along.
-        every: steps from one retraction to the next; ``None`` for each weight as soon as its drift is seen to have
-            passed 0.1. The drift is read a step late, when a GPU has long measured it: nothing waits for the device.
+        memory: of the chain; stores the last drifts and, for each weight, the vector of the power method.
+        every: steps from one retraction to the next; ``None`` retracts each weight once its drift has passed 0.1. The
+            drift is read one step late, so that the host does not wait for the device.
         newton_schulz_steps: of one retraction.
     """
 
@@ -29,32 +29,32 @@ class Retraction:
         self._fetched: tuple[Tensor, Callable[[], Tensor]] | None = None
 
     def after_step(self, blocks: Mapping[str, nn.Module], count: int) -> None:
-        """Do what is due after the ``count``-th step; weights that are far off the first time are projected."""
+        """Retract the weights that are due after step ``count``; at the first time, project those that are far off."""
         weights = {path: weight for path, weight in matrices(blocks).items() if weight.requires_grad}
-        # The count is in checkpoints: a run that is resumed, or restored behind a search, does what it would have.
-        cold = far(weights) if count == (self._every or 1) else set()
+        # `count` is in checkpoints, so a resumed run does the same as one without a stop.
+        distant = far(weights) if count == (self._every or 1) else set()
         if self._every is None:
-            due = self._drifted(weights) | cold
+            due = self._drifted(weights) | distant
         else:
             due = set(weights) if count % self._every == 0 else set()
-        # In the order of the layers, the same in every process.
-        project(weight for path, weight in weights.items() if path in cold)
+        # In the order of the layers, so that it is the same in every process.
+        project(weight for path, weight in weights.items() if path in distant)
         retract([weight for path, weight in weights.items() if path in due], self._steps)
         if self._every is None:
             self._measure(weights)
 
     def _drifted(self, weights: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of the weights that had drifted at the step before."""
+        """Return the names of the weights whose drift was too large one step ago."""
         seen = self._memory.get(_DRIFTS)
         if seen is None or len(seen) != len(weights):
             return set()
-        # What comes from a checkpoint has not been fetched: then, once, this waits for the device.
+        # A value from a checkpoint is not on the CPU yet: reading it waits for the device, once.
         if self._fetched is not None and self._fetched[0] is seen:
             seen = self._fetched[1]()
         return {path for path, drift in zip(weights, seen.tolist(), strict=True) if not drift <= _LIMIT}
 
     def _measure(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin to measure all drifts, and to copy them to the CPU."""
+        """Start to measure all drifts and to copy them to the CPU."""
         if weights:
             probes = [self._memory.get(_PROBE + path) for path in weights]
             products, drifts = drift_along(list(weights.values()), probes)

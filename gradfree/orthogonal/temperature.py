@@ -1,4 +1,4 @@
-"""The temperature behind a chain of orthogonal layers, whose logits are bounded: given, or learnt with the weights."""
+"""The temperature after a chain of orthogonal layers, which have bounded logits: fixed, or learnt with the weights."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from gradfree.torchside.private import is_reached, uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
-_LOG, _ASKED = f"mean of {LOG_TEMPERATURE}", f"mean of {OUTPUT_SUMS}"
+_LOG, _SUMS = f"mean of {LOG_TEMPERATURE}", f"mean of {OUTPUT_SUMS}"
 
 
 class Temperature:
-    """What the chain's output is multiplied by, as a forward hook on its last layer.
+    """A forward hook on the chain's last layer that multiplies its output by the temperature T.
 
-    Learnt, it starts at 1, and each step of the optimizer moves log T by 0.05 times r = Σ g·y / Σ |g·y|, where y is the
-    chain's output and g the loss's gradient with respect to T y: against the loss, by a share that says how far the
-    outputs agree, and that no scale of the loss changes. Where they all ask for the same it goes from 1 to 16 in 56
-    steps. It ends where the outputs are calibrated: high where classes are well separated, low where they are not.
-    Ranks average both sums before they are used: T is then that of one process with the batches of all.
+    A learnt T starts at 1. Each optimizer step subtracts 0.05 r from log T, with r = Σ g·y / Σ |g·y|, where y is the
+    chain's output and g the gradient of the loss with respect to T y. So T moves against the loss. r measures how far
+    the outputs agree, and does not depend on the scale of the loss. If all agree, T goes from 1 to 16 in 56 steps. T
+    settles where the outputs are calibrated: high if classes are well separated, low if not. Ranks average both sums
+    before each update, so T is the same as in one process with all batches.
 
     Args:
-        memory: of the chain; keeps log T before the last step, the sums of that, and those since.
-        given: T; "learnt" for one that is learnt.
+        memory: of the chain; stores log T before the last step, the sums of that step, and the sums since.
+        given: T, or "learnt".
     """
 
     def __init__(self, memory: Memory, given: float | Literal["learnt"]):
         self._memory, self._given = memory, given
-        # What passes since the last step have asked for: who looks at a pass restores it with the rest.
+        # The sums since the last step. In `memory`, so that a dry run, which restores it, does not count.
         self._pending = memory.of("temperature")
 
     def factor(self, like: Tensor) -> float | Tensor:
-        """Return T, for a tensor like ``like``."""
+        """Return T, in the dtype and on the device of ``like``."""
         if not isinstance(self._given, str):
             return self._given
         log = self._log()
@@ -50,38 +50,37 @@ class Temperature:
         scaled = out * self.factor(out)
         if self._given == LEARNT and scaled.requires_grad:
             trained = [p for p in module.parameters() if p.requires_grad]
-            scaled.register_hook(partial(self._ask, out.detach(), trained))
+            scaled.register_hook(partial(self._add_sums, out.detach(), trained))
         return scaled
 
-    def _ask(self, out: Tensor, trained: Sequence[Tensor], cotangent: Tensor) -> None:
-        # A pass for the gradient of the input alone (an adversarial example) trains nothing.
+    def _add_sums(self, out: Tensor, trained: Sequence[Tensor], cotangent: Tensor) -> None:
+        """Add Σ g·y and Σ |g·y| of a backward pass to those since the last step."""
+        # A backward pass only for the gradient of the input (an adversarial example) does not count.
         if trained and not any(map(is_reached, trained)):
             return
-        asked = (out * cotangent).to(torch.promote_types(out.dtype, torch.float32))
-        sums = torch.stack([asked.sum(), asked.abs().sum()])
+        products = (out * cotangent).to(torch.promote_types(out.dtype, torch.float32))
+        sums = torch.stack([products.sum(), products.abs().sum()])
         if "asked" in self._pending:
-            # The model may have been moved since.
+            # to(sums): the model may have moved to another device since.
             sums = sums + self._pending["asked"].to(sums)
         self._pending["asked"] = sums
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Move it as the backward passes since the last step have asked for; those that were no numbers have not."""
-        asked = self._pending.pop("asked", None)
-        if asked is not None:
+        """Store log T and the sums of the backward passes since the last step; :meth:`factor` uses both."""
+        sums = self._pending.pop("asked", None)
+        if sums is not None:
             log = self._log()
-            self._memory.of("means").update(
-                {_LOG: asked.new_zeros(()) if log is None else log.to(asked), _ASKED: asked}
-            )
+            self._memory.of("means").update({_LOG: sums.new_zeros(()) if log is None else log.to(sums), _SUMS: sums})
 
     def _log(self) -> Tensor | None:
-        """Return log T, moved by what was asked in the last step; ``None`` before the first."""
+        """Return log T after the update of the last step, which ignores NaN; ``None`` before the first step."""
         means = self._memory.of("means")
         if _LOG not in means:
             return None
-        # Of a mean over ranks none of which has taken a step there is nothing yet.
+        # NaN: a mean over ranks none of which has taken a step yet.
         log = means[_LOG].nan_to_num()
-        if _ASKED not in means:
+        if _SUMS not in means:
             return log
-        asked = means[_ASKED]
-        return log.to(asked) - _RATE * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0)
+        sums = means[_SUMS]
+        return log.to(sums) - _RATE * (sums[0] / sums[1]).nan_to_num(0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Orthogonal weights: making them, measuring how far they have drifted, and leading them back."""
+"""Orthogonal weights: projection, measurement of the drift, and retraction."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from gradfree.torchside.sharding import assign, whole
 
 _PROBES = 8
 _SHRINKING_PROBES = 3
-"""Each reads all products once. They find what is beyond 3, where the steps lead away, and most of what is beyond 2."""
-_TOGETHER = 2**20
-"""Bytes of weights that are led back in one batch: those of a deep network, in one, would take more than its step.
-
-Larger ones take longer together than one by one."""
+"""Power steps to find weights to scale down. Each reads all products once. Three find every drift above 3, for which
+Newton-Schulz steps diverge, and most above 2."""
+_BATCH_BYTES = 2**20
+"""Largest batch of weights for one retraction. Larger batches take longer than single weights, and more memory."""
 _FAR = 0.3
-"""Beyond this drift a few Newton-Schulz steps do not lead back."""
+"""For a larger drift, a few Newton-Schulz steps are not enough."""
 
 
 def is_matrix(layer: nn.Module) -> bool:
-    """Return whether the layer is, patch by patch, its weight as a matrix: a linear layer, or kernel = stride.
+    """Return whether the layer multiplies each patch by its weight matrix: a linear layer, or kernel = stride.
 
-    Other convolutions overlap: an orthogonal matrix does not make them orthogonal. A weight that is computed
-    (``torch.nn.utils.parametrize``) sees to itself.
+    The windows of other convolutions overlap, so an orthogonal matrix does not make them orthogonal. A computed weight
+    (``torch.nn.utils.parametrize``) is not a matrix that can be set, and does not count.
     """
     if role_of(layer) is not Role.WEIGHTS or not has_own_weight(layer):
         return False
@@ -44,11 +43,11 @@ def is_matrix(layer: nn.Module) -> bool:
 def orthogonalize(model: nn.Module) -> None:
     """Replace the weights of a model's linear layers, and of its convolutions with kernel = stride, by orthogonal ones.
 
-    Each becomes the nearest matrix (out, in · kernel) with orthonormal rows, or columns if it has more rows than
-    columns. Call it before training with an engine that keeps weights orthogonal, such as ``foton``.
+    Each weight becomes the nearest matrix (out, in · kernel) with orthonormal rows, or columns if it has more rows than
+    columns. Call this before training with an engine that keeps weights orthogonal, such as ``foton``.
 
     Args:
-        model: any module; other layers stay as they are, biases too.
+        model: any module; other layers and biases do not change.
 
     Raises:
         ValueError: the model has no such layer.
@@ -65,13 +64,13 @@ def weights_of(layers: Iterable[nn.Module]) -> list[Tensor]:
 
 
 def matrices(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return the weights of those layers that :func:`is_matrix` tells of, by the layers' names."""
+    """Return the weights of the layers that satisfy :func:`is_matrix`, by the layers' names."""
     return {name: layer.weight for name, layer in layers.items() if is_matrix(layer)}  # type: ignore[misc]
 
 
 @torch.no_grad()
 def project(weights: Iterable[Tensor]) -> None:
-    """Move each weight, as a matrix, to its polar factor: the nearest with orthonormal rows or columns."""
+    """Set each weight, as a matrix, to its polar factor: the nearest matrix with orthonormal rows or columns."""
     for weight in weights:
         u, _, v = torch.linalg.svd(_wide(weight), full_matrices=False)
         assign(weight, _shaped(u @ v, weight))
@@ -79,10 +78,10 @@ def project(weights: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def retract(weights: Sequence[Tensor], steps: int) -> None:
-    """Lead weights that have drifted a little back to orthogonal matrices, small ones of one shape in batches.
+    """Retract weights with a small drift to orthogonal matrices, small ones of one shape in batches.
 
-    Newton-Schulz (Björck) steps, X ← 3/2 X - 1/2 X Xᵀ X: each turns a drift ε = ‖X Xᵀ - I‖ into about 3/4 ε². What
-    an overlong step has thrown out of their reach, ε > 2, is scaled down first.
+    Newton-Schulz (Björck) steps, X ← 3/2 X - 1/2 X Xᵀ X: each turns a drift ε = ‖X Xᵀ - I‖ into about 3/4 ε². Weights
+    with ε > 2, after too large an optimizer step, are scaled down first, because the steps would diverge.
     """
     for group in _same_shaped(weights):
         x = torch.stack([_wide(weight) for weight in group])
@@ -99,9 +98,9 @@ def retract(weights: Sequence[Tensor], steps: int) -> None:
 
 @torch.no_grad()
 def drift(weights: Sequence[Tensor]) -> Tensor:
-    """Return ‖W Wᵀ - I‖, or of Wᵀ W if W has more rows than columns, in the spectral norm, of each weight.
+    """Return the drift of each weight: the spectral norm ‖W Wᵀ - I‖, or ‖Wᵀ W - I‖ if W has more rows than columns.
 
-    By a few products with a vector: an estimate from below, usually within a tenth.
+    A few steps of the power method give a lower bound, usually within 10 %.
 
     Returns:
         (len(weights),), float32.
@@ -114,14 +113,14 @@ def drift(weights: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def drift_along(weights: Sequence[Tensor], probes: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Tensor]:
-    """Return (W Wᵀ - I) v of each weight, and its norm, for ``v`` of length one: a lower bound of the drift.
+    """Return (W Wᵀ - I) v of each weight and its norm, for ``v`` of length one: one step of the power method.
 
-    Given back as ``v``, also after small changes of the weight, the product makes the bound the drift's own: the
-    power method.
+    The norm is a lower bound of the drift. If the products are the next probes, also after small changes of the
+    weights, the bound converges to the drift.
 
     Args:
         weights: of layers.
-        probes: a v for each, (n, 1), of any length, n the smaller side of the weight as a matrix; ``None`` to begin.
+        probes: a v of any length for each weight, (n, 1), where n is the smaller side of its matrix; ``None`` to start.
 
     Returns:
         The products, (n, 1) each, in single precision at least, and the norms, (len(weights),), float32.
@@ -139,23 +138,23 @@ def drift_along(weights: Sequence[Tensor], probes: Sequence[Tensor | None]) -> t
 
 
 def _directions(weights: Sequence[Tensor], probes: Sequence[Tensor | None]) -> Tensor:
-    """Return vectors of length one, (len(weights), n, 1), along ``probes``; all weights have the same smaller side."""
+    """Return ``probes`` with length one, (len(weights), n, 1); all weights have the same smaller side n."""
     n = min(len(weights[0]), weights[0].shape[1:].numel())
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    # Without symmetry: a drift orthogonal to where the power method begins is never seen.
+    # Not symmetric: the power method never finds a drift that is orthogonal to its first vector.
     begin = torch.arange(n, dtype=dtype, device=weights[0].device).cos().unsqueeze(1)
     begin /= begin.norm()
-    # From a checkpoint they may still be elsewhere.
+    # to(begin): probes from a checkpoint may be on another device.
     v = torch.stack([torch.zeros_like(begin) if probe is None else probe.to(begin) for probe in probes])
-    # Never zero, and not the rounding noise behind a projection: its direction differs from machine to machine.
+    # Plus `begin`: a probe after a projection is zero or rounding noise, whose direction differs between machines.
     v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-2) + 1e-3 * begin
     return v / v.norm(dim=1, keepdim=True)
 
 
 def far(weights: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of those that :func:`retract` does not lead back in a few steps; waits for the device.
+    """Return the names of the finite weights that :func:`retract` cannot correct in a few steps; waits for the device.
 
-    What is not finite is not among them: nothing leads it back.
+    Weights that are not finite are left out: projection cannot correct them either.
     """
     return {name for name, weight in weights.items() if _FAR < float(drift([weight])) < inf}
 
@@ -168,7 +167,7 @@ def _same_shaped(weights: Sequence[Tensor]) -> list[Sequence[Tensor]]:
 
 
 def _batches(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-    size = max(1, _TOGETHER // max(1, weights[0].nbytes))
+    size = max(1, _BATCH_BYTES // max(1, weights[0].nbytes))
     return (weights[i : i + size] for i in range(0, len(weights), size))
 
 
@@ -189,7 +188,7 @@ def _shaped(wide: Tensor, weight: Tensor) -> Tensor:
 
 
 def _shrinking(gram: Tensor) -> Tensor:
-    """Return for each matrix of a batch the factor that brings its largest singular value, if above √2, below √3."""
+    """Return a factor for each matrix of a batch: it scales a largest singular value above √2 to below √3, else 1."""
     v = gram[:, :, :1]
     for _ in range(_SHRINKING_PROBES):
         v = gram @ (v / v.norm(dim=1, keepdim=True))

@@ -171,8 +171,8 @@ class Messages:
             cause = self._reported(other)
             reason = f"It stopped with: {cause}" if cause else f"It has ended, hangs or does something else: {error}"
             raise RankLost(
-                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]} to send or receive {what}, but "
-                f"got no answer. {reason}"
+                f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]} to send or receive {what}, "
+                f"but got no answer. {reason}"
             ) from error
 
 

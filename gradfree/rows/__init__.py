@@ -1,1 +1,1 @@
-"""Rows: the equal blocks of an ``nn.Sequential`` as one autograd function, pulled through in one batch."""
+"""Rows: the equal blocks of an ``nn.Sequential`` as one autograd function, with all VJPs in one batch."""

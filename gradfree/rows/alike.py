@@ -1,4 +1,4 @@
-"""Whether blocks can be a row: what can be seen of them before a pass."""
+"""Checks before a pass whether blocks can be a row: equal structure, known layers, a forward that can be traced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradfree.rows.structure import structure_of, tensors_of
 from gradfree.torchside.private import is_compiled, saves_elsewhere, version
 from gradfree.torchside.sharding import own_class
 
-_OWN = {*vars(nn.Module())}
+_MODULE_ATTRIBUTES = {*vars(nn.Module())}
 """The attributes that every module has."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
@@ -29,7 +29,7 @@ _LAYERS = {
     *(nn.GELU, nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Hardswish),
     *(nn.ReLU6, nn.SELU, nn.CELU, nn.Softsign, nn.LogSigmoid, nn.Softmax),
 }
-"""Layers that torch can run in a batch of several, with other parameters for each."""
+"""Layers that torch can run as a batch under ``vmap``, with different parameters for each."""
 
 _FUNCTIONS = {
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.matmul, operator.getitem),
@@ -46,10 +46,10 @@ _METHODS = {
 
 
 def signature(module: nn.Module) -> Hashable:
-    """Return what two modules have in common if one structure can stand for both, given parameters and buffers.
+    """Return a value that is equal for two modules that differ only in the numbers in their parameters and buffers.
 
-    That is: classes, shapes, what is trained, modes, and all plain attributes. Any other attribute, such as a tensor or
-    a function, must be the same object.
+    It contains classes, shapes, trained parameters, modes and plain attributes. Any other attribute, such as a tensor
+    or a function, must be the same object.
     """
     return tuple(
         (name, own_class(inner), inner.training, _attributes(inner), _tensors(inner))
@@ -58,37 +58,36 @@ def signature(module: nn.Module) -> Hashable:
 
 
 def why_no_row(blocks: Sequence[nn.Module], declared: bool) -> str | None:
-    """Return why ``blocks`` are no row, as far as looking at them tells; ``None`` if nothing does.
+    """Return why ``blocks`` cannot be a row, as far as that shows without running them; ``None`` if they can.
 
     Args:
         blocks: run one after the other.
-        declared: whether the user says that they can run in a batch (``batched=True``): a forward that cannot be
-            traced is taken then.
+        declared: whether the user has set ``batched=True``: then a forward that cannot be traced is accepted.
     """
     if len(blocks) < 2 or len({signature(block) for block in blocks}) > 1:
         return "the blocks are not equal in structure, attributes, modes and shapes"
     for block in blocks:
         for inner in block.modules():
-            if reason := _hindrance(inner):
+            if reason := _why_not_batchable(inner):
                 return f"{type(inner).__name__} {reason}"
-        own = tensors_of(block).values()
-        if len(own) > len(set(map(id, own))):
+        tensors = tensors_of(block).values()
+        if len(tensors) > len(set(map(id, tensors))):
             return "two layers of a block share a parameter or buffer"
-    return _why_not_traced(blocks[0], declared)
+    return _why_not_traceable(blocks[0], declared)
 
 
 def first_line(error: Exception) -> str:
-    """Return what to cite of an error."""
+    """Return the first line of an error, to quote it."""
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def _hindrance(module: nn.Module) -> str | None:
+def _why_not_batchable(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
         return "draws a new mask each time it runs"
     if isinstance(module, nn.modules.batchnorm._NormBase) and (module.training or module.running_mean is None):
         return "uses the statistics of its batch"
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention | nn.TransformerEncoderLayer):
-        return "has its own kernels for one set of weights"
+        return "uses a kernel for one set of weights"
     if getattr(module, "inplace", False):
         return "works in place"
     if is_compiled(module):
@@ -102,39 +101,41 @@ def _hindrance(module: nn.Module) -> str | None:
     return None
 
 
-def _why_not_traced(block: nn.Module, declared: bool) -> str | None:
-    made: list[Any] = []
-    reason = _untraced(block, declared, made)
-    if any(proxy() is not None for proxy in made):
+def _why_not_traceable(block: nn.Module, declared: bool) -> str | None:
+    proxies: list[Any] = []
+    reason = _trace_problem(block, declared, proxies)
+    if any(proxy() is not None for proxy in proxies):
         gc.collect()
-        if any(proxy() is not None for proxy in made):
+        if any(proxy() is not None for proxy in proxies):
             raise ChainError(
-                f"the forward of {type(block).__name__} keeps tensors outside of the block, and so has kept symbolic "
-                "ones while an engine looked whether such blocks can run in a batch. Attach with batched=False."
+                f"the forward of {type(block).__name__} stores tensors outside of the block. It has stored symbolic "
+                "tensors there while an engine checked whether such blocks can run in a batch. Attach with "
+                "batched=False."
             )
     return reason
 
 
-def _untraced(block: nn.Module, declared: bool, made: list[Any]) -> str | None:
+def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str | None:
+    """Trace a copy of ``block`` and return why it cannot run in a batch; append the symbolic tensors to ``proxies``."""
     try:
-        # Called by another module, a block gets its state alone, as in the chain.
-        tracer, structure = _Tracer(made), nn.Sequential(structure_of(block))
-    except Exception as error:  # Of whatever its attributes are.
+        # Inside an nn.Sequential, a block gets only its state, as in the chain.
+        tracer, structure = _Tracer(proxies), nn.Sequential(structure_of(block))
+    except Exception as error:  # The copy of a user's attribute may raise anything.
         return f"it cannot be copied ({first_line(error)})"
     before = {inner: dict(vars(inner)) for inner in structure.modules()}
     buffers = [(buffer, version(buffer)) for buffer in structure.buffers()]
     try:
         with _tracing:
             graph = tracer.trace(structure)
-    except Exception as error:  # Whatever the user's forward does with symbolic tensors.
+    except Exception as error:  # The user's forward may raise anything for symbolic tensors.
         if declared or tracer.reason:
             return tracer.reason
         return f"its forward cannot be traced ({first_line(error)})"
     if tracer.reason:
         return tracer.reason
-    # A tensor that outlives the pass, kept for a loss, has no gradient in a row.
-    if any(map(_changed, before.items())) or any(proxy() is not None for proxy in made):
-        return "it keeps tensors from inside, and a loss on them would have no gradient"
+    # In a row, a tensor that the block stores for a loss would have no gradient.
+    if any(map(_changed, before.items())) or any(proxy() is not None for proxy in proxies):
+        return "it stores tensors from inside, and a loss on them would have no gradient"
     if any(version(buffer) != number for buffer, number in buffers):
         return "it changes its buffers"
     for node in graph.nodes:
@@ -162,19 +163,19 @@ def _is_known(node: fx.Node, structure: nn.Module) -> bool:
 
 
 _tracing = Lock()
-"""While torch traces, it patches all modules' calls: two would leave each other's patches behind."""
+"""Held while torch traces, because it patches the call of all modules: two traces would mix up their patches."""
 
 
 class _Tracer(fx.Tracer):
-    """Notes in ``made`` the symbolic tensors that it makes, and why a row would lose hooks."""
+    """Stores weak references to its symbolic tensors in ``proxies``, and in ``reason`` why hooks would be lost."""
 
-    def __init__(self, made: list[Any]):
+    def __init__(self, proxies: list[Any]):
         super().__init__()
-        self.made, self._thread = made, get_ident()
+        self.proxies, self._thread = proxies, get_ident()
         self.reason: str | None = None
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Let other threads' calls through."""
+        """Run calls of other threads normally."""
         if get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -182,18 +183,18 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Proxy:
         if saves_elsewhere():
             self.reason = "it has a checkpoint, or other hooks on what autograd saves"
-        made = super().create_proxy(kind, target, *args, **kwargs)
-        self.made.append(ref(made))
-        return made
+        proxy = super().create_proxy(kind, target, *args, **kwargs)
+        self.proxies.append(ref(proxy))
+        return proxy
 
 
 def _attributes(module: nn.Module) -> Hashable:
-    return tuple((name, _value(value)) for name, value in vars(module).items() if name not in _OWN)
+    return tuple((name, _value(value)) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES)
 
 
 def _value(value: Any) -> Hashable:
     if isinstance(value, _PLAIN):
-        # 1, 1.0 and True are equal, but not alike.
+        # With its type: 1, 1.0 and True are equal in Python.
         return type(value), value
     if isinstance(value, list | tuple):
         return type(value), *map(_value, value)
@@ -205,8 +206,8 @@ def _value(value: Any) -> Hashable:
 def _tensors(module: nn.Module) -> Hashable:
     return tuple(
         (name, None if tensor is None else _layout(tensor))
-        for own in (module._parameters, module._buffers)
-        for name, tensor in own.items()
+        for named in (module._parameters, module._buffers)
+        for name, tensor in named.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""Modules that are alike as one graph: one call linearises them all, one more pulls cotangents back through them."""
+"""A batch of equal modules as one graph: one ``vmap`` call runs them all, one autograd call computes all VJPs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch.func import functional_call, vmap
 
 
 def call(structure: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return what ``structure`` makes of ``x`` with these parameters and buffers, with a graph."""
+    """Return the output of ``structure`` for ``x`` with these parameters and buffers, with a graph."""
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         out: Tensor = functional_call(structure, dict(tensors), (x,))
         return out
 
 
 class Batch:
-    """N modules that are alike, at one input each.
+    """N equal modules, run with one input each.
 
     Args:
-        structure: stands for all.
+        structure: a copy of one module without its numbers, which runs in place of each.
         tensors: the parameters and buffers of the N modules, by name.
         trained: the names of those that need a gradient.
-        inputs: what each was given.
+        inputs: one for each module.
 
     Attributes:
-        inputs: a leaf of the graph, (N, ...).
-        weights: likewise, the trained parameters stacked, by name.
-        out: the root of the graph, (N, ...).
+        inputs: the stacked inputs, (N, ...), leaves of the graph.
+        weights: the stacked trained parameters, by name, leaves of the graph.
+        out: the stacked outputs, (N, ...), the root of the graph.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class Batch:
             self.inputs = torch.stack(list(inputs)).requires_grad_()
             stacked = {name: torch.stack(list(values)) for name, values in tensors.items()}
         self.weights = {name: stacked[name].requires_grad_() for name in trained}
-        run = vmap(lambda own, x: call(structure, own, x), randomness="error")
+        run = vmap(lambda values, x: call(structure, values, x), randomness="error")
         with torch.enable_grad():
             self.out = run(stacked, self.inputs)
 
     def pull(self, cotangents: Tensor) -> Tensor:
-        """Return what ``cotangents``, (N, ...), of the outputs bring to the inputs; keeps the graph."""
+        """Return the VJPs of ``cotangents``, (N, ...), with respect to the inputs; keeps the graph."""
         (pulled,) = torch.autograd.grad(self.out, self.inputs, cotangents, retain_graph=True, materialize_grads=True)
         return pulled
 
     def gradients(self, cotangents: Tensor, keep: bool) -> tuple[dict[str, Tensor | None], Tensor]:
-        """Return what ``cotangents`` bring to the weights, each stacked, by name, and to the inputs."""
+        """Return the VJPs of ``cotangents`` with respect to the weights, stacked, by name, and to the inputs."""
         targets = [*self.weights.values(), self.inputs]
         *weights, inputs = torch.autograd.grad(self.out, targets, cotangents, retain_graph=keep, allow_unused=True)
         return dict(zip(self.weights, weights, strict=True)), inputs
 
 
 def matches(a: Tensor, b: Tensor) -> Tensor:
-    """Return, as a tensor, whether ``a`` is ``b`` but for the rounding of products; true for no number."""
+    """Return, as a tensor, whether ``a`` equals ``b`` up to rounding; true if empty or if ``b`` is not finite."""
     if not b.numel():
         return b.new_ones((), dtype=torch.bool)
     largest = b.abs().amax()

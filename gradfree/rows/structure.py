@@ -1,4 +1,4 @@
-"""Copies of a block that have its structure, but none of its numbers and hooks."""
+"""Copies of a block with its structure, but without its numbers and hooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def structure_of(block: nn.Module) -> nn.Module:
 
 
 def tensors_of(block: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of ``block``, by name; several times what has several names."""
+    """Return the parameters and buffers of ``block``, by name; a shared one appears under each of its names."""
     return {
         **dict(block.named_parameters(remove_duplicate=False)),
         **dict(block.named_buffers(remove_duplicate=False)),
@@ -33,10 +33,10 @@ def tensors_of(block: nn.Module) -> dict[str, Tensor]:
 
 
 class Structures:
-    """The structure of one block, a copy for each thread: a functional call swaps tensors in it while it runs.
+    """The structure of one block, with a copy per thread: a functional call replaces its tensors while it runs.
 
     Args:
-        block: as it is now.
+        block: copied in its current state.
     """
 
     def __init__(self, block: nn.Module):

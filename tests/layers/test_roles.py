@@ -136,13 +136,13 @@ def test_an_adjoint_of_ones_own_is_used():
 def test_notes_tell_of_layers_that_are_no_isometries():
     notes = gradfree.create_engine("foton").validate(owns()).notes
     assert not [note for note in notes if "OwnSoftsign" in note]
-    assert any("(OwnMaxPool) chooses elements" in note for note in notes)
+    assert any("(OwnMaxPool) selects elements" in note for note in notes)
     gradfree.register_layer(OwnSoftsign, "pointwise")
     notes = gradfree.create_engine("foton").validate(owns()).notes
     assert sum("(OwnSoftsign) is far from linear at zero" in note for note in notes) == 2
     gradfree.register_layer(OwnMaxPool, "linear")
     notes = gradfree.create_engine("foton").validate(owns()).notes
-    assert any("(OwnMaxPool) is no isometry" in note for note in notes)
+    assert any("(OwnMaxPool) does not keep norms" in note for note in notes)
 
 
 def test_parameters_that_would_get_no_gradient_are_refused():

@@ -223,8 +223,8 @@ def test_other_optimizers_do_not_count():
             nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"),
             "1 (Conv2d) has overlapping windows and a plain weight",
         ),
-        (nn.MaxPool2d(2), "1 (MaxPool2d) chooses elements"),
-        (nn.AvgPool2d(2), "1 (AvgPool2d) is no isometry"),
+        (nn.MaxPool2d(2), "1 (MaxPool2d) selects elements"),
+        (nn.AvgPool2d(2), "1 (AvgPool2d) does not keep norms"),
         (nn.ReLU(), "1 (ReLU) is far from linear at zero"),
     ],
 )
