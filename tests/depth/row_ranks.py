@@ -1,4 +1,4 @@
-"""Trains rows without hooks on each rank, wrapped by DDP and sharded by FSDP2; writes weights and what ran by hooks."""
+"""Trains rows without hooks on each rank, with DDP and FSDP2; writes weights and which blocks ran with hooks."""
 
 import os
 import sys
@@ -58,7 +58,7 @@ WAYS = (replicated, replicated_in_buckets, sharded, sharded_again_between_the_pa
 
 
 def trained(wrap, rows):
-    """Return the weights after some steps on these rows of the batches, and the blocks that ran by hooks at last."""
+    """Return the weights after some steps on these rows of the batches, and the blocks whose hooks ran last."""
     torch.manual_seed(0)
     model = Net()
     batches = torch.randn(STEPS, 4, 6, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""``torch.compile`` before and after attaching: the engine's gradients, not those of code compiled without it."""
+"""``torch.compile`` before and after attaching gives the engine's gradients, not those of code compiled without it."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def forget():
 
 
 def compiled(net, way):
-    """Compile ``net`` and return what to call."""
+    """Compile ``net`` and return the callable."""
     if way == "wrapped":
         return torch.compile(net, backend="eager")
     if way == "in a function":
@@ -49,7 +49,7 @@ def test_compiled_models_get_the_engines_gradients(engine, kind, way):
     assert_equal_gradients(gradients(net, lambda: run(x)), exact)
 
 
-def test_what_lies_inside_blocks_may_be_compiled_for_highway_bp_too():
+def test_modules_inside_blocks_may_be_compiled_for_highway_bp():
     net, x = Net("blocks"), torch.randn(5, 6)
     engine = gradfree.create_engine("highway_bp")
     with engine.attach(net):
@@ -60,7 +60,7 @@ def test_what_lies_inside_blocks_may_be_compiled_for_highway_bp_too():
         assert_equal_gradients(gradients(net, lambda: net(x)), expected)
 
 
-def test_blocks_compiled_later_are_refused_where_the_residual_path_must_be_seen():
+def test_blocks_compiled_later_are_refused_if_the_engine_needs_their_residual_path():
     net, x = Net("blocks"), torch.randn(5, 6)
     with gradfree.create_engine("highway_bp").attach(net):
         run = torch.compile(net, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""Where theory says exact: float64 against plain autograd, for every kind of block, length and loss."""
+"""Exact engines against autograd in float64, for every kind of block, length and loss."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ TAPS = {
 def test_gradients_equal_backprop_and_outputs_are_bitwise_the_same(engine, kind, length, taps):
     make, shape = BLOCKS[kind]
     model, x = Model([make() for _ in range(length)], shape[-1]), torch.randn(shape)
-    # It refuses batch statistics, which mix samples.
+    # Not with batch statistics, which mix samples: the engine refuses them.
     model.train(engine != "deeppcr")
     taps = TAPS[taps](length)
     expected_out, expected = model(x, taps=taps).detach(), gradients(model, lambda: model(x, taps=taps))
@@ -42,8 +42,8 @@ def test_gradients_equal_backprop_and_outputs_are_bitwise_the_same(engine, kind,
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("kind", ["pre-LN MLP", "post-LN"])
-def test_as_many_sweeps_as_blocks_round_as_autograd_does(kind, autocast):
-    """In single precision and in bfloat16, whose last bit is a hundredth, but for states that the loss uses itself."""
+def test_with_as_many_iterations_as_blocks_rounding_is_autograds(kind, autocast):
+    """In single precision and in bfloat16, whose last bit is about 1 %; not for states that the loss also uses."""
     make, shape = BLOCKS[kind]
     model, x = Model([make() for _ in range(5)], shape[-1]).float(), torch.randn(shape).float()
 
@@ -60,7 +60,7 @@ def test_as_many_sweeps_as_blocks_round_as_autograd_does(kind, autocast):
 
 @pytest.mark.parametrize("engine", EXACT)
 def test_blocks_may_change_the_shape_of_the_state(engine):
-    """Residual blocks at three widths, with a plain layer between: nothing is carried past a layer, all is pulled."""
+    """Residual blocks of three widths with a plain layer between: K is zero for the layer, its VJP is exact."""
     widths = [nn.Linear(6, 4), nn.Linear(4, 9)]
     blocks = nn.Sequential(Plain(6), Plain(6), widths[0], Plain(4), Plain(4), widths[1], Plain(9))
     x = torch.randn(5, 6)
@@ -71,7 +71,7 @@ def test_blocks_may_change_the_shape_of_the_state(engine):
 
 @pytest.mark.parametrize("name", ["highway_bp", "fixed_point"])
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_the_last_k_plus_1_blocks_are_exact_after_k_sweeps(name, kind):
+def test_the_last_k_plus_1_blocks_are_exact_after_k_iterations(name, kind):
     make, shape = BLOCKS[kind]
     length = 5
     model, x = Model([make() for _ in range(length)], shape[-1]), torch.randn(shape)
@@ -119,7 +119,7 @@ def test_highway_bp_follows_the_papers_recurrence(k, gamma):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
 def test_truncated_equals_a_graph_cut_by_hand(window):
-    """The loss behind state i sees the last ``window`` blocks only; everything before them is detached."""
+    """The loss after state i reaches only the last ``window`` blocks; everything before them is detached."""
     model, x = plain_model(5), torch.randn(3, 6)
 
     def cut_by_hand():
@@ -143,7 +143,7 @@ def test_truncated_equals_a_graph_cut_by_hand(window):
 
 
 @pytest.mark.parametrize("engine", EXACT)
-def test_shapes_at_the_edge(engine):
+def test_single_transposed_and_empty_batches_are_exact(engine):
     model = plain_model(3)
     transposed = torch.randn(6, 4).t()
     for x in (torch.randn(1, 6), transposed, torch.randn(0, 6)):
@@ -170,8 +170,8 @@ def test_several_chains_in_one_model(engine):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("engine", EXACT)
-def test_torchs_own_transformer_encoder_as_it_is(engine, norm_first):
-    """Two sublayers a block, the mask and flags by keyword, pre-LN and post-LN: K is read off the graph."""
+def test_torchs_transformer_encoder_is_exact(engine, norm_first):
+    """Two sublayers per block, mask and flags by keyword, pre-LN and post-LN: K is read from the graph."""
     layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
     model, x = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(2, 5, 6)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
@@ -181,7 +181,7 @@ def test_torchs_own_transformer_encoder_as_it_is(engine, norm_first):
 
 
 class Writing(Plain):
-    """A block whose output comes out of a function that writes to its cotangent."""
+    """A block whose output comes from a function that changes its cotangent in place."""
 
     def forward(self, x):
         return Halving.apply(super().forward(x))
@@ -193,7 +193,7 @@ DSF = {"dsf": lambda length: gradfree.create_engine("dsf", feedback=0.7, iterati
 @pytest.mark.parametrize("taps", TAPS)
 @pytest.mark.parametrize("engine", EXACT | DSF)
 def test_a_custom_function_may_write_to_its_cotangent(engine, taps):
-    """Each δ is read again: by the scan, by the next pull, for parameters, in a second backward pass."""
+    """Each δ is read several times: by the scan, the next VJP, the parameter gradients, and a second backward pass."""
     model, x = Model([Writing(), Plain(), Writing(), Writing(), Plain(), Writing()]), torch.randn(4, 6)
 
     def twice():
@@ -211,7 +211,7 @@ def test_a_custom_function_may_write_to_its_cotangent(engine, taps):
 
 @pytest.mark.parametrize("engine", ["backprop", "fixed_point", "truncated"])
 def test_a_function_beside_the_chain_may_write_to_a_cotangent_that_the_last_state_shares(engine):
-    """A sum sends one tensor to both of its terms; autograd is through with the last block before it is changed."""
+    """A sum sends one tensor to both of its terms, and autograd is done with the last block before it is changed."""
     model, x = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6)) for _ in range(3)]), torch.randn(4, 6)
     side = torch.randn(4, 6, requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""What blocks take and return: the state may come by keyword and leave as the first entry of a container.
+"""Arguments and outputs of blocks: the state may be a keyword argument, and the first entry of a returned container.
 
 Gradients are exact, also of a loss on the rest; outputs and the rest are those without an engine.
 """
@@ -53,7 +53,7 @@ class Slots:
 
 @dataclass
 class ModelOutput(OrderedDict):
-    """As Hugging Face's: a dictionary of the fields that are there, which are attributes as well."""
+    """Like Hugging Face's outputs: a dictionary of the fields that are set, which are attributes, too."""
 
     loss: Any = None
     h: Any = None
@@ -86,7 +86,7 @@ def by_attribute(out):
     return out.h, out.weights, out.extra
 
 
-# How a block puts together what it returns, and how the model takes it apart.
+# How a block builds its output, and how the model reads it.
 OUTPUTS = {
     "tuple": (lambda *parts: parts, tuple),
     "list": (lambda *parts: [*parts], tuple),
@@ -102,7 +102,7 @@ OUTPUTS = {
 
 
 class Block(Plain):
-    """Returns its state, the weights of its branch and a list, and keeps what it has returned."""
+    """Returns its state, the weights of its branch and a list, and stores what it has returned."""
 
     def __init__(self, make):
         super().__init__()
@@ -116,7 +116,7 @@ class Block(Plain):
 
 
 class Network(nn.Module):
-    """Stem, blocks that return more than a state, and a head; keeps what the blocks have returned."""
+    """Stem, blocks that return more than a state, and a head; stores what the blocks have returned."""
 
     def __init__(self, output="tuple"):
         super().__init__()
@@ -135,7 +135,7 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize("engine", EXACT)
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_gradients_are_exact_whatever_the_state_is_returned_in(output, engine):
+def test_gradients_are_exact_for_states_in_any_container(output, engine):
     model, x = Network(output), torch.randn(4, 6)
     out, expected = model(x).detach(), gradients(model, lambda: model(x))
     plain = model.outputs
@@ -153,7 +153,7 @@ def test_gradients_are_exact_whatever_the_state_is_returned_in(output, engine):
 
 @pytest.mark.parametrize("engine", EXACT)
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_a_loss_on_the_rest(output, engine):
+def test_a_loss_on_extra_outputs_is_exact(output, engine):
     model, x = Network(output), torch.randn(4, 6)
 
     def run():
@@ -175,8 +175,8 @@ def test_a_loss_on_the_rest(output, engine):
     ],
     ids=["the state itself", "a view"],
 )
-def test_a_state_that_is_changed_in_place_through_the_rest_is_refused(change, twin, message):
-    """A view gives the block's own output another history, which the state that was handed on does not have."""
+def test_a_state_changed_in_place_through_an_extra_output_is_refused(change, twin, message):
+    """A change through a view gives the block's output another history, but not the state that the model got."""
 
     class Twin(Plain):
         def forward(self, x):
@@ -205,7 +205,7 @@ def test_the_state_may_come_by_keyword_in_any_place(engine):
 
 
 class MaskFirst(Plain):
-    """Takes the state second, and returns it second."""
+    """Takes the state as the second argument and returns it as the second output."""
 
     def forward(self, scale, x):
         return scale.sum(), super().forward(x, scale)
@@ -227,7 +227,7 @@ class MaskFirstPort(gradfree.Port):
 
 @pytest.mark.parametrize("keyword", [False, True])
 @pytest.mark.parametrize("engine", EXACT)
-def test_a_port_of_ones_own(engine, keyword, monkeypatch):
+def test_a_registered_port_finds_the_state(engine, keyword, monkeypatch):
     blocks = nn.ModuleList([MaskFirst(), Derived(), MaskFirst(), Derived()])
     model, x = nn.ModuleList([nn.Linear(6, 6), blocks]), torch.randn(4, 6)
     monkeypatch.setattr("gradfree.depth.ports._ports", {nn.Module: gradfree.Port})
@@ -242,6 +242,6 @@ def test_a_port_of_ones_own(engine, keyword, monkeypatch):
     for registered in (False, True):
         with EXACT[engine].attach(model, ["1"]) as handle:
             assert_equal_gradients(gradients(model, run), expected)
-        # Exact without it, too, but not one chain.
+        # Gradients are exact without the port, too, but the blocks are not one chain.
         assert bool(handle.chains["1"].splits) is not registered
         gradfree.register_port(MaskFirst, MaskFirstPort)

@@ -1,4 +1,4 @@
-"""A pass that is no chain is refused with the module path and the remedy, and leaves the model as it was."""
+"""A pass that is no chain is refused with the module path and the remedy, and the model stays unchanged."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
 
 
 @pytest.mark.parametrize("path", ["blocks.1", "blocks.1.linear"])
-def test_full_backward_hooks_that_come_later(path):
+def test_full_backward_hooks_added_later_are_refused(path):
     model, x = plain_model(), torch.randn(4, 6)
     with HIGHWAY.attach(model):
         model(x)
@@ -31,8 +31,8 @@ class Viewing(nn.Module):
 
 @pytest.mark.parametrize("name", ["backprop", "highway_bp", "deeppcr"])
 @pytest.mark.parametrize("at", ["once the next block has run", "behind the chain"])
-def test_a_state_that_the_next_block_hands_on_as_a_view_must_not_be_changed(name, at):
-    """Its change would be one of the next state, too, whose gradient knows nothing of it."""
+def test_a_state_that_the_next_block_returns_as_a_view_must_not_be_changed(name, at):
+    """A change of it would change the next state, too, whose gradient does not include the change."""
     model, x = Model([Plain(), Plain(), Viewing(), Plain(), Plain()]), torch.randn(4, 6)
     engine = gradfree.create_engine(name, **({"plain": False} if name == "backprop" else {}))
     with engine.attach(model, ["blocks"]):
@@ -60,7 +60,7 @@ class ReturnsAView(Plain):
 
 
 @pytest.mark.parametrize("block", [Keeping, ReturnsAView])
-def test_an_output_must_not_be_changed_whose_memory_is_used_elsewhere(block):
+def test_an_output_that_shares_memory_must_not_be_changed(block):
     model, x = Model([Plain(), block(), Plain()]), torch.randn(4, 6)
     first, middle, last = model.blocks
     with HIGHWAY.attach(model, ["blocks"]):
@@ -105,7 +105,7 @@ ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
         (lambda: Model([InPlace(), Plain()]), "blocks.0 modifies its input in place"),
     ],
 )
-def test_a_forward_pass_that_is_no_chain(name, make, message):
+def test_a_forward_pass_that_is_no_chain_is_refused(name, make, message):
     model = make()
     before = snapshot(model)
     with (
@@ -118,8 +118,8 @@ def test_a_forward_pass_that_is_no_chain(name, make, message):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_state_that_is_changed_in_place_and_used_elsewhere(name):
-    """It has two values, one of them in the loss: which one nobody knows behind the pass."""
+def test_a_state_changed_in_place_and_used_elsewhere_is_refused(name):
+    """The state has two values, one of them in the loss; after the pass it is unknown which."""
     model, x = Model([Plain(), InPlace(), Plain()]), torch.randn(4, 6)
     with ENGINES[name].attach(model, ["blocks"]):
         h = model.blocks[0](model.stem(x))
@@ -128,7 +128,7 @@ def test_a_state_that_is_changed_in_place_and_used_elsewhere(name):
             out.backward()
 
 
-def test_highway_bp_wants_a_residual_path():
+def test_highway_bp_needs_a_residual_path():
     model, x = Model([Widening(6, 6) for _ in range(3)]), torch.randn(4, 6)
     with HIGHWAY.attach(model):
         out = model(x).sum()
@@ -137,7 +137,7 @@ def test_highway_bp_wants_a_residual_path():
     assert all(p.grad is None for p in model.blocks.parameters())
 
 
-def test_one_diagonal_for_all_links_wants_states_of_one_shape():
+def test_one_diagonal_for_all_links_needs_states_of_one_shape():
     layers = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 8), nn.Linear(8, 8))
     with gradfree.create_engine("dsf").attach(layers, [""]):
         out = layers(torch.randn(4, 6)).sum()
@@ -178,8 +178,8 @@ def test_anomaly_detection_names_the_block_that_makes_a_cotangent_non_finite(nam
     assert not all(g.isfinite().all() for g in grads.values() if g is not None), "GradScaler must see the NaN"
 
 
-def test_a_hook_inside_a_block_that_changes_its_gradient_in_place():
-    """Torch forbids it; here the cotangent of the block's whole output is changed, which later sweeps read."""
+def test_a_hook_that_changes_a_gradient_in_place_inside_a_block_is_refused():
+    """Torch forbids it. Here it would change the cotangent of the block's output, which later iterations read."""
 
     class Hooked(Plain):
         def forward(self, x):
@@ -194,8 +194,8 @@ def test_a_hook_inside_a_block_that_changes_its_gradient_in_place():
             loss.backward()
 
 
-def test_parameters_that_are_converted_between_the_passes():
-    """What torch would collect a block's own gradient in is another node then, which its graph does not lead to."""
+def test_parameters_converted_between_the_passes_are_refused():
+    """Autograd collects a converted parameter's gradient in a new node, which the block's graph does not lead to."""
     model, x = plain_model(), torch.randn(4, 6)
     with HIGHWAY.attach(model):
         loss = model(x).sum()

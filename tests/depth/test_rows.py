@@ -1,4 +1,4 @@
-"""Equal blocks in an nn.Sequential run as one autograd function: the same gradients as block by block, or a refusal."""
+"""Equal blocks in an nn.Sequential run as one autograd function: same gradients as block by block, or an error."""
 
 import copy
 import gc
@@ -37,7 +37,7 @@ def attach(model, name="fixed_point", batched=True, **options):
 
 
 def is_row(out):
-    """Tell whether all blocks are one node of autograd's graph, so that there are few behind ``out``."""
+    """Return whether all blocks are one node of autograd's graph, so that ``out`` has few nodes."""
     return len(walk([out]).nodes) <= L + 2
 
 
@@ -52,7 +52,7 @@ KINDS = {
 
 
 @pairwise(name=EXACT, kind=KINDS, passes=[1, 2], batched=[True, "auto"])
-def test_exact_and_bitwise_the_same_outputs(name, kind, passes, batched):
+def test_gradients_are_exact_and_outputs_bitwise_equal(name, kind, passes, batched):
     model, xs = net(), [torch.randn(4, 6) for _ in range(passes)]
     KINDS[kind](model)
 
@@ -70,7 +70,7 @@ def test_exact_and_bitwise_the_same_outputs(name, kind, passes, batched):
     assert all(is_row(row) and torch.equal(row, out) for row, out in zip(rows, outs, strict=True))
 
 
-def test_graphs_that_are_kept_and_numbers_that_are_not_finite():
+def test_a_row_with_retain_graph_and_nan_behaves_as_autograd():
     model, x = net(), torch.randn(4, 6)
     expected = torch.autograd.grad(2 * model(x).sum(), list(model.parameters()))
     with attach(model):
@@ -98,7 +98,7 @@ BLOCKS = {
     "statistics of its batch": lambda: nn.Sequential(Plain(), nn.BatchNorm1d(6)),
     "in place": lambda: nn.Sequential(Plain(), nn.ReLU(inplace=True)),
     "share a parameter": lambda: nn.Sequential(*[nn.Linear(6, 6)] * 2),
-    "keeps tensors": block(lambda self, x: vars(self).update(kept=x) or Plain.forward(self, x)),
+    "stores tensors": block(lambda self, x: vars(self).update(kept=x) or Plain.forward(self, x)),
     "calls register_hook": block(
         lambda self, x: x + (y := torch.tanh(self.linear(x)), y.requires_grad and y.register_hook(torch.neg))[0]
     ),
@@ -111,7 +111,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("why", BLOCKS)
-def test_what_is_no_row_goes_block_by_block_and_is_refused_where_declared(why):
+def test_blocks_that_are_no_row_run_one_by_one_or_are_refused_with_batched_true(why):
     model, x = net(BLOCKS[why]), torch.randn(4, 6)
     if "known" not in why:
         with attach(model), pytest.raises(ChainError, match=rf"batched=True, but .*{why}"):
@@ -136,12 +136,12 @@ def overwriting(self, x):
 @pytest.mark.parametrize(
     "forward", [lambda self, x: kept.append(x) or Plain.forward(self, x), lambda self, x: (x, x), overwriting]
 )
-def test_kept_tensors_pairs_and_overwritten_states_are_refused_where_declared(forward):
+def test_stored_tensors_pairs_and_overwritten_states_are_refused_with_batched_true(forward):
     with attach(model := net(block(forward))), pytest.raises(ChainError, match=r"batched=False|change the shape"):
         model(torch.randn(4, 6))
 
 
-def test_who_may_ask_for_it():
+def test_batched_true_is_refused_where_no_row_is_possible():
     model = nn.Sequential(net().blocks, nn.ModuleList(net().blocks))
     for chain, engine, options in (
         ("1", "fixed_point", {}),
@@ -165,7 +165,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_each_pass_sees_what_the_blocks_are_now(change):
+def test_each_pass_sees_changes_of_the_blocks(change):
     def forward(self, x):
         act = getattr(self, "act", torch.tanh)
         return x + act(self.linear(x.detach() if getattr(self, "off", False) else x))
@@ -193,7 +193,7 @@ def test_modes_are_read_in_each_pass_and_buffers_are_stacked():
             assert is_row(model(x)) != training
 
 
-def test_what_is_frozen_behind_the_forward_pass_takes_nothing_from_others():
+def test_freezing_a_block_after_the_forward_pass_does_not_change_other_gradients():
     model = net()
     with attach(model):
         loss = model(torch.randn(4, 6)).sum()
@@ -217,7 +217,7 @@ ONE_BY_ONE = {
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("why", ONE_BY_ONE)
-def test_passes_that_go_block_by_block_are_refused_where_declared(why):
+def test_passes_that_run_one_by_one_are_refused_with_batched_true(why):
     model, x = net(), torch.randn(4, 6)
     with attach(model, batched=False):
         expected = gradients(model, lambda: ONE_BY_ONE[why](model, x))
@@ -229,7 +229,7 @@ def test_passes_that_go_block_by_block_are_refused_where_declared(why):
         gradients(model, lambda: model(x))
 
 
-def test_a_row_that_keeps_what_it_returned_is_collected():
+def test_a_container_that_stores_its_output_is_freed():
     row = net().blocks
     with gradfree.create_engine("fixed_point").attach(row, [""], batched=True):
         row.kept = 2 * row(torch.randn(4, 6))
@@ -239,7 +239,7 @@ def test_a_row_that_keeps_what_it_returned_is_collected():
     assert row() is None
 
 
-def test_copies_train_by_themselves_and_nothing_is_left_behind():
+def test_copies_train_separately_and_detaching_leaves_no_trace():
     model, x = net(), torch.randn(4, 6)
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     with attach(model):
@@ -263,7 +263,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_refused_and_exact_again_in_the_next_pass(why):
+def test_a_refused_pass_leaves_the_next_pass_exact(why):
     seen = []
     model, x = net(block(lambda self, x: x + torch.tanh(self.linear(x)) / (1 + len(seen)))), torch.randn(4, 6)
     model.seen = seen

@@ -1,4 +1,4 @@
-"""Segments in depth: exact inside, what the residual path carries across their borders, exact after C - 1 sweeps."""
+"""Segments in depth: exact inside, the residual path carries across borders, exact after C - 1 iterations."""
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ def attach(model, name="highway_bp", **options):
     segments=range(1, LENGTH + 1),
     taps=[(LENGTH - 1,), tuple(range(LENGTH)), (0, 3), (2,)],
 )
-def test_exact_after_one_sweep_less_than_segments(name, kind, segments, taps):
-    """Also where their number does not divide that of the blocks, and where the loss reaches some only."""
+def test_exact_after_one_iteration_less_than_segments(name, kind, segments, taps):
+    """Also if C does not divide the number of blocks, and if the loss reaches only some blocks."""
     if segments > taps[-1] + 1:
         pytest.skip("more segments than links that the loss reaches")
     make, shape = BLOCKS.get(kind, (Plain, (4, 6)))
@@ -42,7 +42,7 @@ def test_exact_after_one_sweep_less_than_segments(name, kind, segments, taps):
 
 @pytest.mark.parametrize("k", [0, 1, 3])
 @pytest.mark.parametrize("name", ["highway_bp", "fixed_point"])
-def test_as_many_segments_as_links_are_the_engine_without(name, k):
+def test_as_many_segments_as_links_equal_the_engine_without_segments(name, k):
     model, x = Model([Plain() for _ in range(LENGTH)], 6), torch.randn(4, 6)
     with attach(model, name, iterations=k):
         expected = gradients(model, lambda: model(x, taps=(2, LENGTH - 1)))
@@ -50,7 +50,7 @@ def test_as_many_segments_as_links_are_the_engine_without(name, k):
         assert_equal_gradients(gradients(model, lambda: model(x, taps=(2, LENGTH - 1))), expected)
 
 
-def test_fewer_segments_are_closer_after_the_same_sweeps():
+def test_fewer_segments_are_closer_after_the_same_iterations():
     model, x = Model([Plain() for _ in range(16)], 6), torch.randn(4, 6)
     with torch.no_grad():
         for parameter in model.blocks.parameters():
@@ -66,7 +66,7 @@ def test_fewer_segments_are_closer_after_the_same_sweeps():
     assert cosines[-1] == pytest.approx(1.0, abs=1e-12)
 
 
-def test_the_tolerance_and_the_figures_are_those_of_the_borders():
+def test_tolerance_and_figures_measure_the_borders():
     model, x = Model([Plain() for _ in range(12)], 6), torch.randn(4, 6)
     expected = gradients(model, lambda: model(x))
     with attach(model, segments=4, tolerance=1e-13), gradfree.engine_figures() as figures:
@@ -74,7 +74,7 @@ def test_the_tolerance_and_the_figures_are_those_of_the_borders():
     assert figures["blocks"]["sweeps"] <= 3
 
 
-def test_what_is_refused():
+def test_wrong_segments_are_refused():
     with pytest.raises(ValueError, match="segments must be at least 1, not 0"):
         gradfree.create_engine("highway_bp", segments=0)
     with pytest.raises(TypeError, match="segments must be an int"):

@@ -1,4 +1,4 @@
-"""Engines that are exact on short chains, and the assertion that they are."""
+"""Engines that are exact on short chains, and an assertion that their gradients are."""
 
 import torch
 
@@ -16,7 +16,7 @@ EXACT = {
 
 
 def assert_exact(engine, model, run, chains=None):
-    """Assert that the engine's gradients of ``run`` are those of plain autograd with the same random numbers."""
+    """Assert that the engine's gradients of ``run`` equal autograd's with the same random numbers."""
     torch.manual_seed(1)
     expected = gradients(model, run)
     with engine.attach(model, chains):

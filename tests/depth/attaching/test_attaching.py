@@ -30,8 +30,8 @@ def test_batchnorm_statistics_are_updated_once(engine):
     assert other.blocks[0].norm.num_batches_tracked == 1
 
 
-def test_the_users_forward_hooks_tap_the_models_own_states(engine):
-    """Registered before or after attaching, on outputs or inputs, or changing these: gradients are exact."""
+def test_forward_hooks_of_the_user_see_the_models_states(engine):
+    """Registered before or after attaching, on outputs or inputs, also if they change these: gradients are exact."""
     model, x = plain_model(), torch.randn(4, 6)
     taps = []
     model.blocks[1].register_forward_hook(lambda module, args, out: taps.append(out))
@@ -57,8 +57,8 @@ class FromBytes(Plain):
 @pytest.mark.parametrize(
     ("first", "dtype"), [(lambda: nn.Embedding(2, 6), torch.long), (FromBytes, torch.uint8), (FromBytes, torch.bool)]
 )
-def test_a_chain_may_begin_with_whole_numbers(engine, first, dtype):
-    """Tokens and bytes need no gradient, but the blocks that they enter do."""
+def test_a_chain_may_begin_with_integers(engine, first, dtype):
+    """Tokens and bytes need no gradient, but the blocks that use them do."""
     model = nn.Sequential(nn.Sequential(first(), Plain(), Plain()), nn.Linear(6, 1))
     x = torch.randint(2, (4, 6)).to(dtype)
     assert_exact(engine, model, lambda: model(x), ["0"])

@@ -1,4 +1,4 @@
-"""Losses on tensors from inside blocks: what they send to a block's input is a direct cotangent of the state before it.
+"""Losses on tensors from inside blocks: their VJP at a block's input is a direct cotangent of the state before it.
 
 Returned beside the state they cost the user nothing; kept otherwise (attributes, hooks) their graph must be retained
 where it shares nodes with the state's.
@@ -42,13 +42,13 @@ class Routers(nn.Module):
 
 
 @pytest.mark.parametrize("which", [(0,), (3,), (0, 1, 2, 3)])
-def test_a_loss_on_what_is_returned_beside_the_state(engine, which):
+def test_a_loss_on_extra_outputs_is_exact(engine, which):
     model, x = Routers(), torch.randn(4, 6)
     assert_exact(engine, model, lambda: model(x, which))
 
 
 def test_fidelity_sees_losses_inside(engine):
-    """torch.autograd.grad for parameters runs the nodes that the loss inside goes by."""
+    """torch.autograd.grad for parameters runs the nodes of the loss inside."""
     model, x = Routers(), torch.randn(4, 6)
     fidelity = gradfree.gradient_fidelity(engine, model, lambda out, _: out.pow(2).sum(), (x, None))
     assert fidelity.total.relative_error < 1e-10
@@ -62,7 +62,7 @@ def test_fidelity_sees_losses_inside(engine):
 
 
 class Tapped(Plain):
-    """Keeps a tensor of its inside, which shares nodes with the state's graph."""
+    """Stores a tensor from its inside, which shares nodes with the state's graph."""
 
     def forward(self, x):
         self.tap = self.linear(x)
@@ -70,7 +70,7 @@ class Tapped(Plain):
 
 
 class Apart(Plain):
-    """Keeps a tensor of its inside that shares none."""
+    """Stores a tensor from its inside that shares no nodes."""
 
     def forward(self, x):
         self.tap = torch.sin(x)
@@ -82,7 +82,7 @@ def tapped(model, x):
 
 
 @pytest.mark.parametrize("block", [Tapped, Apart])
-def test_a_loss_on_what_a_block_keeps(engine, block):
+def test_a_loss_on_a_tensor_that_a_block_stores(engine, block):
     model, x = Model([block() for _ in range(4)]), torch.randn(4, 6)
 
     def grads():
@@ -102,8 +102,8 @@ def test_a_loss_on_what_a_block_keeps(engine, block):
                 tapped(model, x).backward()
 
 
-def test_what_lies_before_the_chain_gets_its_share_asked_for_alone(engine):
-    """torch.autograd.grad for an input or a layer before the chain, and for no parameter of the chain."""
+def test_autograd_grad_of_a_tensor_before_the_chain_includes_losses_inside(engine):
+    """torch.autograd.grad for an input or a layer before the chain, without a parameter of the chain."""
     model, x = Model([Apart() for _ in range(4)]), torch.randn(4, 6, requires_grad=True)
 
     def grads():
@@ -115,7 +115,7 @@ def test_what_lies_before_the_chain_gets_its_share_asked_for_alone(engine):
 
 
 class Kept(Plain):
-    """Keeps its output, or a view of it; may double in place what it is given."""
+    """Stores its output, or a view of it; may double its input in place."""
 
     def forward(self, x, view=False, doubles=False):
         h = super().forward(x.mul_(2) if doubles else x)
@@ -127,8 +127,8 @@ class Kept(Plain):
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("who", ["model", "next block"])
 @pytest.mark.parametrize("stem", [False, True])
-def test_a_kept_state_that_is_changed_in_place_is_refused(engine, stem, who, at, view):
-    """What has been kept would not know of the change: a gradient without it was wrong in silence."""
+def test_a_stored_state_that_is_changed_in_place_is_refused(engine, stem, who, at, view):
+    """The stored tensor has no node for the change, so its gradient would be silently wrong."""
     model, x = Model([Kept() for _ in range(4)]), torch.randn(4, 6)
     with engine.attach(model):
         h = model.stem(x) if stem else x
@@ -140,7 +140,7 @@ def test_a_kept_state_that_is_changed_in_place_is_refused(engine, stem, who, at,
             (h.sum() + model.blocks[at].tap.pow(2).sum()).backward(retain_graph=True)
 
 
-def test_a_loss_inside_and_on_no_state_is_refused(engine):
+def test_a_loss_only_on_a_tensor_inside_is_refused(engine):
     model, x = Model([Tapped() for _ in range(3)]), torch.randn(4, 6)
     with engine.attach(model):
         model(x)
@@ -149,7 +149,7 @@ def test_a_loss_inside_and_on_no_state_is_refused(engine):
 
 
 class Bias(Plain):
-    """Computes a bias that later blocks are given, as T5's first block does its position bias, or hands on its own."""
+    """Computes a bias for later blocks, as T5's first block does with its position bias, or passes it on."""
 
     def __init__(self, of_state):
         super().__init__()
@@ -162,8 +162,8 @@ class Bias(Plain):
 
 
 @pytest.mark.parametrize("of_state", [False, True])
-def test_a_bias_that_the_first_block_computes_for_all(engine, of_state):
-    """The chain is split behind the first block, which returns it; the others return it as they were given it."""
+def test_a_bias_that_the_first_block_computes_for_all_is_exact(engine, of_state):
+    """The chain is split after the first block, which returns the bias; the others return it unchanged."""
     model, x = nn.ModuleList(Bias(of_state) for _ in range(4)), torch.randn(4, 6, requires_grad=True)
 
     def run():
@@ -178,7 +178,7 @@ def test_a_bias_that_the_first_block_computes_for_all(engine, of_state):
     assert list(handle.chains[""].splits) == ["1"]
 
 
-def test_nothing_of_such_a_pass_is_left_to_the_garbage_collector():
+def test_such_a_pass_leaves_no_reference_cycle():
     model, x, seen = Routers(), torch.randn(4, 6), []
     model.blocks[1].linear.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))
     gc.collect()

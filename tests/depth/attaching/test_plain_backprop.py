@@ -1,4 +1,4 @@
-"""Backprop leaves chains in depth to autograd, and says so."""
+"""Backprop leaves chains in depth to autograd, and reports that."""
 
 from contextlib import nullcontext
 
@@ -21,7 +21,7 @@ def hooked(model):
 @pytest.mark.parametrize("plain", [None, True])
 @pytest.mark.parametrize("chains", [None, ["blocks"]])
 def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
-    """Nothing is put on the model, so nothing is refused: here blocks with backward hooks, and one used twice."""
+    """Nothing is put on the model, so nothing is refused: here blocks with backward hooks, and a block used twice."""
     model = plain_model()
     model.blocks[1].register_full_backward_hook(lambda *_: None)
     model.blocks.append(model.blocks[0])
@@ -37,8 +37,8 @@ def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
 
 
 @pytest.mark.parametrize("make", [plain_model, lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
-def test_backprop_leaves_nothing_to_an_engine_that_is_there_already(make):
-    """With one on the model, autograd would not compute the gradients."""
+def test_backprop_is_refused_beside_another_engine(make):
+    """With another engine on the model, autograd would not compute the gradients."""
     model, plain = nn.ModuleDict({"net": make()}), gradfree.create_engine("backprop", plain=True)
     with gradfree.create_engine("truncated", window=1).attach(model):
         report = plain.validate(model)
@@ -49,8 +49,8 @@ def test_backprop_leaves_nothing_to_an_engine_that_is_there_already(make):
     assert plain.validate(model).ok
 
 
-def test_what_is_compiled_stays_where_nothing_is_attached(monkeypatch):
-    """Only a chain with hooks makes what was compiled wrong."""
+def test_compiled_code_is_kept_if_nothing_is_attached(monkeypatch):
+    """Only a chain with hooks makes compiled code wrong."""
     import torch._dynamo
 
     resets = []
@@ -72,7 +72,7 @@ def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
         assert list(handle.chains) == ["net.blocks", "rnn"]
 
 
-def test_backprop_refuses_what_it_would_do_nothing_about():
+def test_backprop_refuses_wrong_names_attached_blocks_and_options():
     model, engine = plain_model(), gradfree.create_engine("backprop")
     with pytest.raises(gradfree.ChainError, match=r"no module 'block'\. Did you mean 'blocks'"):
         engine.attach(model, ["block"])

@@ -1,4 +1,4 @@
-"""Where a model does not hand a state from block to block, another chain starts; the outer graph links the two."""
+"""If a block's input is not the state of the block before it, a new chain starts; the outer graph connects both."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LENGTH = 5
 
 
 class Outsider(Plain):
-    """Uses tensors that are neither arguments of their own nor its parameters."""
+    """Uses tensors that are neither its arguments nor its parameters."""
 
     def forward(self, x, parts=None):
         given = self.outside() if parts is None else parts[0]
@@ -23,7 +23,7 @@ class Outsider(Plain):
 
 
 @pytest.mark.parametrize("what", ["a parameter", "tuples"])
-def test_tensors_that_are_computed_from_parameters_and_that_a_block_is_not_given(engine, what):
+def test_computed_tensors_that_are_no_arguments_are_exact(engine, what):
     model, x = Model([Outsider() for _ in range(LENGTH)]), torch.randn(4, 6, requires_grad=True)
     states = {}
     for n, block in enumerate(model.blocks):
@@ -48,8 +48,8 @@ def test_tensors_that_are_computed_from_parameters_and_that_a_block_is_not_given
 
 
 @pytest.mark.parametrize("what", ["an input of the model", "an older state", "its own state"])
-def test_tensors_that_no_pass_can_reach_are_refused(engine, what):
-    """Their gradients would be missing: they are neither arguments of the block nor parameters of the model."""
+def test_tensors_outside_of_the_pass_are_refused(engine, what):
+    """Their gradients would be lost: they are neither arguments of the block nor parameters of the model."""
     model = Model([Outsider() for _ in range(LENGTH)])
     x = torch.randn(4, 6, requires_grad=what == "an input of the model")
     states = {}
@@ -73,7 +73,7 @@ def test_tensors_that_no_pass_can_reach_are_refused(engine, what):
         run()
 
 
-def test_a_skip_from_one_chain_to_another_as_in_a_u_net(engine):
+def test_a_skip_between_chains_as_in_a_u_net_is_exact(engine):
     class Up(Plain):
         def forward(self, x, skip):
             return super().forward(x + skip)
@@ -116,8 +116,8 @@ class Dropping(Plain):
 
 
 @pytest.mark.slow
-def test_checkpoints_around_blocks_save_memory_with_an_engine_too():
-    """To read a residual path computes no block again, or leaves nothing of it; a dry run reads it like a step."""
+def test_checkpoints_around_blocks_save_memory_with_an_engine():
+    """Reading a residual path recomputes no block, or keeps nothing of it; a dry run reads it like a step."""
     sizes = {"nhead": 2, "dim_feedforward": 64, "batch_first": True}
     layers = [nn.TransformerEncoderLayer(8, **sizes, norm_first=n % 2 == 0) for n in range(6)]
     model, x = Checkpointed(layers, 8), torch.randn(8, 32, 8)
@@ -131,8 +131,8 @@ def test_checkpoints_around_blocks_save_memory_with_an_engine_too():
     assert checkpointed < 0.5 * peak_memory(lambda: plain(x).sum().backward(), "cpu")
 
 
-def test_no_block_runs_again_for_what_the_residual_path_does_not_need():
-    """Each runs forward, once more in the sweep, and once more for its parameters; the mask is on no path to x."""
+def test_reading_the_residual_path_recomputes_no_block():
+    """Each block runs forward, in the iteration, and for its parameters; the mask is not on the path of x."""
     model = Checkpointed([Dropping() for _ in range(LENGTH)])
     with gradfree.create_engine("highway_bp", iterations=1).attach(model, ["blocks"], batched=False):
         model(torch.randn(4, 6)).sum().backward()
@@ -155,7 +155,7 @@ class InPlace(Plain):
         return torch.relu_(x) + torch.tanh(self.linear(x))
 
 
-def test_blocks_that_change_their_state_in_place(engine):
+def test_blocks_that_change_their_state_in_place_are_exact(engine):
     model, x = Model([Plain(), InPlace(), nn.ReLU(inplace=True), Plain(), InPlace()]), torch.randn(4, 6)
 
     def run():
@@ -164,8 +164,8 @@ def test_blocks_that_change_their_state_in_place(engine):
     assert_exact(engine, model, run, ["blocks"])
 
 
-def test_a_state_that_a_block_hands_on_as_it_is(engine):
-    """It is the same tensor for the model, whose hook sees all uses of it."""
+def test_a_block_that_returns_its_input_unchanged(engine):
+    """The model gets the same tensor back, and its hook sees all uses of it."""
     model, x = plain_model(4), torch.randn(4, 6)
 
     def run():
@@ -179,7 +179,7 @@ def test_a_state_that_a_block_hands_on_as_it_is(engine):
 
 
 class Returning(Plain):
-    """Returns its state and another tensor; without ``links`` it hands on the very state that it was given."""
+    """Returns its state and another tensor; without ``links`` it returns its input state unchanged."""
 
     def __init__(self, other, links=True):
         super().__init__()
@@ -191,7 +191,7 @@ class Returning(Plain):
 
 
 def hooked_states(model, x):
-    """A hook on the state behind the second block, and a loss on what it has returned beside it."""
+    """A hook on the state after the second block, and a loss on that block's extra output."""
     h = model.stem(x)
     rests = []
     for n, block in enumerate(model.blocks):
@@ -217,8 +217,8 @@ def test_a_state_that_a_block_returns_twice_is_one_tensor_to_hooks(engine, links
     ],
     ids=["a view", "inside"],
 )
-def test_a_hook_that_would_not_see_the_whole_gradient_is_refused(other, message):
-    """Of a view of its state; of what a block computes from a state that it hands on as it is."""
+def test_a_hook_that_would_see_a_partial_gradient_is_refused(other, message):
+    """Of a view of its state; of a tensor that a block computes from a state that it returns unchanged."""
     links = "blocks.1" in message
     model, x = Model([Returning(other, links or n != 1) for n in range(4)], 6), torch.randn(4, 6)
     with EXACT["highway_bp"].attach(model, ["blocks"]), pytest.raises(ChainError, match=message):

@@ -1,4 +1,4 @@
-"""Passes and attachments leave nothing behind: no memory, no hook, no broken state."""
+"""Passes and attachments leave nothing behind: no memory, no hooks, no broken state."""
 
 import copy
 import gc
@@ -22,7 +22,7 @@ from gradfree.testing.cases.models import (
 
 @pytest.mark.parametrize("backward", [True, False])
 def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
-    """No reference cycle through autograd's C++ nodes, which Python's collector could not see."""
+    """No reference cycle through autograd's C++ nodes, which Python's garbage collector could not see."""
     seen = []
     create = DepthPass.__init__
 
@@ -33,7 +33,7 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
     monkeypatch.setattr(DepthPass, "__init__", remember)
     model, x = plain_model(), torch.randn(4, 6)
     with EXACT["highway_bp"].attach(model):
-        model(x).sum().backward()  # The first pass of all loads parts of torch, which leave cycles of their own.
+        model(x).sum().backward()  # The first pass loads parts of torch, which leave cycles.
     seen.clear()
     gc.collect()
     gc.disable()
@@ -50,8 +50,8 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
 
 
 @pytest.mark.parametrize("backward", [True, False])
-def test_a_model_that_keeps_a_state_is_freed(backward):
-    """``self.last = h``: autograd's nodes behind that lead to no module, or Python could not collect the model."""
+def test_a_model_that_stores_a_state_is_freed(backward):
+    """A block runs ``self.last = h``: autograd's nodes must lead to no module, or Python could not free the model."""
     model, x = plain_model(), torch.randn(4, 6)
     with gradfree.create_engine("highway_bp", iterations=9).attach(model):
         for _ in range(2):
@@ -59,7 +59,7 @@ def test_a_model_that_keeps_a_state_is_freed(backward):
             if backward:
                 states[-1].sum().backward()
         model.last = states[-1]
-        if backward:  # A pass that may still be gone through backwards has its blocks.
+        if backward:  # A pass that may still have a backward pass keeps its blocks.
             model.blocks[-1].last = states[-1]
     modules = [weakref.ref(module) for module in ([*model.modules()] if backward else [model])]
     del model, states
@@ -67,7 +67,7 @@ def test_a_model_that_keeps_a_state_is_freed(backward):
     assert not any(module() for module in modules)
 
 
-def test_a_freed_pass_says_so_whatever_is_asked_of_it():
+def test_a_second_backward_pass_through_a_freed_pass_raises():
     model, x = plain_model(), torch.randn(4, 6)
     with EXACT["highway_bp"].attach(model):
         states = model.states(x)
@@ -77,7 +77,7 @@ def test_a_freed_pass_says_so_whatever_is_asked_of_it():
 
 
 def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
-    """On a GPU such tensors would hold memory until Python happens to collect."""
+    """On a GPU such tensors would hold memory until Python's garbage collector runs."""
     model, x = Model([PostLN(6) for _ in range(4)]), torch.randn(4, 6)
     with engine.attach(model):
         model(x).sum().backward()

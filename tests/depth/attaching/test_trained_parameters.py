@@ -11,7 +11,7 @@ from gradfree.testing.cases.models import (
 
 
 def test_a_frozen_prefix_is_not_walked(engine):
-    """What needs no gradient in plain PyTorch needs none here: no graph, no sweeps."""
+    """What needs no gradient in plain PyTorch needs none here: no graph, no iterations."""
     model, x = plain_model(), torch.randn(4, 6)
     for part in (model.stem, *model.blocks[:2]):
         part.requires_grad_(False)
@@ -38,8 +38,8 @@ def test_hooks_on_parameters_run_once(engine):
     assert len(calls) == 2
 
 
-def test_hooks_on_parameters_do_not_run_where_there_is_no_gradient(engine):
-    """A skipped block's parameters, clipped by hooks that cannot take ``None``; the hooks stay as they are."""
+def test_hooks_on_parameters_without_a_gradient_do_not_run(engine):
+    """A skipped block's parameters are clipped by hooks that cannot take ``None``; the hooks do not change."""
     model, x = plain_model(), torch.randn(4, 6)
     skipped, tied = model.blocks[4].linear.weight, model.blocks[3].linear.bias
     hooks = [p.register_hook(lambda grad: grad.clamp(-0.1, 0.1)) for p in model.parameters()]
@@ -49,7 +49,7 @@ def test_hooks_on_parameters_do_not_run_where_there_is_no_gradient(engine):
         h = model.stem(x)
         for block in model.blocks[:3]:
             h = block(h)
-        return h + tied  # Behind the chain, by another way.
+        return h + tied  # After the chain, in another part of the loss.
 
     assert_exact(engine, model, run)
     assert skipped.grad is None

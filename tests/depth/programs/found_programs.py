@@ -1,4 +1,4 @@
-"""Programs that were wrong once, made small."""
+"""Small programs that had wrong gradients once."""
 
 from dataclasses import replace
 
@@ -36,18 +36,18 @@ def engine(name):
 
 
 def behind(step, what):
-    """Return ``what`` the model does behind a block."""
+    """Return ``what`` the model does after a block."""
     assert what in BETWEEN
     return tuple(what if n == step else "nothing" for n in range(9))
 
 
 def tapped(step):
-    """Return which state is in the loss itself."""
+    """Return the index of the state that the loss uses."""
     return tuple(n == step for n in range(9))
 
 
 def blocks(*changes):
-    """Return a plain block and one that is not."""
+    """Return a plain block and another one."""
     return (BLOCK, replace(BLOCK, **dict(changes)))
 
 

@@ -40,7 +40,7 @@ class CustomView(torch.autograd.Function):
 
 
 class Halving(torch.autograd.Function):
-    """A custom function that halves its cotangent where it lies."""
+    """A custom function that halves its cotangent in place."""
 
     @staticmethod
     def forward(ctx, x):
@@ -53,14 +53,14 @@ class Halving(torch.autograd.Function):
 
 @dataclass
 class Output:
-    """What some blocks return."""
+    """The output of some blocks."""
 
     state: torch.Tensor
     weights: torch.Tensor
 
 
 class RandomBlock(nn.Module):
-    """A block as described."""
+    """A block as described by a ``Block``."""
 
     def __init__(self, described: Block, shared: torch.Tensor):
         super().__init__()
@@ -77,7 +77,7 @@ class RandomBlock(nn.Module):
         self.kept = None
 
     def operate(self, name, h, side):
-        """Return what the operation ``name`` makes of ``h``."""
+        """Apply the operation ``name`` to ``h``."""
         inner = self.inner
         if name == "side":
             return h if side is None else h * torch.cos(side)
@@ -103,7 +103,7 @@ class RandomBlock(nn.Module):
             "relu_": lambda h: torch.relu_(h * 1.0),
             "square": lambda h: Square.apply(h * 0.5),
             "custom view": CustomView.apply,
-            # In place, which is right only where nothing else reads that cotangent.
+            # In place, which is allowed only if nothing else reads that cotangent.
             "halving": lambda h: Halving.apply(h * 1.0) * 1.0,
             "reshape": lambda h: torch.sin(h.reshape(-1, WIDTH)).reshape(h.shape),
             "transpose": lambda h: (h.transpose(0, 1) * 0.9).transpose(0, 1),
@@ -142,7 +142,7 @@ class RandomBlock(nn.Module):
         }[self.described.form]()
 
     def forward(self, x, side=None):
-        """Return the next state, and what is to be returned beside it."""
+        """Return the next state and the extra output."""
         g = x
         for name in self.described.operations:
             g = self.operate(name, g, side)
@@ -163,7 +163,7 @@ class RandomBlock(nn.Module):
 
 
 def parts(out):
-    """Return the state, and the tensors beside it."""
+    """Return the state and the extra tensors."""
     if isinstance(out, Output):
         return out.state, [out.weights]
     if isinstance(out, dict):
@@ -176,7 +176,7 @@ def parts(out):
 
 
 class RandomNetwork(nn.Module):
-    """A model as described; a pass of it returns the loss."""
+    """A model as described by a ``Program``; its forward pass returns the loss."""
 
     def __init__(self, program: Program):
         super().__init__()
@@ -245,7 +245,7 @@ class RandomNetwork(nn.Module):
         return checkpoint(block, *given, use_reentrant=self.program.around == "reentrant")
 
     def side(self, sides, n, h):
-        """Return what a block is given beside its state."""
+        """Return the inputs of a block beside its state."""
         name = self.program.sides
         return {
             "none": lambda: None,
@@ -256,7 +256,7 @@ class RandomNetwork(nn.Module):
         }.get(name, lambda: sides[name])()
 
     def between(self, name, h):
-        """Return the state that the next block is given, and what is added to the loss."""
+        """Return the input state of the next block, and a term of the loss."""
         nothing = torch.zeros(())
         if name in ("doubling hook", "hook", "retain_grad") and h.requires_grad:
             self.watch(name, h)
@@ -286,7 +286,7 @@ class RandomNetwork(nn.Module):
         }.get(name, lambda: h)(), nothing
 
     def watch(self, name, h):
-        """Look at the gradient of ``h``, with or without changing it."""
+        """Register a hook on the gradient of ``h``, or retain it; the hook may change the gradient."""
         if name == "retain_grad":
             h.retain_grad()
             self.seen.append(h)
@@ -301,7 +301,7 @@ class RandomNetwork(nn.Module):
             self.seen.append(seen)
 
     def finish(self, h):
-        """Return the last state as the loss has it."""
+        """Return the last state as the loss uses it."""
         if self.program.end == "add_":
             h = h.clone() if h.is_leaf else h
             h += 0.3
@@ -312,5 +312,5 @@ class RandomNetwork(nn.Module):
         return h
 
     def watched(self):
-        """Return the gradients of states that the model has looked at so far."""
+        """Return the gradients of the states that the model has observed so far."""
         return [g for seen in self.seen for g in (seen if isinstance(seen, list) else [seen.grad])]

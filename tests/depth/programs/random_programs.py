@@ -1,4 +1,4 @@
-"""Random models, passes and engines, as data: what hypothesis draws, prints where a test fails, and makes smaller."""
+"""Random models, passes and engines as data, which hypothesis draws, prints if a test fails, and shrinks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ENGINES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Block:
-    """One block: operations on the state make g, the form puts the state and g together."""
+    """One block: operations on the state compute g, and the form combines the state with g."""
 
     operations: tuple[str, ...]
     form: str
@@ -67,7 +67,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Program:
-    """A model, what is done in a pass of it, how its gradients are asked for, and the engine that is on it.
+    """A model, what a pass of it does, how gradients are requested, and the engine on it.
 
     Attributes:
         blocks: of the first chain.

@@ -1,4 +1,4 @@
-"""Random models of what third-party models do: every engine that is exact gives autograd's gradients, or refuses.
+"""Random models like those of third parties: every exact engine gives autograd's gradients or raises.
 
 ``pytest -m slow -n 0 -s tests/depth/programs --programs 20000`` counts what came of so many, refusals by reason.
 """
@@ -20,7 +20,7 @@ EXACTLY = 1e-9
 
 
 def outcome(network, program):
-    """Return the losses and the gradients of everything in all steps, and of states that somebody has looked at."""
+    """Return the losses of all steps and the gradients of parameters, inputs and observed states."""
     found, retain = [], program.backward in ("retained", "twice")
     network.seen = []
     trained = [p for p in network.parameters() if p.requires_grad]
@@ -47,7 +47,7 @@ def outcome(network, program):
 
 
 def verdict(program: Program) -> str:
-    """Run ``program`` with and without its engine; return what came of it, if that is right."""
+    """Run ``program`` with and without its engine; assert that it is right and return the outcome."""
     network = RandomNetwork(program)
     expected, failure = attempted(network, program)
     name, options = ENGINES[program.engine]
@@ -59,9 +59,9 @@ def verdict(program: Program) -> str:
     if isinstance(error, gradfree.ChainError):
         return "refused: " + reason(error)
     if error is not None:
-        # Where a reentrant checkpoint's inputs are not asked for, torch.autograd.grad leaves it out.
+        # torch.autograd.grad leaves a reentrant checkpoint out if the gradients of its inputs are not requested.
         incompatible = "use_reentrant=True" in str(error) and program.backward.startswith("grad")
-        # torch fails so at a change in place of any output but the first of a function, if that retains its gradient.
+        # Torch fails if an output of a function, other than the first, is changed in place and retains its gradient.
         retained = "out != nullptr INTERNAL ASSERT" in str(error) and "retain_grad" in program.between
         known = failure is not None or incompatible or retained
         assert known, f"torch's error, which is none without the engine: {error}"
@@ -80,20 +80,20 @@ def attempted(network, program):
 
 
 def batched(program):
-    """Return the option as the engine takes it."""
+    """Return the option as the engine expects it."""
     name, options = ENGINES[program.engine]
     at_once = name in ("highway_bp", "fixed_point", "dsf", "truncated") and "segments" not in options
     return program.batched if at_once else "auto"
 
 
 def single(program):
-    """Tell whether anything is computed in single precision."""
+    """Return whether anything is computed in single precision."""
     blocks = [*program.blocks, *program.more]
     return "single" in program.between or any("float" in block.operations for block in blocks)
 
 
 def without_zeros(actual, expected, program):
-    """Return gradients without those of zero that autograd has none of, where custom functions make them of nothing."""
+    """Drop gradients of zero that custom functions return where autograd has none."""
     operations = {name for block in (*program.blocks, *program.more) for name in block.operations}
     if operations.isdisjoint({"reentrant", "custom view", "square", "halving"}) and program.around != "reentrant":
         return actual
@@ -101,7 +101,7 @@ def without_zeros(actual, expected, program):
 
 
 def reason(error):
-    """Return a message without what is the model's own."""
+    """Return a message without the parts that depend on the model."""
     return re.sub(r"(blocks|more)(\.\d+)?|\(\d[\d, ]*\)", "…", str(error))[:100]
 
 
@@ -125,22 +125,22 @@ FIXED = settings(derandomize=True, deadline=None, database=None, suppress_health
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_programs_that_were_wrong_once(name):
-    """They give autograd's gradients now, or the engine says why not."""
+def test_programs_that_were_wrong_once_are_right(name):
+    """They now give autograd's gradients, or the engine raises with a reason."""
     _, expected = FOUND[name]
     assert verdict(PROGRAM[name]).startswith(expected)
 
 
 @given(PROGRAMS)
 @settings(FIXED, max_examples=40)
-def test_random_programs(program):
-    """Gradients of everything are autograd's, or the engine refuses; what torch refuses is refused here, too."""
+def test_random_programs_are_exact_or_refused(program):
+    """All gradients are autograd's, or the engine raises; what torch refuses is refused here, too."""
     event(verdict(program))
 
 
 @pytest.mark.slow
-def test_many_random_programs(pytestconfig):
-    """The same of as many programs as ``--programs`` says; prints what came of them."""
+def test_many_random_programs_are_exact_or_refused(pytestconfig):
+    """The same test with as many programs as ``--programs`` says; prints the outcomes."""
     verdicts = Counter()
 
     @given(PROGRAMS)

@@ -1,4 +1,4 @@
-"""Equal blocks in a batch have the gradients that they have one by one, iterated to the end or not."""
+"""Equal blocks have the same gradients in a batch and one by one, with few and with enough iterations."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def frozen(net):
 
 
 def gradients(net):
-    """Return the gradients of two passes, each of which is gone through twice."""
+    """Return the gradients of two passes, with two backward passes each."""
     torch.manual_seed(1)
     found = []
     for size in (SAMPLES, SAMPLES + 1):

@@ -16,13 +16,13 @@ TOGETHER = {"four train": (4, 0), "two train, two evaluate": (2, 2)}
 
 
 def run(net, x):
-    """Return what the blocks of ``net`` make of ``x``."""
+    """Return the output of the blocks of ``net`` for ``x``."""
     return net.states(x)[-1] if isinstance(net, Net) else net(x)
 
 
 @pytest.fixture
 def often():
-    """Python goes from one thread to the next a hundred times as often as it would."""
+    """Python switches between threads a hundred times as often as usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 100)
     yield
@@ -33,7 +33,7 @@ def often():
 @pytest.mark.parametrize(
     ("model", "batched"), [("a row", "auto"), ("a row", True), ("a row", False), ("a loop", "auto")]
 )
-def test_threads_on_one_model(model, batched, threads, often):
+def test_threads_on_one_model_get_their_own_gradients(model, batched, threads, often):
     """No error, no wrong gradient, no wrong output."""
     torch.manual_seed(0)
     net, (training, evaluating) = TRAINED[model](), TOGETHER[threads]

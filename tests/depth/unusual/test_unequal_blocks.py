@@ -1,4 +1,4 @@
-"""Blocks of one class that are not equal, among others that are: gradients are autograd's, or they are refused."""
+"""Blocks of one class that are not equal, among equal ones: gradients are autograd's, or an error is raised."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gradfree import ChainError
 
 
 class Normed(Residual):
-    """A block with buffers, attributes and modes that a copy of it must have, too."""
+    """A block with buffers, attributes and modes that its copy must have, too."""
 
     def __init__(self):
         super().__init__()
@@ -114,15 +114,15 @@ CHANGES = {
 }
 
 
-# Left to itself, an engine goes on with these.
-WELCOME = (
+# With batched="auto" these must not be refused.
+NOT_REFUSED = (
     *(nothing, a_block_in_another_mode, a_hook_inside_one_block, a_hook_on_one_block, a_hook_before_one_block),
     *(a_forward_of_its_own, a_frozen_block, a_weight_of_two_blocks, dropout_in_training),
 )
 
 
 def row(changes):
-    """Return an ``nn.Sequential`` of blocks that are equal but for the changes, the same at every call."""
+    """Return an ``nn.Sequential`` of blocks that are equal except for the changes; the same in every call."""
     torch.manual_seed(0)
     net = nn.Sequential(*(Normed() for _ in range(LENGTH))).eval()
     for change in changes:
@@ -131,7 +131,7 @@ def row(changes):
 
 
 def gradients(net):
-    """Return the gradients of a pass, from the same dropout masks and inputs at every call, or the error."""
+    """Return the gradients of a pass, or the error; with the same dropout masks and inputs in every call."""
     torch.manual_seed(1)
     x = torch.randn(SAMPLES, WIDTH, requires_grad=True)
     net.zero_grad()
@@ -145,8 +145,8 @@ def gradients(net):
 @pytest.mark.parametrize("batched", ["auto", True])
 @pytest.mark.parametrize("when", ["before", "later"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_blocks_that_look_equal_and_are_not(change, when, batched):
-    """Changed before the engine is attached, or once it has had two passes."""
+def test_blocks_that_look_equal_and_are_not_are_exact_or_refused(change, when, batched):
+    """Changed before the engine is attached, or after two passes."""
     expected = gradients(row([CHANGES[change]]))
     net = row([CHANGES[change]] if when == "before" else [])
     try:
@@ -160,10 +160,10 @@ def test_blocks_that_look_equal_and_are_not(change, when, batched):
             CHANGES[change](net)
             net.zero_grad()
         else:
-            # The statistics have gone on.
+            # The two passes have changed the running statistics: restore them.
             net.load_state_dict(row([CHANGES[change]]).state_dict())
         actual = gradients(net)
-    if isinstance(actual, ChainError) and (batched is True or CHANGES[change] not in WELCOME):
+    if isinstance(actual, ChainError) and (batched is True or CHANGES[change] not in NOT_REFUSED):
         return
     assert not isinstance(actual, RuntimeError), actual
     assert_close(actual, expected, rtol=1e-10, atol=1e-12)

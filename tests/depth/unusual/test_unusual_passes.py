@@ -27,7 +27,7 @@ EXACT = {
 
 
 def outcome(net, x, run):
-    """Return all gradients that ``run`` leaves behind, by name, or the error in their place."""
+    """Return all gradients after ``run``, by name, or the error."""
     try:
         found = run(net, x)
     except RuntimeError as error:
@@ -37,13 +37,13 @@ def outcome(net, x, run):
 
 
 def fresh(block):
-    """Return a net and its input, the same at every call."""
+    """Return a net and its input, the same in every call."""
     torch.manual_seed(0)
     return Net(block), torch.randn(SAMPLES, WIDTH, requires_grad=True)
 
 
 def check(actual, expected, refused=None):
-    """Assert that gradients are the same, or that an error says where and why; what torch refuses must not pass."""
+    """Assert that gradients are equal, or that the error has path and reason; what torch refuses must raise, too."""
     if isinstance(expected, RuntimeError):
         assert isinstance(actual, RuntimeError), f"no error, but without an engine: {expected}"
         return
@@ -86,7 +86,7 @@ def test_the_site_says_why_a_chain_is_split(name):
 
 @contextmanager
 def skip_connections_alone(blocks) -> Iterator[None]:
-    """Leave to autograd, of the gradient that goes through a block but the first, what its skip connection carries."""
+    """Make autograd use only the skip connection of each block except the first."""
 
     def enter(block, given):
         block.skipped = given[0] - given[0].detach()

@@ -19,14 +19,14 @@ class Residual(nn.Module):
 
 
 class Given(Residual):
-    """It takes something beside its state."""
+    """A block with a second input."""
 
     def forward(self, x, side):
         return x + torch.tanh(self.linear(x)) * side
 
 
 class Closed(Residual):
-    """It uses a tensor that it does not own."""
+    """A block that uses a tensor that is not its own."""
 
     def __init__(self):
         super().__init__()
@@ -37,21 +37,21 @@ class Closed(Residual):
 
 
 class InPlace(Residual):
-    """Its ReLU overwrites the state that it is given."""
+    """Its ReLU overwrites its input state."""
 
     def forward(self, x):
         return super().forward(torch.relu_(x))
 
 
 class Reentrant(Residual):
-    """A reentrant checkpoint inside."""
+    """A block with a reentrant checkpoint."""
 
     def forward(self, x):
         return x + checkpoint(lambda h: torch.tanh(self.linear(h)), x, use_reentrant=True)
 
 
 class Returning(Residual):
-    """It returns something beside its state that is computed from it."""
+    """It also returns a tensor that is computed from its state."""
 
     def forward(self, x):
         h = super().forward(x)
@@ -59,7 +59,7 @@ class Returning(Residual):
 
 
 class Handing(Residual):
-    """It returns what it is given."""
+    """It returns its input."""
 
     def forward(self, x):
         return x
@@ -82,5 +82,5 @@ class Net(nn.Module):
         return states
 
     def loss(self, h):
-        """Return a loss on ``h`` as the last state."""
+        """Return a loss with ``h`` as the last state."""
         return self.head(h).pow(2).sum()

@@ -1,4 +1,4 @@
-"""Passes that a recorder of blocks may get wrong, each with how many calls of blocks there are in a chain at most."""
+"""Passes that a recorder of blocks may get wrong, with the largest number of block calls in a chain."""
 
 import torch
 from unusual_nets import LENGTH, SAMPLES, WIDTH, Closed, Given, Handing, InPlace, Reentrant, Residual, Returning
@@ -308,7 +308,7 @@ def the_usual_pass(net, x):
     net.loss(net.states(x)[-1]).backward()
 
 
-# The block, the calls of blocks in a pass at most, and whether all links are one chain of x + g(x), from h_0 on.
+# The block, the largest number of block calls, and whether all links are one chain of x + g(x) from h_0 on.
 CHAINS = {
     the_usual_pass: (Residual, 4, True),
     an_operation_between_two_stretches: (Residual, 4, False),
@@ -382,7 +382,7 @@ REFUSED = {
     "taps of blocks with a reentrant checkpoint inside": "use_reentrant=True",
     "two losses over a reentrant checkpoint inside blocks": "use_reentrant=True",
 }
-"""Passes that are not exact but refused, and some words of why."""
+"""Passes that are refused, and words of the message."""
 SPLIT = {
     "an operation between two stretches": "its input is computed by the model, a hook or a reentrant checkpoint",
     "a chain in branches": "another block has used the output of the block before it: the blocks branch",
@@ -392,4 +392,4 @@ SPLIT = {
     "a loss on every state": "",
     "a repeated block": "",
 }
-"""Why a block begins another chain, or that none does."""
+"""Why a block starts another chain; ``""`` if none does."""
