@@ -152,7 +152,7 @@ class _Feedback(NamedTuple):
 
     def weight(self, forward_weight: Tensor) -> Tensor:
         """Return B for the layer's weight ``forward_weight``."""
-        if self.attachment.exactly:
+        if self.attachment.use_exact:
             return forward_weight
         if is_dtensor(forward_weight):
             raise ChainError(f"the weight of {self.path} is spread over ranks in the backward pass. Use DDP.")

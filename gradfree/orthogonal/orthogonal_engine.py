@@ -62,7 +62,7 @@ class OrthogonalEngine(Engine):
             raise TypeError(f"{name} keeps weights orthogonal under an engine for layers, not under {rule!r}.")
         if type(rule).install is not Engine.install:
             raise TypeError(
-                f"{name}: {rule!r} overrides Engine.parts, whose hooks would be lost here. An engine that keeps "
+                f"{name}: {rule!r} overrides Engine.install, whose hooks would be lost here. An engine that keeps "
                 "weights orthogonal by itself needs no wrapper; others can override Engine.after_step."
             )
 
@@ -127,9 +127,9 @@ class OrthogonalEngine(Engine):
         """Return whether ``kind`` is a kind of chains of known layers."""
         return kind.of_layers
 
-    def parts(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
+    def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain, and the temperature after its last layer."""
-        parts = super().parts(site, attachment)
+        parts = super().install(site, attachment)
         if self.temperature == 1.0:
             return parts
         *_, last = site.blocks.values()

@@ -56,7 +56,7 @@ class OnRank(Engine):
         try:
             rank_pass = self.passes[chain.links[0].out]
             chain.before = rank_pass.before
-            gradients = self.engine.across(chain, direct, rank_pass)
+            gradients = self.engine.gradients_on_ranks(chain, direct, rank_pass)
         except Exception as error:
             self.messages.report(error)
             raise

@@ -22,7 +22,7 @@ class RankPass:
     """Follows the model's forward on one rank, receives its first state, and sends its last one.
 
     The hooks and placeholders of blocks call it, and the stage does at the end of the forward. Engines use it in the
-    backward pass as a :class:`~gradfree.chains.line.Line`.
+    backward pass as a :class:`~gradfree.chains.neighbors.Neighbors`.
 
     Args:
         part: this rank's part of the model.
@@ -32,7 +32,7 @@ class RankPass:
     Attributes:
         position: the index of this rank, from 0.
         count: the number of ranks.
-        wanted: whether the rank before needs cotangents.
+        left_wants_cotangents: whether the rank before needs cotangents.
     """
 
     def __init__(self, part: ModelPart, ports: Sequence[Port], number: int):
@@ -54,14 +54,14 @@ class RankPass:
         """The shape of the state that this rank has received; ``None`` on the first rank."""
         return None if self._arriving is None else self._arriving[0]
 
-    def to_left(self, cotangent: Cotangent) -> None:
+    def send_left(self, cotangent: Cotangent) -> None:
         """Send a cotangent to the rank before."""
         assert self._arriving is not None
         shape, dtype = self._arriving
         sent = torch.zeros(shape, dtype=dtype, device=self.device) if cotangent is None else cotangent.to(dtype)
         self.messages.send(sent, self.position - 1, self.number, COTANGENT, f"the cotangent of {self._entry}")
 
-    def from_right(self) -> Tensor:
+    def receive_right(self) -> Tensor:
         """Return the cotangent that the next rank has sent."""
         assert self._leaving is not None
         shape, dtype = self._leaving
@@ -80,13 +80,13 @@ class RankPass:
                 raise errors.BETWEEN.error(path=self._blocks[index])
             raise EarlyExit(state)
         if index == 0:
-            (self._state,), (self.wanted, self._rests) = self.messages.receive_all(
+            (self._state,), (self.left_wants_cotangents, self._rests) = self.messages.receive_all(
                 self.position - 1, self.number, STATE, self._entry, self.device
             )
             self._arriving = self._state.shape, self._state.dtype
         assert self._state is not None
         if index == self._run.start - 1:
-            if self.wanted:
+            if self.left_wants_cotangents:
                 self._state = Arrived.apply(partial(_refuse_cotangent, self._blocks[index]), self._state, anchor())
             out = self._state
         else:
@@ -108,7 +108,7 @@ class RankPass:
             self._refuse_absent(others, f"an input of {path}, beside its state,")
             if index == 0:
                 self._refuse_absent([state], f"the input state of {path}")
-        if index != self._run.start or not self.wanted:
+        if index != self._run.start or not self.left_wants_cotangents:
             return None
         # The engine sends the cotangent of this new node. The model's tensor, of another node, must not get one.
         taken = self._ports[index].take(args, kwargs)
