@@ -38,9 +38,10 @@ ODD = {
 CODE = {pattern: ODD[pattern] for pattern in ODD if not re.search(r"alone|\(its|apart|\bways|pull", pattern)}
 CODE_ROOMS = (
     "gradfree/testing",
+    *(f"gradfree/{room}" for room in ("depth", "layers", "orthogonal", "ranks", "rows")),
     "models",
     ".ci",
-    *(f"tests/{room}" for room in ("front", "house", "packaging", "support")),
+    *(f"tests/{room}" for room in ("depth", "front", "house", "layers", "orthogonal", "packaging", "ranks", "support")),
 )
 """Where docstrings and names of tests have none of them."""
 

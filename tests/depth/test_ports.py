@@ -1,6 +1,6 @@
 """Arguments and outputs of blocks: the state may be a keyword argument, and the first entry of a returned container.
 
-Gradients are exact, also of a loss on the rest; outputs and the rest are those without an engine.
+Gradients are exact, also for a loss on extra outputs; all outputs are the same as without an engine.
 """
 
 from collections import OrderedDict, defaultdict

@@ -84,7 +84,7 @@ def test_wrong_segments_are_refused():
         model(x).sum().backward()
     for block in model.blocks:
         block.register_forward_pre_hook(lambda block, args: (2 * args[0],))
-    with attach(model, segments=2) as handle, pytest.raises(ChainError, match=r"1 link .*'blocks'\].splits tells"):
+    with attach(model, segments=2) as handle, pytest.raises(ChainError, match=r"1 link .*'blocks'\].splits says"):
         model(x).sum().backward()
     assert handle.chains["blocks"].splits
     with pytest.raises(ChainError, match="segments are for chains in depth"):

@@ -1,4 +1,4 @@
-"""Trains with each kind of feedback on this rank's half of the batches, by DDP and by FSDP2 around each block."""
+"""Trains with each kind of feedback on this rank's half of the batches, under DDP and under FSDP2 around each block."""
 
 import sys
 from functools import partial
@@ -22,7 +22,7 @@ def net():
 
 
 def train(model, share, feedback, steps):
-    """Return all weights, behind ``steps`` steps with halves of the same batches, and the feedback."""
+    """Return all weights and the feedback after ``steps`` steps with halves of the same batches."""
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     engine = gradfree.create_engine("fa", feedback=feedback)
     with engine.attach(model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model) as handle:

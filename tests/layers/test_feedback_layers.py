@@ -1,4 +1,4 @@
-"""Layers that send the error back through other weights, wherever they are in a model."""
+"""Layers anywhere in a model that send the error back through other weights."""
 
 import copy
 from pathlib import Path
@@ -18,7 +18,7 @@ from gradfree.testing.cases.models import assert_equal_gradients
 
 
 def convolutions():
-    """Strides, groups, dilation, every padding; in place behind a layer; back by transposed ones of odd sizes."""
+    """Strides, groups, dilation, all paddings; in-place operations after a layer; transposed layers of odd sizes."""
     return nn.Sequential(
         *(nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(inplace=True)),
         *(nn.Conv2d(6, 6, (2, 3), dilation=2, padding="same"), nn.Tanh(), nn.Conv2d(6, 4, 2, padding="valid")),
@@ -39,7 +39,7 @@ class Resized(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual CNN; one layer is run twice."""
+    """A residual CNN; one layer runs twice."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ NETS = {
 
 
 def grads(model, x, run=None):
-    """Return the gradients of a loss like no other, of the weights and of the input, with the same dropout masks."""
+    """Return the gradients of a nonsymmetric loss for weights and input, with the same dropout masks."""
     model.zero_grad()
     torch.manual_seed(3)
     given = x.clone().requires_grad_()
@@ -85,7 +85,7 @@ def differs(a, b):
 
 @pytest.mark.parametrize("feedback", FEEDBACK)
 @pytest.mark.parametrize("kind", NETS)
-def test_with_the_weights_for_feedback_it_is_backpropagation(kind, feedback):
+def test_with_the_layers_weights_as_feedback_gradients_are_exact(kind, feedback):
     make, shape = NETS[kind]
     model, x = make(), torch.randn(shape)
     before = grads(model, x)
@@ -101,8 +101,8 @@ def test_with_the_weights_for_feedback_it_is_backpropagation(kind, feedback):
     assert_equal_gradients(actual, grads(model, x))
 
 
-def test_exact_gradients_go_through_the_weight_that_the_pass_had():
-    """That of a power iteration is another one in each pass."""
+def test_exact_gradients_use_the_weight_of_the_forward_pass():
+    """The weight of a power iteration is another one in each pass."""
     model, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)), torch.randn(4, 5)
     nn.utils.parametrizations.spectral_norm(model[2], n_power_iterations=1)
     expected = grads(copy.deepcopy(model), x)
@@ -110,7 +110,7 @@ def test_exact_gradients_go_through_the_weight_that_the_pass_had():
         assert_equal_gradients(grads(model, x), expected)
 
 
-def test_each_kind_of_feedback_is_what_it_says():
+def test_each_kind_of_feedback_follows_its_definition():
     model = nn.Sequential(nn.Linear(4, 3), nn.ConvTranspose1d(4, 2, 3, 2, groups=2), nn.Conv1d(4, 2, 3, groups=2))
     signs, fan_in = [layer.weight.sign() for layer in model], (4, 3, 6)
     of = {}
@@ -130,7 +130,7 @@ def test_each_kind_of_feedback_is_what_it_says():
 
 
 def steps(model, engine, count, accumulate=1):
-    """Train, and yield the feedback behind each step."""
+    """Train, and yield the feedback after each step."""
     optimizer = gradfree.EngineOptimizer(torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.1), model, engine)
     for n in range(count * accumulate):
         model(torch.randn(4, 5)).pow(2).sum().backward()
@@ -142,7 +142,7 @@ def steps(model, engine, count, accumulate=1):
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_learned_feedback_follows_the_weights_and_leans_towards_them(accumulate):
+def test_learned_feedback_gets_the_weights_updates_and_aligns_with_them(accumulate):
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
     before = model[2].weight.detach().clone()
     with FA(feedback="learned").attach(model) as handle:
@@ -154,7 +154,7 @@ def test_learned_feedback_follows_the_weights_and_leans_towards_them(accumulate)
     assert not torch.allclose(model[2].weight, before)
 
 
-def test_magnitudes_of_brsf_are_drawn_anew_behind_each_step_and_the_same_within():
+def test_brsf_draws_new_magnitudes_after_each_step_only():
     model, other = (nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)) for _ in range(2))
     first, second = ([m["2"].abs() for m in steps(net, FA(feedback="brsf"), 3, 2)] for net in (model, other))
     assert all(map(torch.equal, first, second))
@@ -165,7 +165,7 @@ def test_magnitudes_of_brsf_are_drawn_anew_behind_each_step_and_the_same_within(
 
 
 @pytest.mark.parametrize("feedback", FEEDBACK)
-def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(feedback):
+def test_training_resumes_from_a_checkpoint_bitwise(feedback):
     def run(model, optimizer, batches):
         for x in batches:
             optimizer.zero_grad()
@@ -181,7 +181,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(feedback):
     run(model, optimizer, batches[:4])
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     run(model, optimizer, batches[4:])
-    # What is drawn once comes from the checkpoint; the seed is needed for what is yet to be drawn.
+    # What is drawn once comes from the checkpoint; the seed is needed for later draws.
     resumed, other = start(0 if feedback == "brsf" else 7)
     resumed.load_state_dict(saved[0])
     other.load_state_dict(saved[1])
@@ -190,7 +190,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(feedback):
 
 
 @pytest.mark.slow
-def test_ranks_stay_equal_to_the_last_bit(tmp_path):
+def test_ranks_stay_bitwise_equal(tmp_path):
     first, second = results_of_ranks(tmp_path, Path(__file__).with_name("feedback_ranks.py"))
     for feedback in FEEDBACK:
         for mine, others, count in zip(first[feedback], second[feedback], (20, 3), strict=True):
@@ -212,8 +212,8 @@ def test_checkpoints_inside_the_model_change_nothing():
                 assert_equal_gradients(again, expected, tolerance=0.0)
 
 
-def test_what_hooks_see_has_its_gradient():
-    """A loss on what a layer was given or returned reaches what lies before; hooks may come at any time."""
+def test_a_loss_on_tensors_that_hooks_see_is_exact():
+    """A loss on a layer's input or output reaches layers before it; hooks may be added at any time."""
     model, x, seen = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)), torch.randn(3, 5), []
 
     def run(x):
@@ -257,7 +257,7 @@ class Own(nn.Linear):
         return super().forward(2 * x)
 
 
-def test_layers_that_compute_something_else_stay_exact_and_are_listed():
+def test_modules_that_are_not_replaced_stay_exact_and_are_listed():
     model, x = nn.Sequential(transformer(), Own(3, 3), nn.Unflatten(1, (5, 1)), nn.Flatten(1, 2), Scaled(5, 2, 1)), None
     x = torch.randn(2, 5, 6)
     report = FA().validate(model, batch=x)
@@ -274,7 +274,7 @@ def test_layers_that_compute_something_else_stay_exact_and_are_listed():
         FA().attach(Own(3, 3))
 
 
-def test_layers_that_are_never_called_are_told():
+def test_layers_that_are_never_called_are_reported():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -288,7 +288,7 @@ def test_layers_that_are_never_called_are_told():
     assert any("'outer'" in note for note in report.notes)
 
 
-def test_only_named_modules_and_no_layer_twice():
+def test_only_named_modules_are_replaced_and_no_layer_twice():
     model, x = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))), torch.randn(2, 4)
     expected = grads(model, x)
     with FA().attach(model, ["1"]) as handle:

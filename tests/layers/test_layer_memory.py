@@ -1,4 +1,4 @@
-"""Engines for layers keep of a forward pass what backpropagation keeps, and no more; measured at the allocator."""
+"""Engines for layers store no more of a forward pass than backpropagation does, measured at the allocator."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def net(bends, depth=20, width=128):
 
 
 def kept(bends, dtype, engine=None):
-    """Return the bytes that a forward pass leaves for the backward pass."""
+    """Return the bytes that a forward pass stores for the backward pass."""
     model, x = net(bends).to(dtype), torch.randn(256, 128, dtype=dtype)
     if engine is None:
         return sum(allocations(lambda: model(x).sum()))
@@ -36,8 +36,8 @@ def kept(bends, dtype, engine=None):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", STORED)
-def test_stored_activations_are_backpropagations(name, dtype):
-    """An activation a layer."""
+def test_stored_activations_are_those_of_backpropagation(name, dtype):
+    """One activation per layer."""
     plain = kept(BENDS["tanh"], dtype)
     assert plain > 20 * 256 * 128 * dtype.itemsize
     assert kept(BENDS["tanh"], dtype, STORED[name]) <= 1.05 * plain
@@ -46,14 +46,14 @@ def test_stored_activations_are_backpropagations(name, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [FOTON(), PEPITA()], ids=["foton", "pepita"])
 @pytest.mark.parametrize("bend", BENDS)
-def test_so_they_are_whatever_stands_behind_the_layers(engine, bend):
-    """The states that a second pass is compared with are among those that autograd keeps."""
+def test_stored_activations_are_those_of_backpropagation_for_each_activation_function(engine, bend):
+    """The states of the first pass are among those that autograd keeps."""
     assert kept(BENDS[bend], torch.float32, engine) <= 1.05 * kept(BENDS[bend], torch.float32)
 
 
 @pytest.mark.parametrize("name", ["foton", "fa", "orthogonal_backprop"])
-def test_both_passes_keep_no_more_than_backpropagation_does(name):
-    """At most a few errors more: no layer's difference is there while the next one runs."""
+def test_peak_memory_is_that_of_backpropagation(name):
+    """At most 5 % more: a layer's difference is freed before the next layer runs."""
     model, x = net(BENDS["tanh"], width=32), torch.randn(1024, 32, dtype=torch.float32)
 
     def peak():
@@ -67,12 +67,12 @@ def test_both_passes_keep_no_more_than_backpropagation_does(name):
 
 
 @pytest.mark.parametrize("name", ["foton", "fa", "pepita", "orthogonal_backprop"])
-def test_activations_go_as_gradients_come(name):
-    """Of each layer, once its gradient is there: the peak is not the sum of both."""
+def test_activations_are_freed_as_gradients_are_computed(name):
+    """Each layer's activation is freed once its gradient exists: the peak is not the sum of both."""
     model, x = net(BENDS["tanh"], width=256), torch.randn(256, 256, dtype=torch.float32)
     activations, gradients = 20 * x.nbytes, sum(p.nbytes for p in model.parameters())
     with gradfree.create_engine(name).attach(model, [""]):
-        model(x).sum().backward()  # What the engine keeps from pass to pass is there before.
+        model(x).sum().backward()  # State that the engine keeps between passes exists before.
         model.zero_grad()
         peak = peak_memory(lambda: model(x).sum().backward(), "cpu")
     assert peak < 0.8 * (activations + gradients)
@@ -80,8 +80,8 @@ def test_activations_go_as_gradients_come(name):
 
 @pytest.mark.parametrize("bend", ["dropout, tanh", "gelu", "gelu, dropout"])
 @pytest.mark.parametrize("name", ["orthogonal_backprop", "dfa", "fa"])
-def test_values_that_autograd_alone_keeps_are_guarded_all_the_same(name, bend):
-    """Tanh keeps its result, GELU what it is given: who changes that in place is refused, as without an engine."""
+def test_changes_in_place_of_values_that_autograd_saves_are_refused(name, bend):
+    """Tanh saves its output, GELU its input: a change of either in place is refused, as without an engine."""
     # In the middle of several layers, some of which share nodes of the graph.
     depth = 8
     model, x = net(BENDS[bend], depth, width=4), torch.randn(3, 4, dtype=torch.float32)
@@ -97,8 +97,8 @@ def test_values_that_autograd_alone_keeps_are_guarded_all_the_same(name, bend):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_in_half_precision_differences_are_those_of_more(dtype):
-    """Of states of few digits the second pass's difference would be noise: it is carried along in single precision."""
+def test_in_half_precision_differences_are_computed_in_single_precision(dtype):
+    """In low-precision states the second pass's difference would be noise: it is computed in single precision."""
     torch.manual_seed(0)
     model, x = net(BENDS["tanh"], depth=8, width=64), torch.randn(32, 64, dtype=torch.float32)
     gradfree.orthogonalize(model)

@@ -1,4 +1,4 @@
-"""Engines for layers take no more products of matrices than their rules ask for."""
+"""Engines for layers compute no more matrix products than their rules need."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ PRODUCTS = {
 
 
 class Products(TorchDispatchMode):
-    """Counts products of matrices."""
+    """Counts matrix products."""
 
     count = 0
 
@@ -28,8 +28,8 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("case", PRODUCTS)
-def test_gradients_of_weights_alone_take_a_product_a_layer(case):
-    """Autograd, asked for them, must not compute the gradients of the layers' inputs, too."""
+def test_gradients_of_weights_need_one_product_per_layer(case):
+    """Autograd must not compute the gradients of the layers' inputs, too."""
     engine, expected = PRODUCTS[case]
     layers = [part for _ in range(DEPTH) for part in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())]
     net, x = nn.Sequential(*layers[:-1]), torch.randn(WIDTH, WIDTH)

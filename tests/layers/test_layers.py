@@ -1,4 +1,4 @@
-"""Chains of layers that are taken apart: what may come between the layers and the engine, and is refused."""
+"""Chains of known layers: operations between the layers and the engine that are refused."""
 
 import copy
 
@@ -34,7 +34,7 @@ def tanh_net():
 
 
 def test_hooks_between_the_layer_and_the_engine_are_refused(engine):
-    """The engine computes with the layer's own map, which a hook that changes its input or output is not part of."""
+    """The engine computes with the layer's map, without a hook that changes the layer's input or output."""
     for register in (
         lambda layer: layer.register_forward_pre_hook(lambda layer, args: (2 * args[0],)),
         lambda layer: layer.register_forward_hook(lambda layer, args, out: 2 * out, prepend=True),
@@ -54,7 +54,7 @@ def test_layers_with_another_forward_are_refused(engine):
         net[2].forward = lambda x: 3 * F.linear(x, net[2].weight)
         with pytest.raises(ChainError, match="2 was changed after the engine was attached"):
             net(x)
-    # DFA takes it for a chain of any blocks then.
+    # DFA then treats it as a chain of any blocks.
     expected = "5 blocks" if isinstance(engine, DFA) else "2 is a Linear, which this engine cannot split"
     assert expected in str(engine.validate(net, [""]))
 
@@ -70,8 +70,8 @@ def test_states_changed_in_place_between_layers_are_refused(engine):
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_a_state_that_the_next_layer_hands_on_as_it_is_must_not_be_changed(engine, at):
-    """Its change would be one of the next state, too, whose gradient knows nothing of it."""
+def test_a_state_that_the_next_layer_returns_unchanged_must_not_be_changed(engine, at):
+    """A change of it would change the next state, too, whose gradient does not include the change."""
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Identity(), nn.Linear(8, 8), nn.Tanh(), nn.Flatten(0, -2))
     net.extend([nn.Linear(8, 4)])
     x = torch.randn(3, 2, 8)
@@ -84,7 +84,7 @@ def test_a_state_that_the_next_layer_hands_on_as_it_is_must_not_be_changed(engin
             net[at + 2](h)
 
 
-def test_a_loss_on_an_inner_state_alone_whose_graph_was_let_go_of_is_refused():
+def test_a_loss_only_on_an_inner_state_with_a_freed_graph_is_refused():
     net, x = tanh_net(), torch.randn(3, 8)
     with ENGINES["foton, streaming"].attach(net, [""]):
         inner = net[1](net[0](x))
@@ -94,7 +94,7 @@ def test_a_loss_on_an_inner_state_alone_whose_graph_was_let_go_of_is_refused():
 
 
 class Kept(nn.Tanh):
-    """Keeps a tensor of its inside."""
+    """Stores a tensor from its inside."""
 
     def forward(self, x):
         self.kept = torch.sin(x)
@@ -102,8 +102,8 @@ class Kept(nn.Tanh):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_lies_before_the_chain_gets_its_share_of_a_loss_inside(name, monkeypatch):
-    """Asked for alone or with later weights: exact at the chain's beginning, else exact or refused, never left out."""
+def test_layers_before_the_chain_get_the_gradient_of_a_loss_inside(name, monkeypatch):
+    """Requested with or without later weights: exact at the start of the chain, else exact or refused, not dropped."""
     monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
     gradfree.register_layer(Kept, "pointwise")
     net = nn.Sequential(Kept(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Kept(), nn.Linear(8, 4))
@@ -126,8 +126,8 @@ def test_what_lies_before_the_chain_gets_its_share_of_a_loss_inside(name, monkey
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_loss_on_what_a_layer_was_given_reaches_the_weights_before_it(name):
-    """Where weights alone are asked for, by both calls: exact or refused, never left out."""
+def test_a_loss_on_a_layers_input_reaches_the_weights_before_it(name):
+    """If only weights are requested, by both calls: exact or refused, never dropped."""
     net, x, seen = tanh_net(), torch.randn(4, 8), []
     weights = list(net.parameters())
 
@@ -144,7 +144,7 @@ def test_a_loss_on_what_a_layer_was_given_reaches_the_weights_before_it(name):
 
     with look_on():
         exact = asked(backward=False)
-    # The recorder's hooks are there before.
+    # The recorder's hooks are registered before that of look_on().
     with ENGINES[name].attach(net, [""]), look_on():
         for backward in (False, True):
             if name == "orthogonal_backprop":
@@ -163,8 +163,8 @@ def test_a_loss_on_what_a_layer_was_given_reaches_the_weights_before_it(name):
         (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0, 1), nn.Linear(8, 4)), (3, 2, 8), r"1 returns \(6, 8\)"),
     ],
 )
-def test_the_first_dimension_must_be_the_samples(engine, net, shape, where):
-    """Errors are normalised, and sent, sample by sample."""
+def test_the_first_dimension_must_be_the_batch(engine, net, shape, where):
+    """Errors are normalised and sent back per sample."""
     net = net()
     with engine.attach(net, [""]):
         out = net(torch.randn(shape))
@@ -187,8 +187,8 @@ def test_replicas_of_data_parallel_are_refused(engine):
             replica(torch.randn(3, 8))
 
 
-def test_dropout_that_is_switched_off_between_the_passes_is_noticed_where_it_matters():
-    """Only the streaming form runs it again."""
+def test_dropout_switched_off_between_the_passes_is_refused_if_layers_run_again():
+    """Only the streaming form runs dropout again."""
     net, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Linear(8, 4)), torch.randn(3, 8)
     found = []
     for switch in (False, True):
@@ -206,16 +206,16 @@ def test_dropout_that_is_switched_off_between_the_passes_is_noticed_where_it_mat
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_errors_too_small_to_be_inverted_are_none(dtype):
-    """A confident sample's error may be subnormal, and one over it infinite."""
+def test_errors_too_small_to_be_inverted_count_as_zero(dtype):
+    """A confident sample's error may be subnormal, and its reciprocal infinite."""
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
     with FOTON().attach(net, [""]):
         net(torch.randn(1, 8, dtype=dtype)).backward(torch.tensor([[torch.finfo(dtype).tiny / 16]], dtype=dtype))
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
-def test_a_kept_f_is_that_of_the_last_layer_that_the_loss_reaches():
-    """Two losses, on an earlier and on the last state, that happen to have as many classes."""
+def test_a_stored_f_is_that_of_the_last_layer_that_the_loss_reaches():
+    """Two losses, on an earlier and on the last state, with the same number of classes."""
     net, x = tanh_net(), torch.randn(3, 8)
     net[4] = nn.Linear(8, 8)
     runs = (lambda: net(x), lambda: net[2](net[1](net[0](x))))
@@ -226,7 +226,7 @@ def test_a_kept_f_is_that_of_the_last_layer_that_the_loss_reaches():
             assert_equal_gradients(gradients(net, run), exact)
 
 
-def test_weights_that_are_loaded_as_new_parameters_are_kept_orthogonal():
+def test_weights_loaded_as_new_parameters_are_kept_orthogonal():
     net, x = tanh_net(), torch.randn(3, 8)
     gradfree.orthogonalize(net)
     with OrthogonalBackprop(orthogonalize_every=1, orthogonalize_steps=4).attach(net):
@@ -237,7 +237,7 @@ def test_weights_that_are_loaded_as_new_parameters_are_kept_orthogonal():
     assert drift([net[i].weight for i in (0, 2, 4)]).max() < 1e-9
 
 
-def test_frozen_weights_are_left_alone_and_kept_orthogonal_once_they_train():
+def test_frozen_weights_do_not_change_and_are_kept_orthogonal_once_they_train():
     net, x = tanh_net(), torch.randn(3, 8)
     gradfree.orthogonalize(net)
     with torch.no_grad():
@@ -255,10 +255,10 @@ def test_frozen_weights_are_left_alone_and_kept_orthogonal_once_they_train():
     assert drift([net[2].weight]).max() < 1e-9
 
 
-# What looks dangerous and is right.
+# The following uses are allowed, and the gradients are right.
 
 
-def test_channels_last(engine):
+def test_channels_last_inputs_have_the_same_gradients(engine):
     net, x = (
         nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)),
         torch.randn(5, 3, 8, 8),
@@ -290,7 +290,7 @@ def test_weights_whose_data_are_replaced_between_the_passes_are_refused_by_engin
                 loss.backward()
 
 
-def test_weights_of_another_dtype_behind_the_pass_are_refused(engine):
+def test_weights_converted_after_the_pass_are_refused(engine):
     net = tanh_net()
     with engine.attach(net):
         loss = net(torch.randn(6, 8)).sum()

@@ -1,4 +1,4 @@
-"""Roles of layers are open: a layer of one's own that is registered is treated as torch's own like it."""
+"""Registered layers are treated like torch's layers of the same role."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ class OwnMaxPool(nn.Module):
 
 
 class Half(nn.Linear):
-    """An ``nn.Linear`` of another kind: half of it, without the bias."""
+    """Half of an ``nn.Linear`` without bias."""
 
     def forward(self, x):
         return F.linear(x, self.weight) / 2
@@ -40,7 +40,7 @@ class Half(nn.Linear):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch):
-    """Leave no layer to other tests."""
+    """Unregister the layers after each test."""
     monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
 
 
@@ -66,8 +66,8 @@ def owns():
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("name", ENGINES)
-def test_registered_layers_get_the_gradients_of_torchs_own_like_them(name):
-    """And are kept orthogonal, or get feedback, just so: over two steps of an optimizer."""
+def test_registered_layers_get_the_gradients_of_torchs_layers_of_the_same_role(name):
+    """They are also kept orthogonal, or get feedback, in the same way: over two optimizer steps."""
     first, second, x = torchs(), owns(), torch.randn(5, 1, 4, 4)
     second.load_state_dict(first.state_dict())
     engine = gradfree.create_engine(name)
@@ -81,7 +81,7 @@ def test_registered_layers_get_the_gradients_of_torchs_own_like_them(name):
     assert_equal_gradients(dict(second.named_parameters()), dict(first.named_parameters()))
 
 
-def test_layers_that_nobody_has_registered_are_refused_with_what_to_do():
+def test_unregistered_layers_are_refused_with_the_remedy():
     problems = gradfree.create_engine("foton").validate(owns(), [""]).problems
     assert [p.split(",")[0] for p in problems if "cannot split" in p][:2] == [
         "1 is a OwnMaxPool",
@@ -111,7 +111,7 @@ def test_a_subclass_counts_if_it_keeps_the_known_forward_and_may_be_registered_i
 
 
 @pytest.mark.usefixtures("own")
-def test_a_choice_of_elements_goes_by_its_stand_in():
+def test_a_max_layer_sends_errors_through_its_linear_function():
     x = torch.randn(2, 1, 4, 4)
     assert torch.equal(roles.linear_part(OwnMaxPool(), x), F.avg_pool2d(x, 2))
     e = torch.randn(2, 1, 2, 2)
@@ -119,7 +119,7 @@ def test_a_choice_of_elements_goes_by_its_stand_in():
     torch.testing.assert_close(roles.adjoint(OwnMaxPool(), e, x.shape), expected)
 
 
-def test_an_adjoint_of_ones_own_is_used():
+def test_a_registered_adjoint_is_used():
     used = []
 
     def adjoint(layer, cotangent, weight):
@@ -133,7 +133,7 @@ def test_an_adjoint_of_ones_own_is_used():
 
 
 @pytest.mark.usefixtures("own")
-def test_notes_tell_of_layers_that_are_no_isometries():
+def test_notes_name_layers_that_do_not_keep_norms():
     notes = gradfree.create_engine("foton").validate(owns()).notes
     assert not [note for note in notes if "OwnSoftsign" in note]
     assert any("(OwnMaxPool) selects elements" in note for note in notes)
@@ -155,7 +155,7 @@ def test_parameters_that_would_get_no_gradient_are_refused():
         net(torch.randn(3, 4)).sum().backward()
 
 
-def test_what_cannot_be_registered_is_refused_and_changes_nothing():
+def test_wrong_registrations_are_refused_and_change_nothing():
     before, linear = dict(roles._KNOWN), F.linear
     with pytest.raises(ValueError, match=r"no role is called 'weight'; there are: weights, .* Did you mean 'weights'?"):
         gradfree.register_layer(OwnLinear, "weight", linear=linear)

@@ -1,4 +1,4 @@
-"""Orthogonal(engine): any engine of layers with weights that are kept orthogonal, and FOTON as one such pair."""
+"""Orthogonal(engine): any engine for layers with orthogonal weights; FOTON is one such pair."""
 
 import copy
 import pickle
@@ -45,7 +45,7 @@ def train(layers, steps):
 
 @pytest.mark.parametrize("temperature", [1, 3.7, 16])
 @pytest.mark.parametrize("engine", EXACT, ids=str)
-def test_under_exact_engines_the_gradients_are_autograds_of_the_loss_over_the_temperature(engine, temperature):
+def test_with_exact_engines_the_gradients_are_autograds_of_the_loss_over_the_temperature(engine, temperature):
     """e = softmax(T y) - t: the gradient of the cross-entropy of T y, without the factor T."""
     layers, (x, y) = net(), batch()
     expected = loss_gradients(layers, lambda: F.cross_entropy(temperature * layers(x), y) / temperature)
@@ -77,7 +77,7 @@ def test_weights_stay_orthogonal_under_every_engine(engine):
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_foton_is_its_rule_with_orthogonal_weights(rule):
-    """Training to the last bit, and what is kept for checkpoints."""
+    """Training is bitwise equal, and so is the state for checkpoints."""
     options = {"temperature": 4.0, "orthogonalize_every": 2, "orthogonalize_steps": 2}
     results = []
     for engine in (FOTON(**options, **rule), Orthogonal(FOTONRule(**rule), **options)):
@@ -91,8 +91,8 @@ def test_foton_is_its_rule_with_orthogonal_weights(rule):
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
-def test_what_the_inner_engine_has_to_do_after_a_step_is_done_once():
-    """FOTON forgets F at every second step; the step is counted once for both engines."""
+def test_the_inner_engines_after_step_runs_once():
+    """FOTON drops F at every second step; both engines count a step once."""
     layers = net()
     with Orthogonal(FOTONRule(refresh_feedback_every=2), orthogonalize_every=1).attach(layers) as handle:
         kept = []
@@ -103,7 +103,7 @@ def test_what_the_inner_engine_has_to_do_after_a_step_is_done_once():
     assert [any(key.startswith("F to") for key in own) for own in kept] == [True, False, True, False]
 
 
-def test_an_inner_engine_says_what_stands_in_its_way():
+def test_problems_of_the_inner_engine_are_reported():
     layers = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)))
     report = Orthogonal(FOTONRule(streaming=True)).validate(layers)
     assert report.problems == FOTON(streaming=True).validate(layers).problems != []
@@ -128,12 +128,12 @@ def test_compositions_are_engines_like_any_other(engine):
 
 
 @pytest.mark.parametrize("inner", [FOTON(), OrthogonalBackprop(), Orthogonal(DFA())], ids=lambda e: type(e).__name__)
-def test_what_is_orthogonal_already_is_not_wrapped_again(inner):
+def test_orthogonal_engines_are_not_wrapped_again(inner):
     with pytest.raises(TypeError, match="keeps weights orthogonal already needs no other round it"):
         Orthogonal(inner)
 
 
-def test_what_cannot_be_wrapped_is_refused():
+def test_engines_that_cannot_be_wrapped_are_refused():
     class OfTime(Backprop):
         kinds = ()
 

@@ -1,4 +1,4 @@
-"""Weights that an engine keeps orthogonal: how well, after whose steps, and which."""
+"""Weights that an engine keeps orthogonal: to which precision, after steps of which optimizers, and of which layers."""
 
 import copy
 import gc
@@ -35,7 +35,7 @@ def test_project_finds_the_nearest_orthogonal_matrix(shape):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_two_steps_hold_what_one_optimizer_step_has_moved(shape, dtype):
+def test_two_retraction_steps_correct_one_optimizer_step(shape, dtype):
     weights = [torch.randn(shape, dtype=dtype) for _ in range(3)]
     project(weights)
     for weight in weights:
@@ -50,7 +50,7 @@ def test_a_drift_whose_entries_cancel_is_seen():
     assert drift([torch.eye(4) + torch.outer(u, u)]).item() == pytest.approx(3.0, rel=1e-3)
 
 
-def test_each_weight_of_a_batch_is_led_to_its_own_nearest_matrix():
+def test_each_weight_of_a_batch_is_retracted_to_its_nearest_matrix():
     weights = [torch.randn(8, 8), torch.randn(6, 9), torch.randn(8, 8), torch.randn(9, 6)]
     project(weights)
     moved = [weight + 0.01 * torch.randn_like(weight) for weight in weights]
@@ -60,7 +60,7 @@ def test_each_weight_of_a_batch_is_led_to_its_own_nearest_matrix():
     torch.testing.assert_close(moved, expected)
 
 
-def test_an_overlong_step_does_not_diverge():
+def test_retraction_does_not_diverge_after_a_large_step():
     weights = [torch.eye(8), 30 * torch.eye(8), 5 * torch.randn(8, 8)]
     for _ in range(20):
         retract(weights, steps=2)
@@ -76,7 +76,7 @@ def test_drift_estimates_the_spectral_norm(shape):
     assert drift([weight]).item() == pytest.approx(0.21, rel=0.2)
 
 
-def test_which_layers_are_matrices():
+def test_is_matrix_is_true_for_linear_layers_and_kernels_without_overlap():
     assert is_matrix(nn.Linear(3, 4))
     assert is_matrix(nn.Conv2d(3, 4, 2, stride=2))
     assert is_matrix(nn.Conv1d(3, 4, 1))
@@ -92,7 +92,7 @@ def test_which_layers_are_matrices():
 
 
 def net():
-    """Float32: wide, square and tall layers, and an overlapping convolution that stays as it is."""
+    """Float32: wide, square and tall layers, and an overlapping convolution, which does not change."""
     torch.set_default_dtype(torch.float32)
     layers = nn.Sequential(
         *(nn.Conv2d(1, 4, 2, 2), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.Flatten()),
@@ -128,7 +128,7 @@ OPTIMIZERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [2, 3])
-def test_a_few_steps_after_every_step_hold_1e_5(name, steps):
+def test_retraction_after_every_step_keeps_the_drift_below_1e_5(name, steps):
     layers = net()
     optimizer = OPTIMIZERS[name](layers.parameters())
     with FOTON(orthogonalize_every=1, orthogonalize_steps=steps).attach(layers):
@@ -137,7 +137,7 @@ def test_a_few_steps_after_every_step_hold_1e_5(name, steps):
             assert largest(layers) < 1e-5
 
 
-def test_retraction_comes_as_often_as_asked_and_leaves_other_layers_alone():
+def test_retraction_follows_orthogonalize_every_and_does_not_change_other_layers():
     layers = net()
     optimizer = torch.optim.SGD(layers.parameters(), 0.1)
     with FOTON(orthogonalize_every=3, orthogonalize_steps=2).attach(layers):
@@ -149,13 +149,13 @@ def test_retraction_comes_as_often_as_asked_and_leaves_other_layers_alone():
     assert deviation(layers[2].weight) > 0.01
 
 
-def test_by_default_weights_are_led_back_as_they_drift():
-    """However fast the training: seldom where steps are small, often where they are large."""
+def test_by_default_weights_are_retracted_after_a_drift():
+    """At any learning rate: rarely if steps are small, often if they are large."""
     for rate, fewest, most in ((1e-4, 0, 0), (0.1, 1, 10), (0.3, 5, 60)):
         layers = net()
         optimizer = torch.optim.SGD(layers.parameters(), rate, momentum=0.9)
         moved, retractions, seen = [], 0, []
-        # Called before the engine sees the step.
+        # Runs before the engine's hook.
         optimizer.register_step_post_hook(lambda *_, of=layers, to=moved: to.append(of[4].weight.clone()))
         with FOTON(temperature=4.0).attach(layers):
             for _ in range(60):
@@ -166,8 +166,8 @@ def test_by_default_weights_are_led_back_as_they_drift():
         assert max(seen) < 2
 
 
-def test_weights_are_led_back_on_any_device_as_on_the_cpu(device):
-    """Their drift is copied to the CPU, which devices do at a time of their own."""
+def test_weights_are_retracted_on_any_device_as_on_the_cpu(device):
+    """Drifts are copied to the CPU asynchronously."""
     first = nn.Sequential(nn.Linear(6, 6, device="cpu"), nn.Tanh(), nn.Linear(6, 3, device="cpu"))
     gradfree.orthogonalize(first)
     x, found = torch.randn(8, 6, device="cpu"), []
@@ -187,7 +187,7 @@ def test_weights_are_led_back_on_any_device_as_on_the_cpu(device):
     torch.testing.assert_close(found[1][1:], found[0][1:], rtol=1e-8, atol=1e-8)
 
 
-def test_only_the_weight_that_has_drifted_is_led_back():
+def test_only_the_weight_that_has_drifted_is_retracted():
     layers = net()
     optimizer = torch.optim.SGD(layers.parameters(), 0.0)
     with FOTON().attach(layers):
@@ -202,7 +202,7 @@ def test_only_the_weight_that_has_drifted_is_led_back():
     assert torch.equal(layers[6].weight, others[1])
 
 
-def test_other_optimizers_do_not_count():
+def test_steps_of_other_optimizers_do_not_count():
     layers, other = net(), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
     with FOTON(orthogonalize_every=1, orthogonalize_steps=2).attach(layers) as handle:
@@ -228,7 +228,7 @@ def test_other_optimizers_do_not_count():
         (nn.ReLU(), "1 (ReLU) is far from linear at zero"),
     ],
 )
-def test_validate_tells_layer_by_layer_what_is_lost(layer, note):
+def test_validate_reports_inexact_layers(layer, note):
     first, last = nn.Linear(8, 8), nn.Linear(8, 8)
     gradfree.orthogonalize(first)
     report = FOTON().validate(nn.Sequential(first, layer, last), [""])
@@ -238,8 +238,8 @@ def test_validate_tells_layer_by_layer_what_is_lost(layer, note):
     assert f"note: {note}" in str(report)
 
 
-def test_an_engine_that_is_never_detached_ends_with_its_model():
-    """Torch keeps its hooks for ever; they must not keep the model."""
+def test_an_engine_that_is_never_detached_is_freed_with_its_model():
+    """Torch keeps its optimizer hooks for ever; they must not keep the model alive."""
     layers = net()
     before = len(_global_optimizer_post_hooks)
     FOTON().attach(layers)
@@ -253,8 +253,8 @@ def test_an_engine_that_is_never_detached_ends_with_its_model():
     assert len(_global_optimizer_post_hooks) <= before
 
 
-def test_leading_many_weights_back_takes_less_memory_than_they_do():
-    """A deep network's, all at once, would take more than a step that streams."""
+def test_retracting_many_weights_takes_less_memory_than_they_do():
+    """All weights of a deep network in one batch would take more memory than a step that streams."""
     weights = [torch.eye(256, dtype=torch.float32) * 1.01 for _ in range(60)]
     assert peak_memory(lambda: retract(weights, 1), "cpu") < 0.9 * sum(weight.nbytes for weight in weights)
     assert max(map(deviation, weights)) < 1e-3

@@ -1,4 +1,4 @@
-"""The temperature that is learnt: it goes where the loss wants the outputs' scale, whatever the loss's own scale."""
+"""The learnt temperature: it moves the scale of the outputs against the loss, whatever the scale of the loss."""
 
 import copy
 import math
@@ -23,17 +23,17 @@ def net():
 
 
 def temperature(handle):
-    return told(handle.state_dict()[""])
+    return temperature_in(handle.state_dict()[""])
 
 
-def told(state):
-    """That before the last step, moved as the sums of that step ask for."""
+def temperature_in(state):
+    """Return T: the one before the last step, updated with the sums of that step."""
     asked = state["mean of asked of the temperature"]
     return math.exp(state["mean of log temperature"] - 0.05 * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0))
 
 
-def taught(engine, loss, steps, scale=1.0, rate=0.0):
-    """Return the temperature after each step, the weights as they are unless ``rate`` is more than nothing."""
+def temperatures(engine, loss, steps, scale=1.0, rate=0.0):
+    """Return the temperature after each step; the weights change only if ``rate`` is positive."""
     torch.manual_seed(0)
     model, x = net(), torch.randn(64, 8)
     found, optimizer = [], torch.optim.SGD(model.parameters(), lr=rate)
@@ -47,7 +47,7 @@ def taught(engine, loss, steps, scale=1.0, rate=0.0):
 
 
 def known(out, x):
-    """The loss of labels that the outputs tell."""
+    """Return the loss of labels that the outputs predict."""
     return F.cross_entropy(out, (out.detach()).argmax(1))
 
 
@@ -57,21 +57,21 @@ def noise(out, x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_it_rises_where_outputs_are_right_and_falls_where_they_are_noise(engine):
-    """By a twentieth of its logarithm at most."""
-    right, wrong = taught(engine, known, 60), taught(engine, noise, 100)
+def test_it_rises_if_outputs_are_right_and_falls_if_they_are_noise(engine):
+    """Its logarithm changes by 0.05 per step at most."""
+    right, wrong = temperatures(engine, known, 60), temperatures(engine, noise, 100)
     assert all(1.0 < after / before < math.exp(0.05) for before, after in pairwise(right))
     assert right[-1] > 3
     assert wrong[-1] < 0.7
 
 
 @pytest.mark.parametrize("scale", [1e-4, 65536.0])
-def test_no_scale_of_the_loss_changes_it(scale):
+def test_the_scale_of_the_loss_does_not_change_it(scale):
     """Loss scaling, accumulation."""
-    assert taught(FOTON(), noise, 5, scale) == pytest.approx(taught(FOTON(), noise, 5), rel=1e-9)
+    assert temperatures(FOTON(), noise, 5, scale) == pytest.approx(temperatures(FOTON(), noise, 5), rel=1e-9)
 
 
-def test_the_error_is_taken_without_it():
+def test_the_error_does_not_contain_it():
     model, x = net(), torch.randn(5, 8)
     y = torch.randint(3, (5,))
     with OrthogonalBackprop().attach(model) as handle:
@@ -89,7 +89,7 @@ def test_steps_that_overflowed_do_not_move_it():
     with FOTON().attach(model) as handle:
         for scale in (1.0, math.inf, 1.0):
             known(model(x), x).mul(scale).backward()
-            optimizer.zero_grad()  # GradScaler takes no such step, its next one finds what is left of it.
+            optimizer.zero_grad()  # GradScaler skips such a step; its sums are still there at the next one.
         optimizer.step()
         assert temperature(handle) == 1.0
         known(model(x), x).backward()
@@ -97,7 +97,7 @@ def test_steps_that_overflowed_do_not_move_it():
         assert temperature(handle) == pytest.approx(1.03, abs=0.02)
 
 
-def test_it_is_in_checkpoints_and_gone_with_the_engine():
+def test_it_is_in_checkpoints_and_removed_with_the_engine():
     model, x = net(), torch.randn(5, 8)
     plain, optimizer = model(x), torch.optim.SGD(model.parameters(), lr=0.0)
     with FOTON().attach(model) as handle:
@@ -112,12 +112,12 @@ def test_it_is_in_checkpoints_and_gone_with_the_engine():
     with FOTON().attach(model) as handle:
         handle.load_state_dict(state)
         torch.testing.assert_close(model(x), hot, rtol=0, atol=0)
-    torch.testing.assert_close(hot, told(state[""]) * plain)
+    torch.testing.assert_close(hot, temperature_in(state[""]) * plain)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_who_looks_at_the_gradients_of_a_pass_does_not_move_it(engine):
-    """Also where a step takes two passes, of which one is looked at; nor do gradients of the input alone."""
+def test_dry_runs_and_input_gradients_do_not_change_it(engine):
+    """Also if a step has two passes, of which one is a dry run; gradients of the input do not count either."""
 
     def found(looks):
         torch.manual_seed(0)

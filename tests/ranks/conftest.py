@@ -1,4 +1,4 @@
-"""A process group of one rank, for what needs no second one."""
+"""A process group of one rank, for tests that need no second one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One of several ranks: models whose blocks lie on the first two, three and so on, held against one process.
+"""One of several ranks: models whose blocks are on the first two, three or more, compared with one process.
 
 Writes, by case, how many gradients this rank has, all the same to 1e-10; what was wrong otherwise. Two ranks alone take
 a few cases.
@@ -25,7 +25,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 class Pair(Plain):
-    """Returns its state in a tuple, as the blocks of transformers do, and takes it by keyword."""
+    """Returns its state in a tuple and takes it by keyword, as the blocks of transformers do."""
 
     def forward(self, *, hidden, scale=None):
         return super().forward(hidden, scale), None
@@ -89,7 +89,7 @@ def frozen(*names):
 
 
 def shared():
-    """The first two blocks have the same weights, and lie on one rank."""
+    """The first two blocks share their weights, and are on one rank."""
     model, x = plain()
     model.blocks[1].linear.weight = model.blocks[0].linear.weight
     return model, x
@@ -116,7 +116,7 @@ def checkpointed(model, x):
 
 
 def twice(model, x):
-    """Two passes, and one backward pass through both."""
+    """Two forward passes and one backward pass through both."""
     return torch.cat([model(x), model(2 * x)])
 
 
@@ -142,7 +142,7 @@ EXACT = {
     "microbatches, keyword arguments": (lambda: (Named(), torch.randint(11, (3, 4))), logits, {"microbatches": 2}),
     "microbatches, two passes, shared by blocks": (shared, twice, {"microbatches": 9}),
 }
-"""What makes a model and an input, what runs it, options."""
+"""Functions that make model and input, a function that runs them, and options."""
 
 SWEPT = {
     "plain": (plain, once, {}),
@@ -163,7 +163,7 @@ FEW = ("plain", "an embedding and a head", "microbatches")
 
 
 def exact_cases(ranks):
-    """Yield cases with all pairs of a model, a number of ranks and an engine, exact there."""
+    """Yield cases with all pairs of a model, a number of ranks and an engine, with enough iterations to be exact."""
     few = ranks == 2
     for name, n, engine in cover(product(FEW if few else EXACT, range(2, ranks + 1), ("backprop", "highway_bp"))):
         options = {"iterations": n - 1} if engine == "highway_bp" else {}
@@ -171,7 +171,7 @@ def exact_cases(ranks):
 
 
 def swept_cases(ranks):
-    """Yield cases with all pairs of a model, a number of ranks with fewer sweeps than are exact, and an engine."""
+    """Yield cases with all pairs of a model, a number of ranks and an engine, with fewer iterations than are exact."""
     sweeps = [(n, k) for n in range(2, ranks + 1) for k in range(n - 1)]
     for name, (n, k), engine in cover(product(FEW if ranks == 2 else SWEPT, sweeps, SWEEPING)):
         yield (name, n, k, engine), SWEPT[name], engine.partition(",")[0], {"iterations": k, **SWEEPING[engine]}
@@ -188,7 +188,7 @@ def chain_of(model):
 
 
 def of_one_process(make, run, engine=None, **options):
-    """Return the outputs, the gradients and, after as many passes, the state of one process."""
+    """Return the outputs, the gradients and, after several passes, the state of one process."""
     model, x = made(make)
     if engine is not None:
         gradfree.create_engine(engine, **options).attach(model, [chain_of(model)])
@@ -199,7 +199,7 @@ def of_one_process(make, run, engine=None, **options):
 
 
 def held_against(expected, make, run, group, placed, solver):
-    """Return how many gradients of a model on ranks there are, the same as those of one process."""
+    """Return the number of gradients of a model on ranks, after comparing them with those of one process."""
     model, x = made(make)
     stage = gradfree.layer_parallel(model, solver, mesh=group, chains=[chain_of(model)], **placed)
     out, its, state = expected
@@ -207,7 +207,7 @@ def held_against(expected, make, run, group, placed, solver):
         its_out = run(model, x)
     passes = [gradients(model, lambda: run(model, x)) for _ in range(2)]
     its_state = stage.state_dict()
-    # Now that ranks no longer wait for each other.
+    # Ranks no longer wait for each other here.
     if "microbatches" in placed:
         torch.testing.assert_close(its_out, out, rtol=1e-12, atol=1e-12)
     else:
@@ -221,10 +221,10 @@ def held_against(expected, make, run, group, placed, solver):
 
 
 def expectations(cases, ranks):
-    """Return what one process has: each rank finds out a share, for all of them."""
+    """Return the results of one process; each rank computes a share of them for all."""
     wanted = {}
     for swept, (name, n, *rest), model, engine, options in cases:
-        # With all sweeps it is autograd's, whatever the ranks and the engine.
+        # With enough iterations the gradients are autograd's, for any number of ranks and any engine.
         its = (engine, options | {"segments": n}) if swept else (None, {})
         wanted[(name, n, *rest) if swept else name] = (*model[:2], *its)
     mine = {key: of_one_process(*its, **options) for key, (*its, options) in list(wanted.items())[RANK::ranks]}
@@ -241,7 +241,7 @@ def outcome(expected, group, model, engine, options):
 
 
 def overlapping():
-    """Return 1 where the second rank may begin the first microbatch after the first has begun the second."""
+    """Return 1 if the second rank runs the first microbatch after the first rank has started the second one."""
     model, x = made(plain)
     store, begun = distributed.distributed_c10d._get_default_store(), []
 

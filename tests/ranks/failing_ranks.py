@@ -1,4 +1,4 @@
-"""One of three ranks, of which the second fails in the way that is asked for: what the others wait for, in vain.
+"""One of three ranks, of which the second fails in the given way while the others wait for it.
 
 python failing_ranks.py FOLDER WAY: writes the error of each rank that survives.
 """
@@ -16,7 +16,7 @@ from gradfree.errors import ChainError
 from gradfree.testing.cases.models import Plain, plain_model
 
 RANK = int(os.environ.get("RANK", "0"))
-# Of fifteen processes on two cores that others use, too.
+# Long enough for fifteen processes on two busy cores.
 TIMEOUT = timedelta(seconds=15)
 
 
@@ -85,7 +85,7 @@ def main(folder, way):
         model.blocks[0] = Plain(bias=False)
     if way == "no residual path":
         model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(5)])
-    # What a rank leaves behind that ends, nobody is to wait for.
+    # No timeout here: the others must raise as soon as the rank has ended.
     impatient = distributed.new_group(timeout=None if way in ("raises", "ends in backward") else TIMEOUT)
     distributed.barrier()
     said = ""
@@ -99,7 +99,7 @@ def main(folder, way):
         said = f"{'ChainError' if isinstance(error, ChainError) else 'ValueError'}: {error}"
     torch.save(said, os.path.join(folder, f"{RANK}.part"))
     os.rename(os.path.join(folder, f"{RANK}.part"), os.path.join(folder, f"{RANK}.pt"))
-    # An error ends a process; the others hear of it when each that waits for another ends, too.
+    # An error ends the process. The other ranks notice when the processes that wait for others end, too.
     if way == "raises" or (way == "ends in backward" and RANK == 1):
         os._exit(1)
     signal.pause()

@@ -1,4 +1,4 @@
-"""One of four ranks: two that share the blocks of a model, twice, each pair with half of the data, by DDP or FSDP2.
+"""One of four ranks: two pairs that split a model's blocks, each with half of the data, by DDP or FSDP2.
 
 Writes the weights after 20 steps, and how far they are off one process.
 """
@@ -24,7 +24,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def sharing():
-    """Of whose six blocks some share weights with others on their own rank."""
+    """Some of its six blocks share weights with others on the same rank."""
     torch.manual_seed(0)
     model = Tokens()
     for i in (0, 3):

@@ -1,4 +1,4 @@
-"""One of two ranks that are asked for what is refused across ranks, one thing after the other; writes what was said."""
+"""One of two ranks; runs each program that is refused across ranks and writes the message."""
 
 import os
 import sys
@@ -13,12 +13,12 @@ from gradfree.errors import ChainError
 from gradfree.testing.cases.models import Plain
 
 RANK = int(os.environ.get("RANK", "0"))
-# What a rank waits for in vain is refused on the other one.
+# If one rank refuses the program, the other one waits this long.
 TIMEOUT = timedelta(seconds=6)
 
 
 class Net(nn.Module):
-    """Four blocks, two on each rank; what is done with them is the subclass's."""
+    """Four blocks, two on each rank; subclasses define what the model does with them."""
 
     def __init__(self):
         super().__init__()
@@ -82,14 +82,14 @@ class Returning(Net):
 
 
 class Weighed(Net):
-    """Its output has in it what the first block, on another rank, weighs."""
+    """Its output depends on the weight of the first block, which is on another rank."""
 
     def forward(self, x):
         return super().forward(x) + self.blocks[0].linear.weight.sum()
 
 
 class Tied(Net):
-    """Its first and its last layer have one weight."""
+    """Its first and last layer share one weight."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ class Frozen(HeadFirst):
 
 
 class Late(Net):
-    """What runs before the blocks is registered behind them."""
+    """A module that runs before the blocks is registered after them."""
 
     def forward(self, x):
         return self.states(x @ self.head.weight.T @ self.head.weight)[-1]
@@ -126,7 +126,7 @@ class Around(Net):
 
 
 class Tapped(Net):
-    """Its output has in it what the last block of the first rank has returned."""
+    """Its output depends on the output of the first rank's last block."""
 
     def forward(self, x):
         states = self.states(self.stem(x))
@@ -164,7 +164,7 @@ def said(make):
     try:
         model = make()
         gradfree.layer_parallel(model, "backprop", mesh=group, chains=["blocks"], costs=[1] * 4)
-        # What is refused in a backward pass stops the other rank in the next one.
+        # An error in a backward pass stops the other rank in the next pass.
         for _ in range(2):
             model(torch.randn(4, 6)).sum().backward()
     except ChainError as error:

@@ -1,6 +1,7 @@
-"""Models whose blocks lie on several ranks have the gradients of one process, to 1e-10 in float64.
+"""Models whose blocks are on several ranks have the gradients of one process, to 1e-10 in float64.
 
-With as many sweeps as there are borders those of autograd; with fewer those of the engine with one segment a rank.
+With as many iterations as there are borders they are autograd's; with fewer, those of the engine with one segment per
+rank.
 """
 
 from pathlib import Path
@@ -14,12 +15,12 @@ SCRIPT = Path(__file__).with_name("exact_ranks.py")
 def check(found):
     wrong = {case: result for rank in found for case, result in rank.items() if not isinstance(result, int)}
     assert not wrong
-    # The first and the last rank have weights of their own beside those of blocks.
+    # The first and the last rank also have weights outside of blocks.
     assert all(rank[case] > 0 for rank in found for case in rank)
 
 
 @pytest.mark.processes
-def test_two_ranks(tmp_path):
+def test_two_ranks_are_exact(tmp_path):
     found = results_of_ranks(tmp_path, SCRIPT)
     check(found)
     assert all(len(rank) > 6 for rank in found)
@@ -27,7 +28,7 @@ def test_two_ranks(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_three_and_four_ranks(tmp_path):
+def test_two_three_and_four_ranks_are_exact(tmp_path):
     """All kinds of blocks, tied and frozen weights, taps, keyword arguments, checkpoints, uneven runs."""
     found = results_of_ranks(tmp_path, SCRIPT, ranks=4)
     check(found)

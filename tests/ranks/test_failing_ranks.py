@@ -1,4 +1,4 @@
-"""A rank that fails in mid-training stops the others within the timeout, with an error that names it and the module."""
+"""A rank that fails during training stops the others within the timeout, with an error that names rank and module."""
 
 import time
 from pathlib import Path
@@ -25,12 +25,12 @@ AT_ONCE = {
 
 
 def errors_of(folder, ways):
-    """Return, by way and rank, what ranks have said that go on; all ways at once, since most of it is waiting."""
+    """Return the errors of the surviving ranks by way and rank; all ways run at once, because they mostly wait."""
     ranks = []
     for way in ways:
         (folder / way).mkdir()
         ranks += start_ranks(SCRIPT, folder / way, way, ranks=3)
-    # The second rank stays silent where it was killed, or hangs.
+    # The second rank writes nothing if it was killed or hangs.
     expected = len(ranks) - sum(way in ("killed", "killed in backward", "hangs") for way in ways)
     end = time.monotonic() + 240
     while sum(map(len, files(folder, ways))) < expected and time.monotonic() < end and any(r.is_alive() for r in ranks):
@@ -42,23 +42,22 @@ def errors_of(folder, ways):
 
 
 def files(folder, ways):
-    """Return what ranks have written so far, by way."""
+    """Return the files that ranks have written so far, by way."""
     return [list((folder / way).glob("*.pt")) for way in ways]
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_the_others_stop(tmp_path):
+def test_a_failing_rank_stops_the_others(tmp_path):
     found = errors_of(tmp_path, CAUSES) | errors_of(tmp_path, AT_ONCE)
-    # Waits are by the clock: ranks that were all stopped for longer (SIGSTOP) say when they go on that nobody answered,
-    # and nothing of the cause. Once more, by itself.
+    # Timeouts use the clock: if all ranks were suspended (SIGSTOP), their errors do not contain the cause. Try again.
     for way in [way for way, cause in CAUSES.items() if cause not in "".join(found[way].values())]:
         (tmp_path / "again").mkdir(exist_ok=True)
         found |= errors_of(tmp_path / "again", [way])
     for way, cause in CAUSES.items():
         assert {0, 2} <= found[way].keys(), way
         for rank in (0, 2):
-            # Rank 0 is given the NaN, too.
+            # Rank 0 gets the NaN, too.
             expected = f"ChainError: rank {rank} waited for rank" if rank or way != "nan" else "ChainError"
             assert found[way][rank].startswith(expected), way
         text = found[way][0] + found[way][2]

@@ -1,4 +1,4 @@
-"""What goes through ranks in microbatches comes to what it does as a whole, or is refused with the remedy."""
+"""Microbatches through ranks give the results of the whole batch, or raise with the remedy."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class Result(NamedTuple):
 
 
 class Around(nn.Module):
-    """A model whose outputs are those of a function of its own's."""
+    """A model with another function after its blocks."""
 
     def __init__(self, behind):
         super().__init__()
@@ -59,21 +59,21 @@ def test_outputs_and_gradients_are_those_of_the_whole_batch(microbatches):
         (lambda out: (out, object()), "a tuple with values other than tensors that differ"),
     ],
 )
-def test_outputs_that_are_not_of_the_samples_are_refused(behind, message):
+def test_outputs_without_the_batch_dimension_are_refused(behind, message):
     with pytest.raises(ChainError, match=message):
         parallel(Around(behind), 2)(torch.randn(4, 6))
 
 
 @pytest.mark.parametrize("scale", [torch.ones(6), torch.ones(()), torch.ones(1, 6)])
-def test_inputs_that_are_not_of_the_batch_are_refused(scale):
+def test_inputs_without_the_batch_dimension_are_refused(scale):
     with pytest.raises(ChainError, match=r"their shapes are: \(4, 6\), .*\. Name the arguments that .* uncut="):
         parallel(Around(lambda out: out), 2)(torch.randn(4, 6), scale=scale)
 
 
 @pytest.mark.parametrize("by_keyword", [True, False])
 @pytest.mark.parametrize("count", [6, 4])
-def test_arguments_that_are_named_are_not_cut(by_keyword, count):
-    """One for all samples, also where its first dimension is as long as the batch by chance."""
+def test_arguments_named_in_uncut_are_not_split(by_keyword, count):
+    """A tensor for all samples, also if its first dimension equals the batch size by chance."""
     torch.manual_seed(0)
     model, x, scale = Around(lambda out: out), torch.randn(count, 6), torch.randn(6)
     expected = model(x, scale)
@@ -81,12 +81,12 @@ def test_arguments_that_are_named_are_not_cut(by_keyword, count):
     torch.testing.assert_close(parts(x, scale=scale) if by_keyword else parts(x, scale), expected)
 
 
-def test_names_of_no_argument_are_refused():
+def test_unknown_names_in_uncut_are_refused():
     with pytest.raises(ChainError, match=r"uncut names 'mask', but the model's forward has x, scale\."):
         parallel(Around(lambda out: out), 2, uncut=["mask"])
 
 
-def test_one_name_is_refused_where_a_list_is_to_be():
+def test_a_string_as_uncut_is_refused():
     with pytest.raises(TypeError, match=r"uncut is a list of names: uncut=\['scale'\]"):
         parallel(Around(lambda out: out), 2, uncut="scale")
 

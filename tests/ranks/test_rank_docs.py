@@ -1,4 +1,4 @@
-"""The example of docs/guides/ranks.md runs as it stands, as two ranks, and refusals come before anything is changed."""
+"""The example of docs/guides/ranks.md runs on two ranks, and refusals come before the model is changed."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_weights_that_blocks_of_several_ranks_share_are_refused():
     assert place(model, site, 1, None).home["blocks.4.linear.weight"] == 0
 
 
-def test_without_a_process_group():
+def test_without_a_process_group_it_is_refused():
     with pytest.raises(ChainError, match="init_process_group"):
         gradfree.layer_parallel(plain_model())
 
@@ -64,7 +64,7 @@ def test_without_a_process_group():
     ],
 )
 @pytest.mark.usefixtures("alone")
-def test_what_is_refused_leaves_the_model_alone(options, message):
+def test_a_refused_call_does_not_change_the_model(options, message):
     model = plain_model()
     before = list(model.state_dict())
     with pytest.raises((ChainError, TypeError), match=message):
@@ -73,6 +73,6 @@ def test_what_is_refused_leaves_the_model_alone(options, message):
     assert "forward" not in vars(model)
 
 
-def test_the_forward_pipeline_names_what_to_use():
+def test_forward_pipeline_names_its_replacement():
     with pytest.raises(AttributeError, match="use DistributedDataParallel, or strategy='foton_ddp'"):
         gradfree.forward_pipeline  # noqa: B018

@@ -1,4 +1,4 @@
-"""What is refused of models on ranks, before a message is sent and when they run."""
+"""Models on ranks that are refused, before a message is sent and when they run."""
 
 import copy
 import re
@@ -36,7 +36,7 @@ def test_checkpoints_transforms_and_copies_of_the_whole_model_are_refused(tmp_pa
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_each_row_of_the_table_is_met_on_one_rank_in_its_words_and_stops_the_other(tmp_path):
+def test_each_refusal_is_raised_on_one_rank_and_stops_the_other(tmp_path):
     found = results_of_ranks(tmp_path, SCRIPT)
     rows = {name: getattr(errors, name.partition(",")[0]) for name in found[0]}
     assert set(rows.values()) == set(errors.REFUSALS["Blocks on ranks"])

@@ -1,4 +1,4 @@
-"""Checkpoints are the whole model's, clipping is by the norm over all ranks, and what a rank holds falls as 1/n."""
+"""Checkpoints and clipping are those of the whole model, and the memory of a rank falls as 1/n."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from rank_processes import results_of_ranks
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_three_ranks_write_and_two_resume(tmp_path):
-    """Weights and optimizer states of three ranks are those of one process, and two ranks go on from there alike."""
+def test_three_ranks_save_and_two_resume(tmp_path):
+    """Weights and optimizer states of three ranks are those of one process, and two ranks resume from them."""
     found = results_of_ranks(tmp_path, Path(__file__).with_name("whole_ranks.py"), ranks=3)
     for rank in found:
         assert rank["norms of ranks"] == pytest.approx(rank["norms"], rel=1e-10)
@@ -18,14 +18,14 @@ def test_three_ranks_write_and_two_resume(tmp_path):
     assert found[0]["checkpoint"] < 1e-10
     assert found[0]["resumed"] < 1e-10
     for rank in found:
-        # A third, and states that go between ranks.
+        # A third of the activations, plus states that are sent between ranks.
         assert 0.33 < rank["share"] < 0.36
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_second_dimension_shares_the_data(tmp_path):
-    """DDP or FSDP2 around each rank's part: replicas are the same to the last bit, and train as one process does."""
+def test_a_second_mesh_dimension_splits_the_data(tmp_path):
+    """DDP or FSDP2 around each rank's part: replicas are bitwise equal, and train as one process does."""
     found = results_of_ranks(tmp_path, Path(__file__).with_name("mesh_ranks.py"), ranks=4)
     pairs = [(found[rank][way], found[rank + 2][way]) for rank in (0, 1) for way in found[0]]
     for (weights, *_), (others, *_) in pairs:

@@ -1,4 +1,4 @@
-"""One of three ranks that train a model with clipped gradients, write it, and go on as two; one process beside them.
+"""One of three ranks that train a model with clipped gradients, save it, and resume as two; compared with one process.
 
 Writes how far the whole model's weights are off, whether the checkpoint is that of the one process, and which share
 of its activations a rank keeps.
@@ -44,7 +44,7 @@ def train(model, optimizer, steps, clip):
 
 
 def off(found, expected):
-    """Return the largest difference, of tensors and numbers, in states that are alike."""
+    """Return the largest difference of tensors and numbers between two states."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         return max((off(found[key], expected[key]) for key in expected), default=0.0)
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 def activations(model):
-    """Return the bytes that autograd keeps of a forward pass beside the weights."""
+    """Return the bytes that autograd stores for a forward pass, without the weights."""
     kept = {}
 
     def note(tensor):

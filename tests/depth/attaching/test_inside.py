@@ -1,7 +1,7 @@
 """Losses on tensors from inside blocks: their VJP at a block's input is a direct cotangent of the state before it.
 
-Returned beside the state they cost the user nothing; kept otherwise (attributes, hooks) their graph must be retained
-where it shares nodes with the state's.
+A block may return such tensors beside its state. If it stores them otherwise (attributes, hooks) and their graph shares
+nodes with the state's, the graph must be retained.
 """
 
 import gc

@@ -71,24 +71,24 @@ class Program:
 
     Attributes:
         blocks: of the first chain.
-        more: of a second chain behind it.
-        alike: whether all blocks of a chain are like its first.
-        order: the blocks that run, or ``None``.
+        more: of a second chain after it.
+        alike: whether all blocks of a chain equal its first.
+        order: the blocks that run, or ``None`` for all.
         tied: whether two blocks share a weight.
-        sides: what blocks are given beside the state.
-        between: what the model does behind each block.
+        sides: the inputs of blocks beside the state.
+        between: what the model does after each block.
         around: the checkpoint around every block.
-        taps: the states that are in the loss themselves.
-        rest: whether what blocks return beside the state is in the loss.
-        kept: whether what blocks keep from inside is.
-        loss: whether the last state is.
+        taps: the states that the loss uses.
+        rest: whether the loss uses the blocks' extra outputs.
+        kept: whether the loss uses tensors that blocks store.
+        loss: whether the loss uses the last state.
         end: what is done with the last state.
-        stem: whether something with parameters lies before the chain.
+        stem: whether there is a layer with parameters before the chain.
         input: whether the model's input needs a gradient.
-        backward: how gradients are asked for.
-        steps: how many passes there are.
+        backward: how gradients are requested.
+        steps: the number of passes.
         training: the mode.
-        engine: its number in ``ENGINES``.
+        engine: its index in ``ENGINES``.
         batched: the option of ``attach``.
         seed: of weights, inputs and masks.
     """

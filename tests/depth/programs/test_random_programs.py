@@ -1,6 +1,6 @@
 """Random models like those of third parties: every exact engine gives autograd's gradients or raises.
 
-``pytest -m slow -n 0 -s tests/depth/programs --programs 20000`` counts what came of so many, refusals by reason.
+``pytest -m slow -n 0 -s tests/depth/programs --programs 20000`` runs as many and counts outcomes, refusals by reason.
 """
 
 import re
