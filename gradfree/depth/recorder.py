@@ -195,7 +195,7 @@ class BlockRecorder:
                 "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
-        in_place = self._changed(call)
+        in_place = self._changed_in_place(call)
         if not state.requires_grad:
             return None
         # If the block returns an input unchanged, the model gets its original tensor back.
@@ -206,12 +206,12 @@ class BlockRecorder:
         known = {id(state), *same}
         extra = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and id(t) not in known]
         link = self._link(block, state, extra, in_place, call)
-        after, *handed = call.recording.leave(link, call.before)
+        after, *outputs = call.recording.leave(link, call.before)
         joined = self.port.join(after, rest)
         if rest is None:
             return joined
         # The rest of the output may contain the state again.
-        return replaced(joined, {**same, id(state): after, **dict(zip(map(id, extra), handed, strict=True))})
+        return replaced(joined, {**same, id(state): after, **dict(zip(map(id, extra), outputs, strict=True))})
 
     def _link(self, block: nn.Module, state: Tensor, extra: Sequence[Tensor], in_place: bool, call: _Call) -> Link:
         graph = walk([state, *extra], ends=(ENTRY,))
@@ -291,7 +291,7 @@ class BlockRecorder:
                 )
         return None
 
-    def _changed(self, call: _Call) -> bool:
+    def _changed_in_place(self, call: _Call) -> bool:
         """Return whether the block has changed its state in place.
 
         Raises:

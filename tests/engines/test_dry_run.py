@@ -136,7 +136,7 @@ def test_pieces_are_those_of_the_first_step():
     pieces = [[link.path for link in piece] for piece in report.findings["layers"].pieces]
     assert pieces == [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
     assert "2 pieces: layers.0 to layers.1, layers.2 to layers.3" in str(report)
-    assert "split at layers.2: it was given what the model" in str(report)
+    assert "split at layers.2: its input is computed by the model" in str(report)
 
 
 class Bypassing(nn.Module):

@@ -129,7 +129,7 @@ def test_compositions_are_engines_like_any_other(engine):
 
 @pytest.mark.parametrize("inner", [FOTON(), OrthogonalBackprop(), Orthogonal(DFA())], ids=lambda e: type(e).__name__)
 def test_orthogonal_engines_are_not_wrapped_again(inner):
-    with pytest.raises(TypeError, match="keeps weights orthogonal already needs no other round it"):
+    with pytest.raises(TypeError, match="keeps weights orthogonal by itself needs no wrapper"):
         Orthogonal(inner)
 
 

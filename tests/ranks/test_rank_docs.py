@@ -55,7 +55,7 @@ def test_without_a_process_group_it_is_refused():
     [
         ({"engine": "truncated"}, "across ranks there are 'backprop', 'highway_bp' and 'fixed_point'"),
         ({"engine": "foton"}, r"(?s)ranks with FOTON.* use DistributedDataParallel, or .* '<engine>_ddp'"),
-        ({"tolerance": 0.1}, "give iterations in place of tolerance"),
+        ({"tolerance": 0.1}, "give iterations"),
         ({"segments": 3}, "leave segments out"),
         ({"chains": ["heads"]}, "heads"),
         ({"costs": [1, 2]}, "costs must be 5 positive numbers"),
