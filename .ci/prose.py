@@ -41,6 +41,8 @@ CODE_ROOMS = (
     *(f"gradfree/{room}" for room in ("depth", "layers", "orthogonal", "ranks", "rows")),
     "models",
     ".ci",
+    *(f"gradfree/{room}" for room in ("algebra", "devices", "newton", "resets", "segments", "time")),
+    *(f"tests/{room}" for room in ("algebra", "devices", "models", "resets", "time")),
     *(f"tests/{room}" for room in ("depth", "front", "house", "layers", "orthogonal", "packaging", "ranks", "support")),
 )
 """Where docstrings and names of tests have none of them."""

@@ -1,4 +1,4 @@
-"""The recurrence of states with several parts: as a loop solves it, whichever parts depend on which."""
+"""The scan of states with several parts equals a loop, for any dependence between parts."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from gradfree.algebra.block_scan import block_scan
 COUPLINGS = {
     "one part": [[1]],
     "no memory": [[0]],
-    "each by itself": [[1, 0], [0, 1]],
+    "independent": [[1, 0], [0, 1]],
     "the second enters the first": [[0, 1], [0, 1]],
     "the first enters the second": [[1, 0], [1, 1]],
     "both enter both": [[1, 1], [1, 1]],
-    "each enters the other alone": [[0, 1], [1, 0]],
+    "each enters only the other": [[0, 1], [1, 0]],
     "two of three": [[1, 1, 0], [1, 1, 0], [1, 1, 1]],
     "a part before two": [[1, 1, 1], [1, 1, 1], [0, 0, 1]],
 }
@@ -41,7 +41,7 @@ def test_it_solves_what_a_loop_solves_and_changes_nothing(coupling, length, reve
     assert all(map(torch.equal, terms, copies))
 
 
-def test_numbers_of_16_bits_are_added_up_in_32():
+def test_16_bit_sums_are_in_float32():
     blocks = [[torch.full((400, 1, 1), 0.5, dtype=torch.bfloat16)] * 2] * 2
     terms = [torch.full((400, 1, 1), 0.01, dtype=torch.bfloat16)] * 2
     found = block_scan(terms, blocks)[0]

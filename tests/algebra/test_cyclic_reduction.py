@@ -1,4 +1,4 @@
-"""The dense reverse recurrence: as a loop solves it, in O(log L) steps, and in full precision."""
+"""Cyclic reduction equals a loop, takes O(log L) rounds, and computes in full precision."""
 
 import math
 
@@ -33,14 +33,14 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_it_takes_two_products_a_round_but_for_the_last():
+def test_each_round_but_the_last_takes_two_matrix_products():
     length = 65
     with Products() as products:
         cyclic_reduction(torch.randn(length, 2, 3), torch.randn(length - 1, 2, 3, 3))
     assert products.count == 2 * math.ceil(math.log2(length)) - 1
 
 
-def test_autocast_rounds_nothing():
+def test_autocast_does_not_change_the_result():
     terms, links = torch.randn(9, 2, 3), torch.randn(8, 2, 3, 3)
     with torch.autocast("cpu", torch.bfloat16):
         actual = cyclic_reduction(terms, links)

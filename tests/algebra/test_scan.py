@@ -38,7 +38,7 @@ def test_scan_sums_all_paths_to_the_later_states(length):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_none_is_a_zero_that_is_never_computed_with():
+def test_none_is_a_zero_that_costs_no_computation():
     last = torch.randn(STATE)
     delta = reverse_scan([None, None, last], [1.0, 0.0, 1.0])
     assert delta[0] is None

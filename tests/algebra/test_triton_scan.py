@@ -1,4 +1,4 @@
-"""The scan as a Triton kernel: in Triton's interpreter on a CPU, and compiled where there is a GPU."""
+"""The scan as a Triton kernel: in Triton's interpreter on a CPU, and compiled on a GPU."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from gradfree.algebra import time_scan
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """The kernel's module, made for the interpreter; what others import stays compiled."""
+    """The kernel's module for Triton's interpreter; the imported module stays unchanged."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     spec = importlib.util.spec_from_file_location("interpreted", Path(time_scan.__file__).with_name("triton_scan.py"))
@@ -25,8 +25,8 @@ def interpreted(monkeypatch):
 
 
 @pytest.fixture
-def afresh():
-    """Nothing is known yet of where the kernel works."""
+def no_cached_kernel():
+    """Clear the cache of the devices that the kernel works on."""
     time_scan._kernel.cache_clear()
     yield
     time_scan._kernel.cache_clear()
@@ -51,15 +51,15 @@ def test_the_kernel_equals_a_loop(interpreted, kind, length, reverse):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
-def test_low_precisions_add_up_in_float32(interpreted, dtype, tolerance):
+def test_low_precision_sums_are_in_float32(interpreted, dtype, tolerance):
     terms, factors = torch.rand(300, 1, WIDTH).to(dtype), torch.full((WIDTH,), 0.99).to(dtype)
     assert_solves(interpreted.scan, terms, factors, True, tolerance)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
-def test_the_kernel_compiles_for_a_gpu_that_is_not_there(dtype, tmp_path, monkeypatch):
-    """The interpreter runs what the compiler refuses. Loads that are fetched ahead are asynchronous copies."""
+def test_the_kernel_compiles_for_an_absent_gpu(dtype, tmp_path, monkeypatch):
+    """The interpreter accepts code that the compiler refuses. Prefetched loads compile to asynchronous copies."""
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton.backends.compiler import GPUTarget
@@ -71,11 +71,11 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_there(dtype, tmp_path, monkey
     kinds = [f"*{dtype}"] * 3 + ["i32"] * 6 + ["constexpr"] * 2
     source = triton.compiler.ASTSource(_kernel, dict(zip(_kernel.arg_names, kinds, strict=True)), constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 1})
-    # Of 16 bits only in pairs, so where the width is known to be even.
+    # 16-bit numbers are copied in pairs, so only if the width is known to be even.
     assert dtype == "bf16" or "cp.async" in compiled.asm["ptx"]
 
 
-def test_without_triton_there_is_no_kernel(monkeypatch, afresh):
+def test_without_triton_there_is_no_kernel(monkeypatch, no_cached_kernel):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "gradfree.algebra.triton_scan", raising=False)
     monkeypatch.delattr(gradfree.algebra, "triton_scan", raising=False)
@@ -84,7 +84,7 @@ def test_without_triton_there_is_no_kernel(monkeypatch, afresh):
         assert time_scan._kernel(torch.device("cpu")) is None
 
 
-def test_a_triton_that_cannot_make_the_kernel_is_done_without(afresh):
+def test_a_kernel_that_triton_cannot_compile_warns_and_is_not_used(no_cached_kernel):
     pytest.importorskip("triton")
     with pytest.warns(UserWarning, match="Triton cannot compile the scan for cpu"):
         assert time_scan._kernel(torch.device("cpu")) is None
@@ -94,7 +94,7 @@ def test_a_triton_that_cannot_make_the_kernel_is_done_without(afresh):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(1, 3, 5), (33, 3, 5), (4096, 1, 64), (257, 8, 200)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_on_a_gpu(dtype, shape, reverse):
+def test_the_compiled_kernel_equals_a_loop_on_a_gpu(dtype, shape, reverse):
     tolerance = 1e-10 if dtype == torch.float64 else 1e-4
     terms = torch.randn(shape, dtype=dtype)
     for factors in (torch.linspace(0, 1, shape[-1], dtype=dtype), torch.rand(shape, dtype=dtype)):

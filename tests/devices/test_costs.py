@@ -1,4 +1,4 @@
-"""Rules of cost for chains in time, as they are for cuDNN's kernels: estimates, tried where there is no GPU."""
+"""Cost rules of chains in time for cuDNN's kernels: estimates, tested without a GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from gradfree.devices.costs import kernel_cost, segments_pay
 
 @pytest.fixture(autouse=True)
 def _cudnn(monkeypatch):
-    """Rules take every device for one with cuDNN."""
+    """Let the rules treat every device as one with cuDNN."""
     monkeypatch.setattr("gradfree.devices.costs.runs_cudnn", lambda device: True)
 
 
@@ -24,7 +24,7 @@ def _cudnn(monkeypatch):
         ("LSTM", (17, 1024, 768), torch.float16, True),
     ],
 )
-def test_segments_pay_where_cudnn_leaves_something_to_gain(kind, shape, dtype, pays):
+def test_segments_pay_only_where_cudnn_leaves_capacity_unused(kind, shape, dtype, pays):
     batch, length, units = shape
     like = torch.empty(batch, units, dtype=dtype, device="meta")
     assert segments_pay(length, batch, kernel_cost(like, kind), burn=32) is pays

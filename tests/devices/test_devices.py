@@ -1,4 +1,4 @@
-"""What depends on devices: precision, clocks, names, and those that are not there."""
+"""Device-dependent behaviour: precision, clocks, names, absent devices."""
 
 import re
 from importlib import import_module
@@ -19,7 +19,7 @@ ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines(
 
 
 class NoDoubles(TorchDispatchMode):
-    """Refuses float64, as devices do that have none."""
+    """Raises for float64, as devices without it do."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -28,7 +28,7 @@ class NoDoubles(TorchDispatchMode):
         return out
 
 
-def test_a_device_without_float64_can_be_tried_and_judged():
+def test_validate_and_fidelity_work_without_float64():
     torch.set_default_dtype(torch.float32)
     model, engine = gradfree.create_model("residual_mlp", in_features=6, num_classes=3), ENGINES["highway_bp"]
     x, target = torch.randn(4, 6), torch.randn(4, 3)
@@ -42,7 +42,7 @@ def test_a_device_without_float64_can_be_tried_and_judged():
     assert found == pytest.approx(cosine(), abs=1e-5)
 
 
-def test_time_on_a_device_without_events_is_taken_behind_its_work(monkeypatch):
+def test_a_device_without_events_is_synchronized_before_its_time_is_taken(monkeypatch):
     waited = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     monkeypatch.setattr(torch, "Event", Mock(side_effect=RuntimeError("no events")))
@@ -53,10 +53,10 @@ def test_time_on_a_device_without_events_is_taken_behind_its_work(monkeypatch):
     assert waited == [there]
 
 
-def test_tf32_is_off_while_gradients_are_compared_and_the_users_own_behind():
+def test_tf32_is_off_during_fidelity_and_restored_after_it():
     allowed: ClassVar[list[bool]] = []
     model, batch = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), (torch.randn(4, 6), torch.randn(4, 3))
-    # One backend's settings stand for all.
+    # Checks one backend's setting as an example.
     model.register_forward_hook(lambda *_: allowed.append(torch.backends.cudnn.allow_tf32))
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         gradfree.gradient_fidelity(ENGINES["fa"], model, nn.functional.mse_loss, batch)
@@ -65,8 +65,8 @@ def test_tf32_is_off_while_gradients_are_compared_and_the_users_own_behind():
     assert not any(allowed)
 
 
-def test_devices_have_their_names_in_one_file():
-    """Triton's kernels are for some devices by their nature; on which they run is asked like everything else."""
+def test_only_one_file_names_device_types():
+    """Besides Triton's kernels, which are for some devices only."""
     root = Path(gradfree.__file__).parent
     names = re.compile(r"\b(torch\.|is_)?(cuda|mps|xpu|hip|mtia)\b", re.IGNORECASE)
     folders = [root, *(Path(import_module(f"gradfree.{room}").__file__).parent for room in ("algorithms", "models"))]
@@ -76,7 +76,7 @@ def test_devices_have_their_names_in_one_file():
 
 
 @pytest.mark.parametrize(("given", "message"), [("abacus", "Expected one of cpu, cuda"), ("cuda:99", "")])
-def test_a_device_that_is_not_there_is_refused_in_a_line(given, message, pytester):
+def test_an_absent_device_is_refused_in_one_line(given, message, pytester):
     pytester.makepyfile("def test_none():\n    raise RuntimeError\n")
     done = pytester.runpytest_inprocess("-q", "-p", "gradfree.testing.device", "--device", given)
     (line,) = filter(None, done.errlines)

@@ -1,4 +1,4 @@
-"""The models are useful without an engine, and their chains are found without help."""
+"""Models work without an engine, and engines find their chains."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ CHAINS = {
     "recurrent_lm": ({f"stack.rnns.{n}": "GRU, 1 layer, in time" for n in range(3)}, 7),
     "pixel_classifier": ({"rnn": "GRU, 1 layer, in time"}, 12),
 }
-"""The chains that are found, and their length; LeNet has layers alone, orthogonal models a test file of their own."""
+"""The chains that are found, and their lengths. Not of LeNet and orthogonal models, which have chains of layers."""
 
 VARIANTS = [
     {"cell": cell, "block": block} for block in ("plain", "transformer") for cell in ("gru", "lstm", "rnn", "para_gru")
@@ -82,7 +82,7 @@ def test_highway_bp_finds_the_chains_and_is_exact_at_k_equal_to_their_length(nam
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
-def test_downsample_undoes_upsample_averages_rows_and_makes_columns_channels():
+def test_downsample_inverts_upsample_averages_rows_and_stacks_columns():
     y = torch.randn(2, 6, 4, 5)
     torch.testing.assert_close(downsample(upsample(y, 2), 2), y)
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
@@ -90,7 +90,7 @@ def test_downsample_undoes_upsample_averages_rows_and_makes_columns_channels():
     torch.testing.assert_close(downsample(x, 2)[0, 0], torch.tensor([[2.0, 4.0], [10.0, 12.0]]))
 
 
-def test_a_vision_transformer_looks_everywhere_and_knows_places():
+def test_a_vision_transformer_attends_to_all_patches_and_uses_positions():
     model, image = small("vit"), torch.randn(1, 1, 6, 6)
     changed = image.clone()
     changed[..., -2:, -2:] += 1
@@ -142,7 +142,7 @@ def test_plain_recurrent_lm_has_residual_connections_between_its_layers():
     torch.testing.assert_close(model(tokens), model.head(h3))
 
 
-def test_transformer_recurrent_lm_is_that_of_the_dsf_paper():
+def test_transformer_recurrent_lm_equals_the_dsf_papers_model():
     model, tokens = small("recurrent_lm", block="transformer", layers=2), torch.randint(11, (4, 7))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
@@ -177,8 +177,8 @@ def test_transformer_recurrent_lm_is_initialised_as_in_the_dsf_paper():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_recurrent_lm_goes_on_from_the_states_it_returns(variant):
-    """Logits and, as nothing is detached, gradients of two windows are those of both in one."""
+def test_two_windows_with_passed_states_equal_one(variant):
+    """Logits and, as states are not detached, gradients of two windows equal those of one long window."""
     model, tokens = small("recurrent_lm", **variant), torch.randint(11, (4, 7))
 
     def windows():
@@ -194,21 +194,21 @@ def test_recurrent_lm_goes_on_from_the_states_it_returns(variant):
         assert_equal_gradients(gradients(model, windows), expected)
 
 
-def test_a_batch_in_training_goes_on_from_the_states_behind_the_one_before():
+def test_carry_starts_a_training_batch_from_the_previous_final_states():
     model, tokens = small("recurrent_lm", cell="lstm", carry=True), torch.randint(11, (4, 7))
     whole = small("recurrent_lm", cell="lstm")
     whole.load_state_dict(model.state_dict())
     parts = torch.cat([model(tokens[:, :3]), model(tokens[:, 3:])], 1)
     torch.testing.assert_close(parts, whole(tokens))
     assert not model.carried.requires_grad
-    torch.testing.assert_close(model(tokens[:2]), whole(tokens[:2]))  # Other sequences start anew,
-    torch.testing.assert_close(model.eval()(tokens), whole(tokens))  # and so does everything behind the training.
+    torch.testing.assert_close(model(tokens[:2]), whole(tokens[:2]))  # Another batch size starts from zero,
+    torch.testing.assert_close(model.eval()(tokens), whole(tokens))  # and so does evaluation.
     assert model.state_dict().keys() == whole.state_dict().keys()
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_a_classifier_that_is_to_remember_does(cell):
-    """A change of the first pixel reaches the last state, which it does not through gates as torch has them."""
+def test_memory_lets_the_first_pixel_reach_the_last_state(cell):
+    """With torch's initial gates, a change of the first pixel does not reach the last state."""
     images = torch.randn(2, 1, 16, 16)
     other = images.clone()
     other[:, :, 0, 0] += 3
@@ -249,7 +249,7 @@ def test_pixel_classifier_reads_row_by_row_from_the_left():
         (lambda: small("lenet", image_size=15), "image_size must be at least 16, not 15"),
     ],
 )
-def test_wrong_options_and_inputs(make, message):
+def test_wrong_options_and_inputs_are_refused(make, message):
     with pytest.raises(ValueError, match=message.replace("+", r"\+")):
         make()
 

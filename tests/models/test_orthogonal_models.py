@@ -1,4 +1,4 @@
-"""Networks that do not expand: engines for layers find their chain, and FOTON is exact where they are linear."""
+"""Orthogonal networks: engines for single layers find their chain, and FOTON is exact without activations."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_engines_for_layers_find_the_chain(name, engine):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_foton_loses_nothing_but_what_activations_take(name):
+def test_foton_notes_only_activations_that_lose_information(name):
     assert FOTON().validate(small(name)).notes == []
     notes = FOTON().validate(small(name, activation="relu")).notes
     assert len(notes) == len(weighted(small(name))) - 1
@@ -45,7 +45,7 @@ def test_foton_is_backpropagation_on_the_linear_network(name, streaming):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_begin_orthogonal(name):
+def test_initial_weights_are_orthogonal(name):
     for layer in weighted(small(name)):
         matrix = layer.weight.flatten(1)
         torch.testing.assert_close(matrix @ matrix.mT, torch.eye(len(matrix)))
@@ -53,8 +53,8 @@ def test_weights_begin_orthogonal(name):
 
 @pytest.mark.parametrize("activation", ["abs", "groupsort"])
 @pytest.mark.parametrize("name", MODELS)
-def test_activations_that_keep_norms(name, activation):
-    """All but the layers that narrow: the norm behind each layer of one width is the one before it; FOTON trains it."""
+def test_abs_and_groupsort_preserve_norms_and_foton_trains_them(name, activation):
+    """Each activation's output has the norm of its input."""
     model, x = small(name, activation=activation), CASES[name][1]().double()
     model.double()
     behind = [layer for layer in model.layers if type(layer).__name__ in ("Abs", "GroupSort")]
@@ -67,7 +67,7 @@ def test_activations_that_keep_norms(name, activation):
 
 
 @pytest.mark.parametrize(("in_channels", "channels"), [(1, [4, 16]), (3, [6, 16])])
-def test_lenet_has_as_many_of_its_channels_as_patches_allow(in_channels, channels):
+def test_orthogonal_lenet_has_at_most_four_channels_for_each_input_channel(in_channels, channels):
     layers = weighted(gradfree.create_model("orthogonal_lenet", in_channels=in_channels))
     assert [layer.out_channels for layer in layers[:2]] == channels
     assert [layer.out_features for layer in layers[2:]] == [120, 84, 10]

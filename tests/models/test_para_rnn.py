@@ -1,7 +1,4 @@
-"""ParaRNN's layers: the paper's equations and initial weights, called as torch's layers are.
-
-Their Jacobians are diagonal, so that the residual path is all of them.
-"""
+"""ParaRNN's layers: the paper's equations and initial weights, with the call signature of torch's layers."""
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ LAYERS = {"para_gru": ParaGRU, "para_lstm": ParaLSTM}
 
 
 def by_hand(layer, x, state):
-    """ParaRNN's equations as the paper has them, matrices diag(a) and all; ``x`` (T, B, I)."""
+    """Compute ParaRNN's equations as in the paper, with matrices diag(a); ``x`` (T, B, I)."""
     cell, width = layer.cell, layer.cell.hidden_size
     diag = [torch.diag(v) for v in cell.a.clamp(-0.5, 0.5)]
     b, bias = cell.weight.split(width), cell.bias.split(width)
@@ -38,7 +35,7 @@ def by_hand(layer, x, state):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_outputs_and_states_are_the_papers_in_the_shapes_of_torchs_layers(name, given, batch_first):
+def test_outputs_equal_the_papers_equations_in_the_shapes_of_torchs_layers(name, given, batch_first):
     layer, x = LAYERS[name](3, 4, batch_first), torch.randn(7, 2, 3)
     torchs = (nn.GRU if name == "para_gru" else nn.LSTM)(3, 4, batch_first=batch_first)
     with torch.no_grad():
@@ -58,7 +55,7 @@ def test_outputs_and_states_are_the_papers_in_the_shapes_of_torchs_layers(name, 
         assert part.shape == other.shape
 
 
-def test_initial_weights_are_the_papers():
+def test_initial_weights_are_distributed_as_in_the_paper():
     """B Kaiming uniform, a and c Xavier normal, b zero."""
     cell = ParaLSTM(300, 500).cell
     assert cell.weight.abs().max() <= (6 / 300) ** 0.5
@@ -69,7 +66,7 @@ def test_initial_weights_are_the_papers():
     assert cell.a.std().item() == pytest.approx((2 / 503) ** 0.5, rel=0.1)
 
 
-def test_clip_bounds_what_the_state_is_multiplied_by():
+def test_clip_bounds_the_weights_of_the_state():
     gru, x = ParaGRU(3, 4), torch.randn(5, 2, 3)
     with torch.no_grad():
         gru.cell.a.fill_(2.0)
@@ -92,8 +89,8 @@ def test_bad_sizes_are_refused(options, message):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_highway_bp_needs_no_sweep_where_the_jacobian_is_diagonal(name):
-    """Exact at k = 0 for ParaGRU; an LSTM's (h, c) is a block of two, which its diagonal is not."""
+def test_highway_bp_is_exact_without_sweeps_only_if_the_jacobian_is_diagonal(name):
+    """Exact at k = 0 for ParaGRU, not for ParaLSTM, whose F has a 2×2 block for each unit."""
     layer, x = LAYERS[name](3, 4), torch.randn(9, 2, 3)
     expected = torch.autograd.grad(layer(x)[0].pow(2).sum(), list(layer.parameters()))
     with gradfree.create_engine("highway_bp", iterations=0).attach(layer):

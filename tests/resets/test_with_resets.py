@@ -1,6 +1,6 @@
-"""``run_with_resets``: sequences that begin anew in the middle, in one call.
+"""``run_with_resets``: sequences with resets in one call.
 
-Outputs, final states and gradients are those of a loop with one call a step and masked states.
+Outputs, final states and gradients equal those of a loop that calls the layer step by step with masked states.
 """
 
 import pytest
@@ -48,7 +48,7 @@ RESETS = {
 
 
 def loop(layer, x, state, resets):
-    """Run one call a step, as programs do that know no better."""
+    """Call the layer step by step with masked states: the reference."""
     along = 1 if layer.batch_first else 0
     outs = []
     for step, reset in zip(x.split(1, along), resets.unbind(along), strict=True):
@@ -60,7 +60,7 @@ def loop(layer, x, state, resets):
 
 
 class Task:
-    """A layer with an input and an initial state, and a loss on all outputs and final states."""
+    """A layer, an input and an initial state, and a loss on all outputs and final states."""
 
     def __init__(self, layer, options, resets, steps=33, batch=5, state=True):
         torch.manual_seed(0)
@@ -86,7 +86,7 @@ class Task:
 
 
 @pairwise(layer=LAYERS, options=OPTIONS, resets=RESETS, steps=[1, 2, 33], batch=[1, 5], state=[True, False])
-def test_a_call_gives_what_a_loop_with_masks_gives(layer, options, resets, steps, batch, state):
+def test_run_with_resets_equals_a_loop_with_masked_states(layer, options, resets, steps, batch, state):
     task = Task(layer, options, resets, steps, batch, state)
     found = task.everything(run_with_resets, "own" if state else None)
     assert off_by(found, task.everything(loop)) < 1e-12
@@ -94,7 +94,7 @@ def test_a_call_gives_what_a_loop_with_masks_gives(layer, options, resets, steps
 
 @pytest.mark.parametrize("layer", ["tanh", "gru", "lstm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_precisions_and_autocast_are_the_loops(layer, dtype):
+def test_other_precisions_and_autocast_equal_the_loop(layer, dtype):
     task = Task(layer, "three layers", "some", steps=12)
     task.layer.float()
     task.x = task.x.detach().float().requires_grad_()
@@ -126,7 +126,7 @@ def test_long_pieces_are_cut_into_segments_in_both_passes(layer):
     assert {"forward sweeps", "sweeps"} <= figures["l0"].keys()
 
 
-def test_pieces_that_are_not_cut_are_torchs_own_under_an_engine():
+def test_short_pieces_are_left_to_torch_under_an_engine():
     task = Task("lstm", "three layers", "some")
     task.layer.float()
     task.x, task.state = task.x.detach().float().requires_grad_(), None
@@ -137,7 +137,7 @@ def test_pieces_that_are_not_cut_are_torchs_own_under_an_engine():
         assert handle.chains[""].solved == {""}
 
 
-def test_approximate_engines_stop_at_resets_and_dropout_and_no_grad_are_the_layers():
+def test_approximations_stop_at_resets_and_dropout_and_no_grad_apply():
     task = Task("gru", "one layer", "all")
     expected = task.everything(loop)
     with gradfree.create_engine("dsf", feedback=0.9).attach(task.layer):
@@ -184,12 +184,12 @@ X, NONE = torch.randn(7, 2, 3), torch.zeros(7, 2, dtype=torch.bool)
         (CellLayer(nn.GRUCell(3, 4)), (X, torch.zeros(3, 4), NONE), ValueError, "2 sequences"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_runs(layer, arguments, error, message):
+def test_bad_layers_and_arguments_are_refused_before_anything_runs(layer, arguments, error, message):
     with pytest.raises(error, match=message):
         run_with_resets(layer, *arguments)
 
 
-def test_a_cell_with_a_state_of_several_parts_is_refused_under_an_engine():
+def test_a_cell_with_several_state_tensors_is_refused_under_an_engine():
     layer = CellLayer(nn.LSTMCell(3, 4))
     with gradfree.create_engine("backprop").attach(layer), pytest.raises(ChainError, match=r"nn\.LSTM"):
         run_with_resets(layer, X, None, NONE)

@@ -1,4 +1,4 @@
-"""Torch's recurrent modules in tasks whose gradients are compared."""
+"""Tasks with torch's recurrent modules, to compare gradients."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ INPUT, HIDDEN = 3, 4
 
 
 class Task:
-    """A recurrent module with an input, and a loss on all its outputs and final states."""
+    """A recurrent module, an input, and a loss on all outputs and final states."""
 
     def __init__(self, cell, length, num_layers=1):
         self.module = CELLS[cell](INPUT, HIDDEN, num_layers)
@@ -25,7 +25,7 @@ class Task:
         return [out, *(final if isinstance(final, tuple) else [final])]
 
     def gradients(self):
-        """Return the gradients of input and parameters for random weights of what run() returns."""
+        """Return the gradients of input and parameters, for a loss that weights the results of ``run`` randomly."""
         generator = torch.Generator(self.x.device).manual_seed(1)
         loss = sum((o * torch.randn(o.shape, generator=generator)).sum() for o in self.run())
         return torch.autograd.grad(loss, [self.x, *self.module.parameters()])
@@ -40,7 +40,7 @@ def everything(module, x, *states):
 
 
 def remembering(bias=8.0):
-    """A GRU that keeps nearly all of its state in every step."""
+    """Return a GRU with long memory: its update gates are nearly 1."""
     gru = nn.GRU(3, 8)
     with torch.no_grad():
         gru.bias_ih_l0[8:16] = bias
@@ -48,7 +48,7 @@ def remembering(bias=8.0):
 
 
 def chaotic():
-    """An RNN whose states tell next to nothing of those that begin elsewhere."""
+    """Return a chaotic RNN: trajectories from different initial states diverge."""
     rnn = nn.RNN(3, 8)
     with torch.no_grad():
         rnn.weight_hh_l0.copy_(torch.randn(8, 8, generator=torch.Generator("cpu").manual_seed(1)) * 2)

@@ -1,4 +1,4 @@
-"""Subclasses of torch's recurrent modules whose forward calls torch's, with work around it."""
+"""Subclasses of torch's recurrent modules whose ``forward`` calls ``super().forward``."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from gradfree import ChainError
 
 
 class BurnIn(nn.LSTM):
-    """Starts from a learned state, over steps that the loss does not see."""
+    """Starts from a learned state, and runs some steps that the loss does not use."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class BurnIn(nn.LSTM):
 
 
 class Padded(nn.GRU):
-    """Packs what it is given, as layers of forecasting packages do."""
+    """Packs its input, as layers of forecasting packages do."""
 
     def forward(self, x, hx=None, lengths=None):
         if lengths is None:
@@ -55,14 +55,14 @@ def gradients(layer, *args, **kwargs):
 
 CASES = {
     "a learned state and a burn-in": (lambda: BurnIn(3, 4), {"burn": 5}),
-    "packed within": (lambda: Inherited(3, 4), {"lengths": torch.tensor([40, 17])}),
-    "merely passed on": (lambda: Inherited(3, 4), {}),
+    "packed inside": (lambda: Inherited(3, 4), {"lengths": torch.tensor([40, 17])}),
+    "input passed unchanged": (lambda: Inherited(3, 4), {}),
 }
 
 
 @pytest.mark.parametrize("engine", ["backprop", "shooting", "fixed_point"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_inner_call_is_the_engines(engine, case):
+def test_the_engine_solves_the_super_call_of_a_subclass(engine, case):
     make, kwargs = CASES[case]
     layer, x = make(), torch.randn(40, 2, 3, requires_grad=True)
     expected = gradients(layer, x, **kwargs)
@@ -75,7 +75,7 @@ def test_the_inner_call_is_the_engines(engine, case):
     assert "forward" not in vars(layer)
 
 
-def test_it_is_copied_and_saved_with_its_engine():
+def test_a_subclass_can_be_copied_and_pickled_with_its_engine():
     layer, x = Inherited(3, 4), torch.randn(40, 2, 3, requires_grad=True)
     expected = gradients(layer, x)
     with gradfree.create_engine("backprop").attach(layer):
@@ -84,7 +84,7 @@ def test_it_is_copied_and_saved_with_its_engine():
             assert off_by(gradients(other, x), expected) < 1e-10
 
 
-def test_a_forward_that_never_calls_torchs_is_refused():
+def test_a_forward_without_a_super_call_is_refused():
     layer, x = Loop(3, 4), torch.randn(5, 2, 3, requires_grad=True)
     with gradfree.create_engine("backprop").attach(layer), pytest.raises(ChainError, match=r"Loop.*super\(\)\.forward"):
         layer(x)

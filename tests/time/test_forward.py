@@ -1,7 +1,4 @@
-"""An engine may run a recurrence forward in a way of its own.
-
-It runs where it allows the layer, ours run everything else, and the gradients are exact whichever ran.
-"""
+"""Forward methods of an engine: used for the layers they allow, with exact gradients in all cases."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +13,7 @@ from gradfree.time.forward import Forward, Trajectory
 
 
 class FromTheStart(Forward):
-    """Runs a GRU, or any cell, in a loop over its steps, and counts how often."""
+    """Runs a GRU or any cell in a loop over its steps, and counts its runs."""
 
     def __init__(self):
         self.runs = 0
@@ -36,13 +33,13 @@ class FromTheStart(Forward):
 
 @dataclass(frozen=True, kw_only=True)
 class Ours(Backprop):
-    """Backpropagation behind a forward pass of its own."""
+    """Backpropagation after the engine's own forward pass."""
 
-    way: Forward = field(default_factory=FromTheStart)
+    method: Forward = field(default_factory=FromTheStart)
 
     @property
     def forwards(self):
-        return (self.way,)
+        return (self.method,)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +54,10 @@ class Ours(Backprop):
     ],
     ids=["GRU of two layers", "wide GRU", "any cell", "GRUCell", "GRU in both directions", "LSTM"],
 )
-def test_an_engines_way_runs_what_it_allows(make, width, runs):
+def test_an_engines_forward_method_runs_the_layers_it_allows(make, width, runs):
     model, x, engine = RecurrentModel(make(), width), torch.randn(3, 7, 6), Ours()
     out, expected = model(x).detach(), gradients(model, lambda: model(x))
     with engine.attach(model):
         torch.testing.assert_close(model(x).detach(), out, rtol=1e-12, atol=1e-12)
-        assert engine.way.runs == runs
+        assert engine.method.runs == runs
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)

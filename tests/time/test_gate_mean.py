@@ -1,4 +1,4 @@
-"""The running mean of the gate that DSF keeps: in checkpoints, with padding, over ranks."""
+"""DSF's running mean of the gate: in checkpoints, with padding, averaged over ranks."""
 
 import pytest
 import torch
@@ -21,17 +21,17 @@ def test_dsf_keeps_a_running_mean_of_the_gate_in_checkpoints():
         task.x = torch.randn_like(task.x, requires_grad=True)
         second = task.gradients()
     with engine.attach(task.module) as handle:
-        forgetful = task.gradients()
+        without_mean = task.gradients()
     with engine.attach(task.module) as handle:
         handle.load_state_dict(kept)
         assert_close(task.gradients(), second)
         with pytest.raises(ValueError, match=r"no chains \['x'\] here; there are \[''\]"):
             handle.load_state_dict({"x": {}})
-    assert not torch.allclose(forgetful[1], second[1])
+    assert not torch.allclose(without_mean[1], second[1])
     assert len(first) == len(second)
 
 
-def test_dsf_gate_ignores_padding_and_batches_that_are_not_finite_or_empty():
+def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
     module = nn.GRU(INPUT, HIDDEN)
     x = torch.randn(6, 2, INPUT)
     lengths = torch.tensor([6, 2], device="cpu")
@@ -61,7 +61,7 @@ def test_dsf_gate_ignores_padding_and_batches_that_are_not_finite_or_empty():
     ],
 )
 def test_a_rank_without_a_mean_joins_the_average_of_the_others(make, monkeypatch):
-    """One collective of one shape on each rank, also where a chain was unused: else the others would wait for ever."""
+    """Each rank takes part in one collective of the same shape, even if a chain is unused; else ranks would hang."""
     sent, engine = [], gradfree.create_engine("dsf", feedback="gate")
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda x: sent.append(x.clone()))

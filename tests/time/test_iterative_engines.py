@@ -1,4 +1,4 @@
-"""What ``shooting`` and ``newton`` have in common: they iterate to a tolerance, in both passes, or run sequentially."""
+"""``shooting`` and ``newton`` both iterate to a tolerance in both passes, or run sequentially."""
 
 import warnings
 
@@ -21,8 +21,8 @@ def made(name, **options):
 
 @both
 @pytest.mark.parametrize("place", [0, 30, 70])
-def test_numbers_that_are_not_finite_end_the_sweeps(name, place):
-    """And tell nothing of the next pass, which is solved in sweeps."""
+def test_non_finite_numbers_stop_the_sweeps(name, place):
+    """The next pass uses sweeps again."""
     gru, x = nn.GRU(3, 4), torch.randn(80, 1, 3)
     bad = x.clone()
     bad[place] = torch.nan
@@ -45,8 +45,8 @@ def test_numbers_that_are_not_finite_end_the_sweeps(name, place):
         ("newton", {"max_sweeps": 12}, chaotic, "l0 does not converge: the forward pass"),
     ],
 )
-def test_a_layer_that_does_not_settle_runs_sequentially_until_it_is_tried_again(name, options, make, message):
-    """To the last bit as ``backprop`` does, said once for each pass."""
+def test_a_layer_that_does_not_converge_runs_sequentially_until_the_next_trial(name, options, make, message):
+    """Bitwise as ``backprop``, with one warning."""
     layer, x = make(), torch.randn(400, 1, 3, requires_grad=True)
 
     with gradfree.create_engine("backprop").attach(layer):
@@ -67,7 +67,7 @@ def test_a_layer_that_does_not_settle_runs_sequentially_until_it_is_tried_again(
 
 @both
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-def test_precisions_that_resolve_less(name, dtype, error):
+def test_lower_precisions_converge_to_their_own_resolution(name, dtype, error):
     gru, x = nn.GRU(3, 8).to(dtype), torch.randn(200, 2, 3, dtype=dtype)
     expected = [gru(x)[0], *torch.autograd.grad(gru(x)[0].pow(2).sum(), list(gru.parameters()))]
     with made(name).attach(gru), gradfree.engine_figures() as figures:
@@ -86,7 +86,7 @@ def test_precisions_that_resolve_less(name, dtype, error):
         *((name, {}, lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "no chain") for name in MANY),
     ],
 )
-def test_what_cannot_be_kept_is_refused_when_attaching(name, options, make, message):
+def test_impossible_options_are_refused_when_attaching(name, options, make, message):
     assert message in refusal(lambda: gradfree.create_engine(name, **options).attach(make()))
 
 

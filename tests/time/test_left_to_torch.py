@@ -1,4 +1,4 @@
-"""Calls of recurrent layers that exact engines leave to torch's own kernel, and warnings where they should not run."""
+"""Calls of recurrent layers that exact engines leave to torch's kernel, and warnings about slower engines."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from gradfree.time.fused import LayerFunction
 
 @pytest.fixture
 def solved(monkeypatch):
-    """The lengths of the sequences that an engine has run in place of torch."""
+    """The lengths of the sequences that an engine, not torch, has run."""
     lengths = []
 
     def seen(layer, x, *rest, run=LayerFunction.apply):
@@ -28,7 +28,7 @@ def solved(monkeypatch):
 
 
 class Packed(nn.Module):
-    """A layer that is given its sequences, all of one length, packed."""
+    """Packs sequences of equal length for its layer."""
 
     def __init__(self, layer):
         super().__init__()
@@ -53,7 +53,7 @@ LEFT = {
 
 @pytest.mark.parametrize("engine", ["shooting", "newton"])
 @pytest.mark.parametrize("case", LEFT)
-def test_what_is_not_cut_is_torchs_own_to_the_last_bit(engine, case, solved):
+def test_layers_left_to_torch_are_bitwise_torchs(engine, case, solved):
     make, shape = LEFT[case]
     layer = make()
     x = torch.randn(shape, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
@@ -66,7 +66,7 @@ def test_what_is_not_cut_is_torchs_own_to_the_last_bit(engine, case, solved):
     assert not solved
 
 
-def test_what_is_cut_or_faster_in_closed_form_is_the_engines(solved):
+def test_layers_in_segments_or_faster_in_closed_form_run_by_the_engine(solved):
     for layer, length in ((nn.LSTM(3, 8).float(), 2048), (nn.GRU(3, 64), 64)):
         x = torch.randn(length, 1, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
         with gradfree.create_engine("shooting").attach(layer):
@@ -74,7 +74,7 @@ def test_what_is_cut_or_faster_in_closed_form_is_the_engines(solved):
     assert solved == [2048, 64]
 
 
-def test_packed_sequences_of_one_length_are_a_batch_that_is_cut_forward_too():
+def test_packed_sequences_of_equal_length_run_in_segments_in_both_passes():
     model = Packed(nn.GRU(3, 8))
     x = torch.randn(600, 2, 3, requires_grad=True)
     expected = everything(model, x)
@@ -84,7 +84,7 @@ def test_packed_sequences_of_one_length_are_a_batch_that_is_cut_forward_too():
 
 
 def remembering():
-    """An LSTM of two layers, the first of which keeps its c."""
+    """Return an LSTM of two layers, the first of which has long memory."""
     layer = nn.LSTM(3, 8, num_layers=2).float()
     with torch.no_grad():
         layer.bias_ih_l0[8:16] = 12.0
@@ -92,8 +92,8 @@ def remembering():
 
 
 @pytest.mark.filterwarnings("ignore:.*has long memory")
-def test_a_layer_that_does_not_forget_is_left_until_it_is_tried_again(solved):
-    """The other layer of the stack goes on in segments."""
+def test_a_layer_with_long_memory_is_left_to_torch_until_the_next_trial(solved):
+    """The other layer of the stack still runs in segments."""
     layer = remembering()
     x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
     expected = everything(layer, x)
@@ -109,7 +109,7 @@ def test_a_layer_that_does_not_forget_is_left_until_it_is_tried_again(solved):
 
 
 @pytest.mark.filterwarnings("ignore:.*has long memory")
-def test_a_checkpoint_runs_the_layer_again_as_it_went_first():
+def test_a_checkpoints_second_forward_pass_runs_as_the_first():
     layer = remembering()
     x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
     expected = torch.autograd.grad(layer(x)[0].sum(), x)
@@ -119,7 +119,7 @@ def test_a_checkpoint_runs_the_layer_again_as_it_went_first():
             assert off_by(torch.autograd.grad(out.sum(), x), expected) < 1e-4
 
 
-def test_backprop_says_once_where_torch_is_faster():
+def test_backprop_warns_once_if_torchs_kernel_is_faster():
     layer, x = nn.LSTM(3, 8).float(), torch.randn(20, 2, 3, dtype=torch.float32)
     with gradfree.create_engine("backprop").attach(layer):
         with pytest.warns(UserWarning, match="slower here than torch's own kernel"):
@@ -134,7 +134,7 @@ def test_backprop_says_once_where_torch_is_faster():
 
 @pytest.mark.parametrize("first", [1, 5])
 @pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
-def test_a_layer_that_only_sees_single_steps_is_told_of_resets_once(make, first):
+def test_calls_of_single_steps_warn_once_and_name_run_with_resets(make, first):
     layer = make()
     with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

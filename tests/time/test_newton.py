@@ -1,7 +1,6 @@
-"""The engine ``newton``: recurrent layers by sweeps over all steps at once, both passes.
+"""The engine ``newton``: recurrent layers by sweeps over all steps at once, in both passes.
 
-Outputs and gradients are torch's own to the tolerance, whatever the layout and the loss; cells whose Jacobian is
-diagonal take three sweeps. What does not settle runs sequentially, which is said once.
+Outputs and gradients equal torch's to the tolerance. Cells with a diagonal Jacobian take three sweeps.
 """
 
 import pytest
@@ -27,7 +26,7 @@ def newton(**options):
 @pytest.mark.parametrize("h0", [False, True])
 @pytest.mark.parametrize("name", PARA)
 def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(name, h0):
-    """To what float32 resolves, of sequences of any length; a fourth leaves 1e-10, a fifth rounding."""
+    """To float32's resolution; a fourth sweep reaches 1e-10, a fifth rounding errors."""
     layer, x = PARA[name](3, 8), torch.randn(300, 2, 3)
     parts = layer.cell.parts
     state = [torch.randn(2, 8) if h0 else torch.zeros(2, 8) for _ in range(parts)]
@@ -43,8 +42,8 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(name, h0):
 
 
 @pytest.mark.parametrize("make", [nn.GRU, nn.RNN, ParaGRU, ParaLSTM])
-def test_long_sequences_are_stepped_in_pieces(make, monkeypatch):
-    """As many elements at once as a CPU's caches hold: the same numbers, whatever is left over."""
+def test_long_sequences_in_chunks_give_the_same_result(make, monkeypatch):
+    """Chunks fit a CPU's caches; the last one may be shorter."""
     monkeypatch.setattr("gradfree.newton.all_steps._CHUNK_ELEMENTS", 100)
     layer, x = make(3, 8), torch.randn(61, 2, 3, requires_grad=True)
     expected = everything(layer, x)
@@ -54,7 +53,7 @@ def test_long_sequences_are_stepped_in_pieces(make, monkeypatch):
 
 
 def test_as_many_sweeps_as_steps_are_exact():
-    """Also where nothing settles before: each sweep carries one step more."""
+    """Even if nothing converges before: each sweep makes one more step exact."""
     rnn, x, h0 = chaotic(), torch.randn(40, 2, 3, requires_grad=True), torch.randn(1, 2, 8, requires_grad=True)
     expected = everything(rnn, x, h0)
     with newton(max_sweeps=40).attach(rnn), gradfree.engine_figures() as figures:
@@ -64,7 +63,7 @@ def test_as_many_sweeps_as_steps_are_exact():
 
 
 class Liar(gradfree.ElementwiseCell):
-    """Says that its units see each other through the input alone, and mixes them."""
+    """Claims to be elementwise, but mixes units of the state."""
 
     hidden_size = 4
 
@@ -79,7 +78,7 @@ class Liar(gradfree.ElementwiseCell):
         return (torch.tanh(state[0] @ self.weight + fed),)
 
 
-def test_a_cell_that_claims_to_be_elementwise_and_is_not_still_has_right_gradients():
+def test_a_cell_that_wrongly_claims_to_be_elementwise_has_exact_gradients():
     layer, x = gradfree.CellLayer(Liar()), torch.randn(30, 2, 4, requires_grad=True)
     expected = everything(layer, x)
     with newton().attach(layer), gradfree.engine_figures() as figures:
@@ -95,9 +94,9 @@ def test_a_cell_that_claims_to_be_elementwise_and_is_not_still_has_right_gradien
         (lambda: gradfree.CellLayer(OwnCell(3)), False),
     ],
 )
-def test_by_itself_it_sweeps_where_that_can_win(make, tried, device):
+def test_by_default_newton_sweeps_only_if_that_can_be_faster(make, tried, device):
     if device != "cpu":
-        pytest.skip("on a GPU more rows are for free")
+        pytest.skip("on a GPU the costs differ: more rows take no longer")
     layer, x = make(), torch.randn(512, 2, 3)
     expected = layer(x)[0]
     with gradfree.create_engine("newton").attach(layer), gradfree.engine_figures() as figures:

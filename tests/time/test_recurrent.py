@@ -1,4 +1,4 @@
-"""Gradients through torch's own recurrent modules: BPTT's where theory says so, each engine's own rule elsewhere."""
+"""Gradients through torch's recurrent modules: exact (BPTT) where theory says so, else by each engine's rule."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from gradfree.devices.costs import kept_gates_pay
 @pytest.mark.parametrize(("batch", "length", "width"), [(32, 5, 128), (64, 3, 64), (9, 7, 256), (300, 1, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gru_that_keeps_its_gates_is_bitwise_torchs_own(dtype, batch, length, width, bias, device):
-    """Large steps take another forward than small ones; exactness is that of float64 in both."""
+    """Wide layers run another forward than narrow ones; gradients are exact in float64."""
     if device != "cpu":
-        pytest.skip("on the CPU alone: oneDNN's bits")
+        pytest.skip("only on a CPU: bitwise equal to oneDNN")
     module = nn.GRU(width, width, bias=bias).to(dtype)
     x = torch.randn(length, batch, width, dtype=dtype, requires_grad=True)
     h0 = torch.randn(1, batch, width, dtype=dtype, requires_grad=True)
@@ -39,7 +39,7 @@ def test_a_gru_that_keeps_its_gates_is_bitwise_torchs_own(dtype, batch, length, 
 @pytest.mark.parametrize("window", [1, 2, 4])
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn_tanh"])
 def test_truncated_equals_a_graph_cut_by_hand(cell, window):
-    """The loss of step t reaches back over ``window`` steps; w = 1 is fully truncated BPTT."""
+    """The gradient of step t's loss passes ``window`` steps; w = 1 is fully truncated BPTT."""
     task, length = Task(cell, 7), 7
     weight = torch.randn(length, 5, HIDDEN)
     parameters = list(task.module.parameters())
@@ -78,7 +78,7 @@ def test_dsf_is_exact_where_the_jacobian_is_its_diagonal():
 
 
 def test_highway_bp_uses_the_update_gate_and_dsf_gate_its_mean():
-    """At k = 0: δ_t = e_t + z_{t+1} δ_{t+1}, against a loop with the gate from torch's own cell equations."""
+    """At k = 0: δ_t = e_t + z_{t+1} δ_{t+1}, compared with a loop that uses the gate of torch's cell equations."""
     task, length = Task("gru", 9), 9
     module, x = task.module, task.x.detach()
     with torch.no_grad():
@@ -138,7 +138,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("cell", CELLS)
-def test_what_torch_refuses_is_refused_in_its_words_and_changes_nothing(cell, bad):
+def test_bad_inputs_raise_torchs_own_error_and_change_nothing(cell, bad):
     module = CELLS[cell](INPUT, HIDDEN)
     arguments, before = BAD[bad](module), snapshot(module)
     with pytest.raises((RuntimeError, ValueError)) as expected:
@@ -165,8 +165,8 @@ def stepped(out, x, module):
 @pytest.mark.parametrize(
     "make", [lambda: nn.GRU(HIDDEN, HIDDEN), lambda: gradfree.CellLayer(nn.GRUCell(HIDDEN, HIDDEN))]
 )
-def test_what_the_backward_pass_needs_must_not_be_changed_in_place(make, change):
-    """Torch's own layers mind it in part, by the device; the layer and the remedy are named."""
+def test_saved_tensors_changed_in_place_raise_in_the_backward_pass(make, change):
+    """Torch's layers raise only in part, depending on the device. The message names the layer and the remedy."""
     model, x = nn.ModuleDict({"rnn": make()}), torch.randn(5, 2, HIDDEN)
     for engine in EXACT_OR_NOT:
         with gradfree.create_engine(engine).attach(model):

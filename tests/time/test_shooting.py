@@ -1,7 +1,6 @@
-"""The engine ``shooting``: recurrent layers in segments, both passes.
+"""The engine ``shooting``: recurrent layers in segments, in both passes.
 
-Outputs and gradients are torch's own to the tolerance, whatever the layout and the loss. A layer that does not forget
-runs sequentially, which is said once.
+Outputs and gradients equal torch's to the tolerance. A layer with long memory runs sequentially, with one warning.
 """
 
 import copy
@@ -27,7 +26,7 @@ def shooting(**options):
 @pytest.mark.parametrize("corrector", [None, "gate"])
 @pytest.mark.parametrize(("length", "segments"), [(30, 2), (31, 5), (33, 33)])
 def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
-    """Also where a state is never forgotten, and nothing settles before."""
+    """Even if the layer has long memory and nothing converges before."""
     gru, x, h0 = remembering(), torch.randn(length, 2, 3, requires_grad=True), torch.randn(1, 2, 8, requires_grad=True)
     expected = everything(gru, x, h0)
     engine = shooting(segments=segments, max_sweeps=segments - 1, burn=0, corrector=corrector)
@@ -37,8 +36,8 @@ def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
     assert segments < 5 or corrector or figures["l0"]["sweeps"] > segments / 3
 
 
-def test_what_passes_need_is_learnt_and_kept_in_checkpoints():
-    """The burn grows until the first guess does; another handle takes it up."""
+def test_the_burn_in_is_learnt_and_kept_in_checkpoints():
+    """The burn-in grows until no sweep is needed; another handle can load it."""
     gru, x = nn.GRU(3, 8), torch.randn(2000, 1, 3)
     engine = shooting(segments=8, tolerance=1e-9)
     sweeps = []
@@ -55,8 +54,8 @@ def test_what_passes_need_is_learnt_and_kept_in_checkpoints():
     assert figures["l0"]["forward sweeps"] == 0
 
 
-def test_the_gates_correct_borders():
-    """Where a state fades by its gates alone, sweeps carry it across all borders at once."""
+def test_the_corrector_gate_needs_fewer_sweeps():
+    """If a state decays only by its gates, one sweep with the corrector propagates it across all borders."""
     gru, x = remembering(bias=3.0), torch.randn(320, 1, 3)
     with torch.no_grad():
         gru.weight_hh_l0 *= 0.1
@@ -72,7 +71,7 @@ def test_the_gates_correct_borders():
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}])
 def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
-    """cuDNN copies weights, and warns, that do not lie in the module's one buffer: no call may get others."""
+    """Kernels must get the module's flat weights: cuDNN copies all others, with a warning."""
     rnn, x, kernel, given = nn.RNN(3, 8, **options), torch.randn(64, 1, 3), torch.rnn_tanh, []
 
     def watched(x, hx, weights, *rest):
@@ -88,8 +87,8 @@ def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"num_layers": 2, "bidirectional": True}])
 @pytest.mark.parametrize(("length", "burn"), [(512, "auto"), (512, 0), (513, 40), (4, "auto")])
-def test_an_lstm_goes_back_through_torchs_own_kernel(options, length, burn):
-    """In float32 on a CPU; also under a checkpoint, with other sweeps in the pass that runs again."""
+def test_an_lstms_backward_pass_in_segments_is_torchs_in_float32(options, length, burn):
+    """On a CPU; also under a checkpoint whose second forward pass takes another number of sweeps."""
     lstm = nn.LSTM(3, 8, **options).float()
     x = torch.randn(length, 2, 3, dtype=torch.float32, requires_grad=True)
     layers = lstm.num_layers * (1 + lstm.bidirectional)
@@ -114,7 +113,7 @@ def test_an_lstm_goes_back_through_torchs_own_kernel(options, length, burn):
 
 @pytest.mark.parametrize(("length", "batch_first"), [(1024, True), (1027, False)])
 def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
-    """Peak memory at most a twentieth above; sequences lie as the module's do, and gradients are torch's."""
+    """Peak memory is at most 5 % higher, for both memory layouts; gradients equal torch's."""
     gru = nn.GRU(32, 32, batch_first=batch_first)
     x = torch.randn(*((4, length) if batch_first else (length, 4)), 32, requires_grad=True)
     expected, peaks = everything(gru, x), []
@@ -128,7 +127,7 @@ def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
 def test_outputs_have_torchs_strides(batch_first, turned):
-    """Whatever those of the inputs are: ``view`` works where it does without the engine."""
+    """For any strides of the input, so that ``view`` works as without the engine."""
     gru, shape = nn.GRU(32, 32, batch_first=batch_first), (4, 512) if batch_first else (512, 4)
     x = torch.randn(*(shape[::-1] if turned else shape), 32)
     x = (x.transpose(0, 1) if turned else x).requires_grad_()
@@ -138,7 +137,7 @@ def test_outputs_have_torchs_strides(batch_first, turned):
 
 
 def test_small_states_are_as_exact_as_large_ones():
-    """A tolerance is relative, so in single precision states of 1e-5 are not to be off by what 1 would not resolve."""
+    """The tolerance is relative: float32 states of 1e-5 have a much smaller absolute error than states of 1."""
     gru = nn.GRU(16, 16, bias=False)
     x = (1e-4 * torch.randn(256, 2, 16)).requires_grad_()
     expected = everything(gru, x)

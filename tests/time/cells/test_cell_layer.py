@@ -1,4 +1,4 @@
-"""Any cell as a layer: torch's single-step cells and a user's own, and what is done to them while an engine is on."""
+"""``CellLayer`` with torch's single-step cells and users' cells, also if they change while an engine is attached."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import gradfree
 from gradfree import CellLayer
 
 
-def test_it_equals_torchs_fused_layer_with_zeros_to_start_from():
+def test_a_cell_layer_from_zeros_equals_torchs_fused_layer():
     fused, layer, x = nn.LSTM(INPUT, HIDDEN), CellLayer(nn.LSTMCell(INPUT, HIDDEN)), torch.randn(7, 5, INPUT)
     layer.cell.load_state_dict({k.removesuffix("_l0"): v for k, v in fused.state_dict().items()})
     out, (h, c) = layer(x)
@@ -40,7 +40,7 @@ def clamped_gru():
 
 
 @pytest.mark.parametrize("make", [pruned_gru, scaled_gru, clamped_gru])
-def test_torchs_cells_are_taken_in_closed_form_only_as_torch_made_them(make):
+def test_modified_torch_cells_do_not_use_the_closed_form(make):
     task = Task("gru cell", 7)
     task.layer.cell = make()
     expected = task.gradients()
@@ -49,8 +49,8 @@ def test_torchs_cells_are_taken_in_closed_form_only_as_torch_made_them(make):
             assert_close(task.gradients(), expected)
 
 
-def test_parameters_from_outside():
-    """With closed forms their gradients; a cell of one's own runs again when they are gone, and is refused."""
+def test_parameters_of_functional_call_get_gradients_or_are_refused():
+    """Torch's cells get gradients. Other cells run again after the parameters are restored, so they are refused."""
     for cell in ("gru cell", "leaky"):
         task = Task(cell, 5)
         given = {name: (1.5 * p.detach()).requires_grad_() for name, p in task.layer.named_parameters()}
@@ -67,7 +67,7 @@ def test_parameters_from_outside():
                 assert "cell has other parameters in the backward pass" in refusal(gradients)
 
 
-def test_a_hook_before_a_known_cell_that_comes_later_is_part_of_it():
+def test_a_pre_hook_registered_after_attach_is_part_of_a_torch_cell():
     task = Task("gru cell", 5)
     with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
         hook = task.layer.cell.register_forward_pre_hook(lambda module, args: (0.5 * args[0], args[1]))
@@ -76,8 +76,8 @@ def test_a_hook_before_a_known_cell_that_comes_later_is_part_of_it():
     hook.remove()
 
 
-def test_an_approximate_engine_approximates_the_state_alone_not_an_output_beside_it():
-    """Without links from step to step each step's own gradient is left, whatever K."""
+def test_approximations_apply_to_the_state_and_not_to_a_separate_output():
+    """Without weights from state to state, K has no effect."""
     layer, x = CellLayer(Reading()), torch.randn(20, 2, 3)
     with torch.no_grad():
         layer.cell.network.weight[:, 3:] = 0.0
@@ -89,7 +89,7 @@ def test_an_approximate_engine_approximates_the_state_alone_not_an_output_beside
     assert torch.equal(*grads)
 
 
-def test_a_cell_with_an_output_runs_with_resets():
+def test_a_cell_with_a_separate_output_runs_with_resets():
     layer, x = CellLayer(Projecting()), torch.randn(20, 2, 3)
     resets = torch.rand(20, 2) < 0.2
     out, (h, c) = gradfree.run_with_resets(layer, x, None, resets)
@@ -113,7 +113,7 @@ def normed(cell):
 
 
 @pytest.mark.parametrize(("cell", "change"), [("rnn_tanh cell", rectified), ("gru cell", normed)])
-def test_a_cell_that_is_changed_behind_attach_is_the_one_that_the_engine_takes(cell, change):
+def test_changes_to_a_cell_after_attach_take_effect(cell, change):
     task = Task(cell, 6)
     with backprop(task):
         change(task.layer.cell)
@@ -121,7 +121,7 @@ def test_a_cell_that_is_changed_behind_attach_is_the_one_that_the_engine_takes(c
     assert_close(actual, task.gradients())
 
 
-def test_data_that_is_replaced_between_the_passes_is_not_what_the_gradients_are_taken_at():
+def test_gradients_use_the_forward_pass_parameters_if_their_data_is_replaced():
     def gradients(task, weight):
         loss, kept = sum(out.sin().sum() for out in task.run()), weight.data
         weight.data = 2 * kept
@@ -140,7 +140,7 @@ def test_data_that_is_replaced_between_the_passes_is_not_what_the_gradients_are_
 
 
 @pytest.mark.parametrize("cell", ["gru cell", "leaky"])
-def test_taps_on_a_cell_that_come_later_are_refused(cell):
+def test_hooks_on_a_cell_registered_after_attach_are_refused(cell):
     task = Task(cell, 6)
     with backprop(task):
         for register, message in (
@@ -152,7 +152,7 @@ def test_taps_on_a_cell_that_come_later_are_refused(cell):
             hook.remove()
 
 
-def test_gradients_of_states_are_whole_or_refused_whatever_else_is_asked_for():
+def test_requested_gradients_of_final_states_are_complete_or_refused():
     def final(task):
         out, *states = task.run()
         loss = out.sin().sum() + sum(2 * state.sin().sum() for state in states)

@@ -1,4 +1,4 @@
-"""Cells that cannot run on all steps as one batch, or change what they should not, are refused."""
+"""Cells that cannot run on all steps as one batch, or that change their inputs or buffers, are refused."""
 
 import pickle
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ class Wrong(Undeclared):
         (Wrong, "did not return (out, state)"),
     ],
 )
-def test_what_no_layer_can_run_is_refused_without_an_engine_too(cell, message):
+def test_bad_cells_and_inputs_are_refused_without_an_engine_too(cell, message):
     x = torch.randn(0 if "step" in message else 5, 2, INPUT)
     assert message in refusal(lambda: CellLayer(cell())(x))
 
@@ -88,7 +88,7 @@ def test_a_cell_that_cannot_be_run_again_is_refused_in_the_backward_pass(cell, m
         assert message in refusal(loss.backward)
 
 
-def test_random_numbers_that_come_late_by_what_the_cell_does_not_hold_itself_are_refused():
+def test_dropout_that_starts_late_by_a_global_rate_is_refused():
     model, Dropping.rates.noise = CellLayer(Dropping()), 0.0
     with gradfree.create_engine("backprop").attach(model):
         model(torch.randn(5, 2, INPUT))[0].sum().backward()
@@ -111,7 +111,7 @@ def annealed(task):
 
 
 class Changing(Leaky):
-    """Its output depends on what else it holds."""
+    """Its output depends on plain attributes: a rate and a mask."""
 
     def __init__(self, mixes=False):
         super().__init__()
@@ -124,8 +124,8 @@ class Changing(Leaky):
 
 
 @pytest.mark.parametrize(("change", "options"), [(longer, {"mixes": True}), (evaluated, {}), (annealed, {})])
-def test_a_cell_is_compared_again_when_something_of_it_has_changed(change, options):
-    """Its mode, a rate; what one step alone did not tell."""
+def test_a_cell_is_compared_again_after_it_has_changed(change, options):
+    """Changes are: more steps than one, another mode, another rate."""
     task = Task("leaky", 5)
     task.layer.cell = Changing(**options)
     if change is evaluated:
@@ -136,7 +136,7 @@ def test_a_cell_is_compared_again_when_something_of_it_has_changed(change, optio
 
 
 def test_a_cell_that_is_changed_between_its_passes_is_refused():
-    """As a mask of locked dropout is, drawn for each sequence: the first one's backward pass would use the second's."""
+    """Example: locked dropout draws a mask for each sequence; an earlier backward pass would use the later mask."""
     task = Task("leaky", 5)
     task.layer.cell = Changing()
     expected = task.gradients()
@@ -172,14 +172,14 @@ class Overwriting(Leaky):
 
 
 @pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting])
-def test_a_cell_that_changes_what_it_is_given_or_holds_is_refused(cell):
+def test_a_cell_that_changes_its_inputs_or_buffers_is_refused(cell):
     layer = CellLayer(cell())
     with gradfree.create_engine("fixed_point").attach(layer):
         message = refusal(lambda: layer(torch.randn(5, 3, INPUT), torch.randn(3, HIDDEN)))
         assert "cell changes its input, its state, a parameter or a buffer" in message
 
 
-def test_states_of_whole_numbers_are_refused():
+def test_integer_states_are_refused():
     layer = CellLayer(Leaky())
     state = torch.randn(3, HIDDEN), torch.zeros(3, 1, dtype=torch.long)
     with gradfree.create_engine("fixed_point").attach(layer):
@@ -187,7 +187,7 @@ def test_states_of_whole_numbers_are_refused():
         assert "cell was given a state of torch.float64, torch.int64" in message
 
 
-def test_layers_with_a_loop_of_their_own_are_refused():
+def test_cell_layers_with_another_unroll_are_refused():
     class Doubling(CellLayer):
         def unroll(self, x, parts):
             return [2 * part for part in super().unroll(x, parts)]

@@ -1,4 +1,4 @@
-"""A cell that a model calls step by step is refused, and the layers that the message names compute the same."""
+"""A cell that a model calls in a loop is refused; the layers that the message suggests compute the same."""
 
 import re
 
@@ -27,7 +27,7 @@ class Tagger(nn.Module):
 @pytest.mark.parametrize("engine", ["backprop", "auto", "fixed_point", "shooting"])
 @pytest.mark.parametrize("chains", [None, ["cell"]])
 @pytest.mark.parametrize("cell", ["gru cell", "leaky", "para_gru"])
-def test_a_cell_that_is_called_in_a_loop_is_refused_with_its_path_and_a_layer(engine, chains, cell):
+def test_a_cell_called_in_a_loop_is_refused_with_its_path_and_a_remedy(engine, chains, cell):
     message = refusal(lambda: gradfree.create_engine(engine).attach(Tagger(CELLS[cell][0]()), chains))
     assert "'cell'" in message
     assert "gradfree.CellLayer(cell)" in message
@@ -38,7 +38,7 @@ def test_a_cell_that_is_called_in_a_loop_is_refused_with_its_path_and_a_layer(en
     "make",
     [CELLS[name][0] for name in ("gru cell", "gru cell without bias", "lstm cell", "rnn_tanh cell", "rnn_relu cell")],
 )
-def test_layers_that_the_message_names_have_the_outputs_of_the_loop(make):
+def test_layers_that_the_message_suggests_equal_the_loop(make):
     model, x = Tagger(make()), torch.randn(5, 2, INPUT)
     cell, expected = model.cell, model(x)
     message = refusal(lambda: gradfree.create_engine("shooting").attach(model, ["cell"]))

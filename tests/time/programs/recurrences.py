@@ -1,4 +1,4 @@
-"""Random recurrent programs, as data: a layer, what it is given, what is asked of it, and the engine that is on it."""
+"""Random recurrent programs as data: a layer, its inputs, a loss, how the backward pass runs, and an engine."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ AXES: dict[str, tuple[Any, ...]] = {
     "around": ("nothing", "nothing", "checkpoint", "hooks on parameters", "saved tensors' hooks", "final in place"),
     "dtype": ("float64", "float64", "float64", "float32"),
 }
-"""What there is of each; what is usual stands there more than once."""
+"""The settings of each axis; common settings appear more than once."""
 
 Program = make_dataclass("Program", list(AXES), frozen=True)
 PROGRAMS = st.builds(Program, **{name: st.sampled_from(values) for name, values in AXES.items()})
 
 
 def drawn(count: int) -> list[tuple[Any, ...]]:
-    """Return the settings of as many programs, the same at each call."""
+    """Return the settings of ``count`` programs, the same at each call."""
     choose = Random(0).choice
     return [tuple(choose(values) for values in AXES.values()) for _ in range(count)]
 
@@ -83,14 +83,14 @@ class Recurrence:
     """The layer of a program, and its inputs.
 
     Args:
-        program: as drawn.
+        program: its settings.
     """
 
     program: Any
 
     def __post_init__(self) -> None:
         if self.program.around == "checkpoint" and self.program.frozen == "between the passes":
-            self.program = replace(self.program, frozen="nothing")  # Torch saves other tensors then.
+            self.program = replace(self.program, frozen="nothing")  # Torch would save other tensors.
         torch.manual_seed(1)
         self.layer = self._layer().to(self.dtype)
         self.parameters = list(self.layer.parameters())
@@ -102,12 +102,12 @@ class Recurrence:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of everything."""
+        """The dtype of all tensors."""
         return getattr(torch, self.program.dtype)
 
     @property
     def fused(self) -> bool:
-        """Tell whether the layer is torch's."""
+        """Whether the layer is one of torch's recurrent modules."""
         return self.program.layer in FUSED
 
     @property
@@ -164,7 +164,7 @@ class Recurrence:
 
     @property
     def lengths(self) -> torch.Tensor | None:
-        """Return those of packed sequences."""
+        """Return the lengths of packed sequences; ``None`` if not packed."""
         length = self.program.length
         known = {
             "packed": [max(1, length - 2), length, 1, length],
@@ -190,7 +190,7 @@ class Recurrence:
         return [out, *(final if isinstance(final, tuple) else [final])]
 
     def run(self, scale: float = 1.0) -> list[torch.Tensor]:
-        """Return what a pass gives."""
+        """Run a forward pass; return outputs and final states."""
         x = self.x * scale
         if self.program.around == "checkpoint":
             found = checkpoint(
@@ -206,7 +206,7 @@ class Recurrence:
         return list(found)
 
     def loss(self, found: list[torch.Tensor]) -> torch.Tensor:
-        """Return what is asked of outputs and final states."""
+        """Return the program's loss of outputs and final states."""
         out, *final = found
         if self.program.around == "final in place":
             final = [part.mul_(2) for part in final]
@@ -222,7 +222,7 @@ class Recurrence:
         }[self.program.loss]
 
     def outcome(self) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """Return what all passes give, and the gradients of everything with the buffers."""
+        """Run the program; return the results of all passes, and all gradients and buffers."""
         p = self.program
         hooked = [q for q in self.parameters if q.requires_grad] if p.around == "hooks on parameters" else []
         hooks = [q.register_hook(lambda g: None if g is None else 3 * g) for q in hooked]

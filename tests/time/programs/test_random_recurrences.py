@@ -1,6 +1,6 @@
-"""Random recurrent programs: every engine that is exact gives autograd's outputs and gradients, or refuses.
+"""Random recurrent programs: every exact engine gives autograd's outputs and gradients, or refuses.
 
-``pytest -m slow -n 0 -s tests/time/test_random_recurrences.py --programs 5000`` counts what came of so many.
+``pytest -m slow -n 0 -s tests/time/programs/test_random_recurrences.py --programs 5000`` counts the verdicts.
 """
 
 import warnings
@@ -18,14 +18,14 @@ PAIRS = cover(drawn(6000))
 
 
 def refused(program):
-    """Tell whether the engine needs a gate that the layer does not have, or numbers that do not fit its states."""
+    """Return whether the engine must refuse: it needs a gate, or its feedback does not fit the state."""
     gated = program.layer.startswith(("gru", "lstm", "para"))
     needs = "gate" in program.engine or program.engine.startswith("highway_bp")
     return (needs and not gated) or (program.engine == "dsf linspace" and program.layer == "two parts")
 
 
 def verdict(program):
-    """Run ``program`` with and without its engine; return what came of it, if that is right."""
+    """Run ``program`` with and without its engine; return the verdict, or fail if the results differ."""
     recurrence = Recurrence(program)
     expected, failure = attempted(recurrence)
     name, options = ENGINES[program.engine]
@@ -44,7 +44,7 @@ def verdict(program):
     if failure is not None:
         assert error is not None or program.around == "final in place", f"no error, but without the engine: {failure}"
         return "torch refuses"
-    # What segments need is learnt in each pass, and torch tells that a checkpoint's second pass saved something else.
+    # Segments learn from each pass, so a checkpoint's second pass may save other tensors, for which torch raises.
     if program.around == "checkpoint" and "shooting" in program.engine and "Recomputed values" in str(error):
         return "torch refuses the checkpoint"
     assert error is None, f"torch's error, which is none without the engine: {error}"
@@ -55,7 +55,7 @@ def verdict(program):
 
 
 def attempted(recurrence):
-    """Return the outcome, or the error in its place."""
+    """Return the outcome and ``None``, or ``None`` and the error."""
     try:
         return recurrence.outcome(), None
     except RuntimeError as error:
@@ -63,7 +63,7 @@ def attempted(recurrence):
 
 
 def assert_same(actual, expected, within):
-    """Assert that all are the same; a gradient of zero may stand where autograd has none."""
+    """Assert that all are the same; a zero gradient is accepted where autograd has ``None``."""
     size = max([0.0, *(e.abs().max().item() for e in expected if e is not None and e.numel())])
     for a, e in zip(actual, expected, strict=True):
         if a is None or e is None:
@@ -84,14 +84,14 @@ def _no_warnings():
     [Program(*row) for row in (*PAIRS, *drawn(100))],
     ids=lambda program: f"{program.layer}, {program.engine}",
 )
-def test_recurrences_in_which_every_two_settings_meet(program):
-    """And a hundred more; outputs and gradients of everything are autograd's, or the engine refuses."""
+def test_programs_that_cover_all_pairs_of_settings(program):
+    """And a hundred random programs: outputs and gradients equal autograd's, or the engine refuses."""
     verdict(program)
 
 
 @pytest.mark.slow
 def test_many_random_recurrences(pytestconfig):
-    """As many as ``--programs`` says, made smaller where one fails; prints what came of them."""
+    """Runs ``--programs`` programs, shrinks a failing one, and prints the number of each verdict."""
     verdicts = Counter()
 
     @given(PROGRAMS)
